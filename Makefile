@@ -1,0 +1,41 @@
+# Every target makes what it needs from a bare clone; nothing is installed twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test check format docs bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "acclimate needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt "setuptools>=77" wheel
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/acclimate demo --out demo
+
+test: $(STAMP)
+	$(BIN)/pytest --numprocesses 2
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest --quiet tests/test_ladder.py tests/test_docs.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/digits.py
+
+clean:
+	rm -rf $(VENV) demo runs

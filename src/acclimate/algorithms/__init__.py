@@ -1,0 +1,48 @@
+"""THE table of algorithms. A new one is a file beside this one and a row here.
+
+Each row gives two names: `coral` runs over a plain predictor, `da-coral` over a conditioned one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from acclimate.algorithms.base import Algorithm
+from acclimate.algorithms.erm import ERM
+from acclimate.config import from_dict
+from acclimate.errors import unknown
+
+__all__ = ["ALGORITHMS", "Algorithm", "Choice", "choose", "names"]
+
+ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
+    "erm": (ERM, "empirical risk minimisation"),
+}
+
+ADAPTIVE = "da-"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm by its full name, with its checked settings."""
+
+    name: str
+    build: type[Algorithm]
+    settings: Any
+    adaptive: bool
+    about: str
+
+
+def choose(name: str, settings: dict[str, Any] | None = None) -> Choice:
+    base = name.removeprefix(ADAPTIVE)
+    if base not in ALGORITHMS:
+        raise unknown(f"there is no algorithm '{name}'", name, names())
+    build, about = ALGORITHMS[base]
+    adaptive = name.startswith(ADAPTIVE)
+    checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
+    if adaptive:
+        about += ", over a predictor that also sees the domain's embedding"
+    return Choice(name, build, checked, adaptive, about)
+
+
+def names() -> Iterable[str]:
+    return [*ALGORITHMS, *(f"{ADAPTIVE}{name}" for name in ALGORITHMS)]

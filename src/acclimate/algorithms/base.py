@@ -1,0 +1,21 @@
+"""An algorithm: a loss over a predictor. Whether the predictor adapts is not its business."""
+
+from typing import Any, ClassVar
+
+from acclimate.distributed import World
+from acclimate.models import Output, Predictor
+from acclimate.objective import Batch, Objective
+
+
+class Algorithm(Objective):
+    """Subclasses define `Config`, a frozen dataclass of their settings, and `forward`."""
+
+    Config: ClassVar[type[Any]]
+
+    def __init__(self, predictor: Predictor, config: Any, *, domains: int, world: World) -> None:
+        super().__init__()
+        self.predictor, self.config, self.domains, self.world = predictor, config, domains, world
+
+    def predict(self, batch: Batch) -> Output:
+        output: Output = self.predictor(batch.x, batch.mu)
+        return output

@@ -1,0 +1,1 @@
+"""Builders: raw data in, manifests out. Nothing here imports torch."""

@@ -1,0 +1,88 @@
+"""The embedded benchmark: real handwritten digits seen through many noisy sensors.
+
+scikit-learn's 1,797 digits (8 × 8 pixels, a public UCI set that ships with the library). Each
+domain is a sensor with its own gain and offset and its own label frequencies; pixel noise makes a
+single image ambiguous, so that knowing the domain helps. Unseen domains are made from digits that
+no training domain holds.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.manifest import Manifest
+from acclimate.randomness import stream
+
+LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSettings:
+    train_domains: int = 60
+    test_domains: int = 20
+    train_images: int = 250  # of which a fifth is for validation
+    test_images: int = 400  # of which some are left unlabelled to adapt on
+    noise: float = 0.6  # standard deviation of pixel noise; digits have intensities 0..1
+    concentration: float = 0.3  # of the Dirichlet that draws a domain's label frequencies
+    test_share: float = 1 / 3  # of the digits, kept for unseen domains
+    seed: int = 0
+
+
+def build_digits(settings: DigitsSettings | None = None) -> Manifest:
+    """Domains `train-00`… with role train and `test-00`… with role test; images in the table."""
+    settings = settings or DigitsSettings()
+    images, labels, pools = _pools(settings)
+    parts = []
+    for role, count, size in (
+        ("train", settings.train_domains, settings.train_images),
+        ("test", settings.test_domains, settings.test_images),
+    ):
+        for number in range(count):
+            name = f"{role}-{number:02d}"
+            parts.append(_domain(name, role, images, labels, pools[role], size, settings))
+    pixels, targets, names, roles, gains, offsets = (
+        np.concatenate([part[i] for part in parts]) for i in range(6)
+    )
+    manifest = Manifest.from_arrays(pixels, targets, names, seed=settings.seed)
+    table = manifest.table
+    for column, values in (("role", roles), ("gain", gains), ("offset", offsets)):
+        table = table.append_column(column, pa.array(values))
+    return replace(manifest, table=table, source="digits")
+
+
+def _pools(settings: DigitsSettings) -> tuple[np.ndarray, np.ndarray, dict[str, list[np.ndarray]]]:
+    """Digits in 0..1, their labels, and for each role the digits of each class it may use."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    pools: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    for label in range(10):
+        shuffled = stream(settings.seed, "pool", label).permutation(
+            np.flatnonzero(data.target == label)
+        )
+        cut = round(len(shuffled) * settings.test_share)
+        pools["test"].append(shuffled[:cut])
+        pools["train"].append(shuffled[cut:])
+    return data.images / 16.0, data.target, pools
+
+
+def _domain(
+    name: str,
+    role: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    pool: list[np.ndarray],
+    size: int,
+    settings: DigitsSettings,
+) -> tuple[np.ndarray, ...]:
+    rng = stream(settings.seed, "domain", name)
+    gain, offset = rng.uniform(0.5, 1.5), rng.uniform(-0.5, 0.5)
+    frequencies = rng.dirichlet(np.full(10, settings.concentration))
+    classes = rng.choice(10, size=size, p=frequencies)
+    chosen = np.array([rng.choice(pool[label]) for label in classes])
+    seen = gain * images[chosen] + offset + rng.normal(0, settings.noise, (size, 8, 8))
+    scaled = (seen - LOWEST) / (HIGHEST - LOWEST) * 255
+    pixels = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+    constant = [np.full(size, value) for value in (name, role, gain, offset)]
+    return pixels, labels[chosen].astype(str), *constant

@@ -1,0 +1,149 @@
+"""`adapt` and `predict`."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Device, Json, progress_bar, say, say_json
+
+Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
+Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
+
+
+@app.command(epilog="Example: acclimate adapt runs/pacs new-site/ --out new-site.safetensors")
+def adapt(
+    run: Run,
+    images: Images,
+    out: Annotated[Path, typer.Option(help="Where the domain's state goes, a few kilobytes.")],
+    into: Annotated[
+        Path | None, typer.Option(help="Go on from an earlier state of the same domain.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Adapt to a new domain from unlabelled images: no labels, no retraining, no gradient."""
+    from acclimate.adapt import adapt as adapt_to
+    from acclimate.data.images import find_images
+    from acclimate.distributed import pick_device
+    from acclimate.embeddings import DomainState
+    from acclimate.trained import Trained
+
+    paths = find_images(images)
+    trained = Trained.load(run, pick_device(device))
+    earlier = None if into is None else DomainState.load(into)
+    quarantine = _lenient(len(paths))
+    with progress_bar() as watch:
+        site = adapt_to(trained, paths, into=earlier, quarantine=quarantine, watch=watch)
+    assert site.state is not None and site.trust is not None
+    trust = dataclasses.asdict(site.trust)
+    site.state.save(out, notes=trust)
+    if json:
+        say_json({"state": str(out), "unreadable": _problems(quarantine), **trust})
+        return
+    say(f"adapted on {site.trust.n} images; nearest training domain: {site.trust.nearest_domain}")
+    say(
+        f"distance to it {site.trust.nearest_distance:.2f} (training domains lie within "
+        f"{site.trust.typical_distance:.2f} of their nearest other); expected error of μ "
+        f"{site.trust.expected_error:.2g}"
+    )
+    for warning in site.trust.warnings:
+        say(f"note: {warning}")
+    for problem in _problems(quarantine):
+        say(f"skipped {problem['image']}: {problem['reason']}")
+    say(f"state: {out}")
+
+
+@app.command(
+    epilog="Example: acclimate predict runs/pacs new-site/ --domain new-site.safetensors "
+    "--out predictions.csv"
+)
+def predict(
+    run: Run,
+    images: Images,
+    out: Annotated[Path, typer.Option(help="CSV: a header line, then one line per image.")],
+    domain: Annotated[
+        Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="A column for each class as well.")
+    ] = False,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Predict classes of images. An unreadable image keeps its line, with the problem in it."""
+    from acclimate.adapt import apply_state
+    from acclimate.data.images import find_images
+    from acclimate.distributed import pick_device
+    from acclimate.embeddings import DomainState
+    from acclimate.errors import ImageError
+    from acclimate.files import write_text
+    from acclimate.trained import Trained
+
+    paths = find_images(images)
+    trained = Trained.load(run, pick_device(device))
+    site = apply_state(trained, None if domain is None else DomainState.load(domain))
+    quarantine = _lenient(len(paths))
+    with progress_bar() as watch:
+        found = dict(site.predict_files(paths, quarantine, watch))
+    if not found:
+        raise ImageError(
+            f"none of {len(paths)} images can be read, e.g. {_problems(quarantine)[0]}"
+        )
+    reasons = dict(quarantine.entries)
+    text = _csv(paths, found, reasons, site.classes, every_class=probabilities)
+    write_text(out, text)
+    if json:
+        counts: dict[str, int] = {}
+        for row in found.values():
+            name = site.classes[int(row.argmax())]
+            counts[name] = counts.get(name, 0) + 1
+        say_json(
+            {
+                "predictions": str(out),
+                "images": len(found),
+                "unreadable": _problems(quarantine),
+                "classes": dict(sorted(counts.items())),
+            }
+        )
+        return
+    say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")
+
+
+def _csv(
+    paths: Iterable[Path],
+    found: dict[Path, Any],
+    reasons: dict[str, str],
+    classes: tuple[str, ...],
+    *,
+    every_class: bool,
+) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    extra = classes if every_class else ()
+    writer.writerow(["image", "label", "confidence", "problem", *extra])
+    for path in paths:
+        row = found.get(path)
+        if row is None:
+            writer.writerow([path, "", "", reasons[str(path)], *("" for _ in extra)])
+            continue
+        best = int(row.argmax())
+        numbers = [f"{value:.6f}" for value in row] if every_class else []
+        writer.writerow([path, classes[best], f"{row[best]:.6f}", "", *numbers])
+    return text.getvalue()
+
+
+def _lenient(total: int) -> Any:
+    """At prediction time every bad image is reported and none is fatal."""
+    from acclimate.data.quarantine import Quarantine
+
+    return Quarantine(None, total=total, max_share=1.0)
+
+
+def _problems(quarantine: Any) -> list[dict[str, str]]:
+    return [{"image": image, "reason": reason} for image, reason in quarantine.entries]

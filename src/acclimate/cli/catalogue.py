@@ -1,0 +1,58 @@
+"""`list`: what there is to choose from."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Json, say, say_json, say_table
+
+
+class Catalogue(StrEnum):
+    algorithms = "algorithms"
+    embeddings = "embeddings"
+    methods = "methods"
+    backbones = "backbones"
+    presets = "presets"
+
+
+METHODS = {
+    "embedding": "the domain's embedding μ, folded into the classifier (adaptive models)",
+    "none": "the model as it is (plain models)",
+}
+
+
+@app.command("list", epilog="Example: acclimate list algorithms")
+def list_(
+    what: Annotated[Catalogue, typer.Argument(help="Which table to show.")], json: Json = False
+) -> None:
+    """Show the algorithms, embeddings, adaptation methods, backbones or presets there are."""
+    rows = entries(what)
+    if json:
+        say_json({what.value: rows})
+        return
+    keys = list(rows[0])
+    say_table(keys, [[str(row[key]) for key in keys] for row in rows])
+    if what is Catalogue.backbones:
+        say("\nEvery timm model name is a backbone too, e.g. resnet50 or convnext_tiny.")
+
+
+def entries(what: Catalogue) -> list[dict[str, str]]:
+    if what is Catalogue.algorithms:
+        from acclimate.algorithms import choose, names
+
+        return [{"name": name, "about": choose(name).about} for name in names()]
+    if what is Catalogue.embeddings:
+        from acclimate.embeddings import EMBEDDINGS
+
+        return [{"name": name, "about": row.about} for name, row in EMBEDDINGS.items()]
+    if what is Catalogue.methods:
+        return [{"name": name, "about": about} for name, about in METHODS.items()]
+    if what is Catalogue.backbones:
+        from acclimate.models import list_backbones
+
+        return list_backbones()
+    from acclimate.presets import PRESETS
+
+    return [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]

@@ -1,0 +1,184 @@
+"""`build` and `inspect`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+
+build = typer.Typer(
+    help="Make a manifest, the one table that everything reads.", no_args_is_help=True
+)
+app.add_typer(build, name="build")
+
+Out = Annotated[Path, typer.Option(help="The manifest to write, ending in .parquet.")]
+ValShare = Annotated[float, typer.Option(help="Share of each domain kept for validation.")]
+Seed = Annotated[int, typer.Option(help="Seed of the splits.")]
+
+
+@build.command("folder", epilog="Example: acclimate build folder PACS --out pacs.parquet")
+def folder(
+    root: Annotated[Path, typer.Argument(help="A domain/class/image tree.")],
+    out: Out,
+    val_share: ValShare = 0.2,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """From a tree of folders: domain/class/image."""
+    from acclimate.build.folder import build_folder
+
+    _show_manifest(build_folder(root, out, val_share=val_share, seed=seed), out, json=json)
+
+
+@build.command("table", epilog="Example: acclimate build table photos.csv --out photos.parquet")
+def table(
+    file: Annotated[Path, typer.Argument(help="CSV, Parquet or JSON lines: image, label, domain.")],
+    out: Out,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that image paths start from. [default: FILE's]")
+    ] = None,
+    val_share: ValShare = 0.2,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """From a table with columns image, label, domain and, if you have them, split and role."""
+    from acclimate.manifest import Manifest
+
+    manifest = Manifest.from_table(file, root=root, val_share=val_share, seed=seed)
+    manifest.check()
+    manifest.write(out)
+    _show_manifest(manifest, out, json=json)
+
+
+@build.command("digits", epilog="Example: acclimate build digits --out digits.parquet")
+def digits(out: Out, seed: Seed = 0, json: Json = False) -> None:
+    """The embedded benchmark: real digits through many noisy sensors, images inside the table."""
+    from acclimate.build.digits import DigitsSettings, build_digits
+
+    manifest = build_digits(DigitsSettings(seed=seed))
+    manifest.write(out)
+    _show_manifest(manifest, out, json=json)
+
+
+@app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
+def inspect(
+    data: Annotated[
+        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
+    ],
+    plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this folder.")] = None,
+    read: Annotated[
+        int, typer.Option(help="Images to try to read, at random; -1: all, 0: none.")
+    ] = 1000,
+    json: Json = False,
+) -> None:
+    """Domains, classes, label shift, long tails, problems and unreadable files."""
+    from acclimate.inspection import inspect as inspect_manifest
+    from acclimate.manifest import Manifest
+
+    manifest = Manifest.open(data)
+    problems = manifest.problems()
+    found = inspect_manifest(manifest)
+    with progress_bar() as watch:
+        tried, unreadable = _read_images(manifest, read, watch)
+    pictures = []
+    if plots is not None:
+        from acclimate.report.label_plots import write_label_plots
+
+        pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
+    if json:
+        extra = {"problems": problems, "images_read": tried, "unreadable": unreadable}
+        say_json({**found.as_dict(), **extra, "plots": pictures})
+        return
+    _show_inspection(found)
+    for problem in problems:
+        say(f"problem: {problem}")
+    if tried:
+        say(f"{tried} images tried, {len(unreadable)} unreadable")
+    for entry in unreadable[:10]:
+        say(f"unreadable: {entry['image']}: {entry['reason']}")
+    for picture in pictures:
+        say(f"plot: {picture}")
+
+
+def _read_images(manifest: Any, limit: int, watch: Any) -> tuple[int, list[dict[str, str]]]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from acclimate.data.images import decode
+    from acclimate.errors import ImageError
+    from acclimate.randomness import stream
+
+    if manifest.has_features or limit == 0:
+        return 0, []
+    rows = stream(0, "inspect").permutation(len(manifest))
+    rows = rows if limit < 0 else rows[:limit]
+
+    def problem(row: int) -> str | None:
+        try:
+            decode(manifest.image_source(int(row)))
+        except ImageError as error:
+            return str(error)
+        return None
+
+    bad = []
+    with ThreadPoolExecutor() as pool:
+        for done, (row, reason) in enumerate(zip(rows, pool.map(problem, rows), strict=True), 1):
+            if reason is not None:
+                bad.append({"image": manifest.image_name(int(row)), "reason": reason})
+            watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
+    return len(rows), bad
+
+
+def _show_manifest(manifest: Any, out: Path, *, json: bool) -> None:
+    facts = {
+        "manifest": str(out),
+        "rows": len(manifest),
+        "domains": len(manifest.domains),
+        "classes": len(manifest.classes),
+        "digest": manifest.digest(),
+    }
+    if json:
+        say_json(facts)
+        return
+    say(
+        f"{facts['rows']} rows, {facts['domains']} domains, {facts['classes']} classes "
+        f"(digest {manifest.digest()[:12]})"
+    )
+    say(f"manifest: {out}")
+
+
+def _show_inspection(found: Any) -> None:
+    say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
+    say_table(
+        (
+            "domain",
+            "rows",
+            "classes",
+            "top class",
+            "share",
+            "imbalance",
+            "effective classes",
+            "shift",
+        ),
+        [
+            (
+                domain.domain,
+                str(domain.rows),
+                str(domain.classes),
+                domain.top_class or "–",
+                percent(domain.top_share),
+                "–" if domain.imbalance is None else f"{domain.imbalance:.1f}",
+                "–" if domain.effective_classes is None else f"{domain.effective_classes:.1f}",
+                "–" if domain.total_variation is None else f"{domain.total_variation:.2f}",
+            )
+            for domain in found.domains
+        ],
+    )
+    say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
+    if found.pairwise is not None:
+        one, two = found.pairwise.largest_pair
+        say(
+            f"between two domains it is {found.pairwise.mean:.2f} on average and "
+            f"{found.pairwise.largest:.2f} at most ({one} and {two})"
+        )

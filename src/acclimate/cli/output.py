@@ -1,0 +1,81 @@
+"""How commands speak: results on stdout, progress on stderr, JSON when asked."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from acclimate.watch import Watch, unwatched
+
+Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+_NUMBER = re.compile(r"-?[\d.]+|–")
+PHASES = {
+    "embedding": "Step A: embedding",
+    "domains": "domain embeddings",
+    "main": "Step B: predictor",
+}
+
+
+def say(text: str = "") -> None:
+    Console(highlight=False, soft_wrap=True, markup=False).print(text)
+
+
+def say_json(value: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Text to the left, numbers to the right."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    rows = list(rows)
+    for column, name in enumerate(header):
+        numeric = rows and all(_NUMBER.fullmatch(row[column]) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+@contextmanager
+def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
+    """A bar per phase on stderr; nothing in processes other than the first."""
+    if quiet or int(os.environ.get("RANK", "0")) > 0:
+        yield unwatched
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+        tasks: dict[str, Any] = {}
+
+        def watch(phase: str, done: int, total: int, note: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = progress.add_task(PHASES.get(phase, phase), total=total, note="")
+            progress.update(tasks[phase], completed=done, note=note)
+
+        yield watch

@@ -1,0 +1,1 @@
+"""From files to batches: decoding, quarantine of what does not decode, augmentation."""

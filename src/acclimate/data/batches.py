@@ -1,0 +1,176 @@
+"""Which rows each step uses, as a pure function of the step, and their loading ahead of time.
+
+Because a step's rows depend only on (seed, step), a resumed run needs no sampler state, and every
+process can work out its own share of the same batch.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from acclimate.data.augment import Draws, augment, draw
+from acclimate.data.source import Source, to_float
+from acclimate.distributed import World
+from acclimate.errors import ConfigError, ManifestError
+from acclimate.objective import Batch
+from acclimate.randomness import stream
+
+
+class Sampler(Protocol):
+    """Rows and domain numbers of the whole batch of a step, over all processes."""
+
+    per_domain: int
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class DomainSampler:
+    """Equal shares of `domains_per_step` domains; each domain is passed over in shuffled epochs.
+
+    Domains take turns in shuffled rounds, so that each has been seen equally often. At the seam of
+    two rounds a domain can fall twice into one batch; a domain smaller than its share repeats rows.
+    """
+
+    def __init__(
+        self, domains: Sequence[np.ndarray], *, per_domain: int, domains_per_step: int, seed: int
+    ) -> None:
+        self.domains, self.per_domain, self.seed = domains, per_domain, seed
+        self.slots = min(domains_per_step, len(domains))
+        self._round = lru_cache(maxsize=4)(self._shuffled_round)
+        self._epoch = lru_cache(maxsize=4 * len(domains))(self._shuffled_epoch)
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = []
+        for slot in range(step * self.slots, (step + 1) * self.slots):
+            turn, place = divmod(slot, len(self.domains))
+            domain = int(self._round(turn)[place])
+            chosen.append((self._turn(domain, turn), np.full(self.per_domain, domain)))
+        rows, domains = zip(*chosen, strict=True)
+        return np.concatenate(rows), np.concatenate(domains)
+
+    def _turn(self, domain: int, turn: int) -> np.ndarray:
+        size = len(self.domains[domain])
+        positions = np.arange(turn * self.per_domain, (turn + 1) * self.per_domain)
+        epochs, places = np.divmod(positions, size)
+        parts = [self._epoch(domain, int(e))[places[epochs == e]] for e in np.unique(epochs)]
+        return np.concatenate(parts)
+
+    def _shuffled_round(self, turn: int) -> np.ndarray:
+        return stream(self.seed, "round", turn).permutation(len(self.domains))
+
+    def _shuffled_epoch(self, domain: int, epoch: int) -> np.ndarray:
+        return stream(self.seed, "epoch", domain, epoch).permutation(self.domains[domain])
+
+
+class EpisodeSampler:
+    """Rounds of Algorithm 1: N_t random domains, disjoint support and query rows from each.
+
+    Rows come domain by domain, support before query. A domain smaller than its share repeats
+    support among support and query among query, so that they stay disjoint.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[np.ndarray],
+        *,
+        per_domain: int,
+        domains_per_step: int,
+        support: float,
+        seed: int,
+    ) -> None:
+        self.domains, self.per_domain, self.seed = domains, per_domain, seed
+        self.slots = min(domains_per_step, len(domains))
+        self.support = support_size(per_domain, support)
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = stream(self.seed, "episode", step)
+        chosen = rng.permutation(len(self.domains))[: self.slots]
+        rows = [self._split(rng.permutation(self.domains[domain])) for domain in chosen]
+        return np.concatenate(rows), np.repeat(chosen, self.per_domain)
+
+    def _split(self, shuffled: np.ndarray) -> np.ndarray:
+        drawn = shuffled[: self.per_domain]
+        cut = support_size(len(drawn), self.support / self.per_domain)
+        query = self.per_domain - self.support
+        return np.concatenate([np.resize(drawn[:cut], self.support), np.resize(drawn[cut:], query)])
+
+
+def support_size(count: int, share: float) -> int:
+    """How many of `count` images make the prototype: `share` of them, at least 1 on each side."""
+    return min(max(round(count * share), 1), count - 1)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """This process's batches, decoded and, for images, augmented on the device."""
+
+    source: Source
+    sampler: Sampler
+    domains: Sequence[np.ndarray]
+    world: World
+    seed: int
+    augmented: bool
+    ahead: int = 2
+
+    def __post_init__(self) -> None:
+        if self.sampler.per_domain % self.world.size:
+            raise ConfigError(
+                f"{self.sampler.per_domain} images of a domain cannot be shared equally by "
+                f"{self.world.size} processes; make train.per_domain and embedding.per_domain "
+                f"multiples of {self.world.size}"
+            )
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
+        with ThreadPoolExecutor(1, "batches") as pool:
+            waiting: deque[Future[Batch]] = deque()
+            try:
+                for step in range(start, stop):
+                    waiting.append(pool.submit(self.batch, step))
+                    if len(waiting) > self.ahead:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def batch(self, step: int) -> Batch:
+        rows, domains = self.sampler.rows(step)
+        share = self.world.share(len(rows))
+        stored, labels = self._readable(rows[share], domains[share])
+        x = to_float(stored, self.world.device)
+        if self.augmented:
+            x = augment(x, self._draws(step, len(rows), x.shape[-1], share).to(self.world.device))
+        y = torch.from_numpy(labels).to(self.world.device, non_blocking=True)
+        domain = torch.from_numpy(domains[share]).to(self.world.device, non_blocking=True)
+        return Batch(x, y, domain)
+
+    def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:
+        draws = draw(count, side, side, stream(self.seed, "augment", step))
+        return draws.take(np.arange(count)[share])
+
+    def _readable(self, rows: np.ndarray, domains: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        """An unreadable row gives way to the next readable one of its domain."""
+        stored, good = self.source.take(rows)
+        labels = self.source.labels[rows]
+        for place in np.flatnonzero(~good):
+            row, image = self._substitute(int(rows[place]), self.domains[domains[place]])
+            stored[place], labels[place] = image, self.source.labels[row]
+        return stored, labels
+
+    def _substitute(self, row: int, domain: np.ndarray) -> tuple[int, torch.Tensor]:
+        start = int(np.flatnonzero(domain == row)[0])
+        for candidate in np.roll(domain, -start)[1:]:
+            image, good = self.source.take(np.array([candidate]))
+            if good[0]:
+                return int(candidate), image[0]
+        raise ManifestError(
+            "a training domain has no readable image at all; see quarantine.jsonl in the run folder"
+        )

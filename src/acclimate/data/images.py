@@ -1,0 +1,341 @@
+"""Any image, from anywhere, to upright 8-bit RGB; or an `ImageError` with a short reason."""
+
+import os
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from acclimate.errors import ImageError
+
+IMAGE_EXTENSIONS: frozenset[str] = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+)
+MAX_PIXELS = 100_000_000
+Source = Path | bytes
+
+_FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
+
+
+class _Jpeg(JpegImagePlugin.JpegImageFile):
+    # Pillow parses the whole EXIF block on opening, only to find the resolution, and warns about
+    # each damaged tag. We need the orientation alone, which `_orientation` reads by itself.
+    def getexif(self) -> Image.Exif:
+        return Image.Exif()
+
+
+# The plugins are opened directly: `Image.open` would first warn about, or refuse, sizes by a
+# process-wide limit that belongs to the user, and would try some forty formats more.
+_TIFF = TiffImagePlugin.TiffImageFile
+_FORMATS: tuple[tuple[bytes, type[ImageFile.ImageFile]], ...] = (
+    (b"\xff\xd8\xff", _Jpeg),
+    (b"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
+    (b"RIFF", WebPImagePlugin.WebPImageFile),
+    (b"GIF87a", GifImagePlugin.GifImageFile),
+    (b"GIF89a", GifImagePlugin.GifImageFile),
+    (b"BM", BmpImagePlugin.BmpImageFile),
+    *((prefix, _TIFF) for prefix in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+)
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(source: Source, *, max_pixels: int = MAX_PIXELS, hint: int | None = None) -> Image.Image:
+    """The image (first frame) as upright RGB, transparency over white.
+
+    `hint` is the size the caller will shrink to: a JPEG is then decoded at a half, quarter or
+    eighth, whichever still has `hint` pixels on each side.
+    """
+    with _opened(source) as file, _pillow_errors():
+        header = file.read(32)
+        plugin = _plugin(header)
+        declared = _declared_size(header)
+        _check_size(declared, max_pixels)
+        file.seek(0)
+        with _quiet(declared):
+            image = plugin(file)
+        _check_size(image.size, max_pixels)
+        if hint is not None:
+            image.draft(image.mode, (hint, hint))
+        with _quiet(image.size):
+            return _upright_rgb(image)
+
+
+def load(source: Source, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """uint8 [3,size,size]: the whole image squashed to a square, as DomainBed does.
+
+    Bilinear over the shrunken pixel's whole footprint (antialiased), torchvision's default for
+    images from files and so what most pretrained weights saw; plain bilinear would alias.
+    """
+    return _squashed(decode(source, max_pixels=max_pixels, hint=size), size)
+
+
+def as_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """What `load` gives, from whatever a user holds.
+
+    A path, encoded bytes, a PIL image, an array ([h,w], [h,w,3], [3,h,w]; [3,w,3] is read as
+    three rows) or a tensor ([3,h,w], [h,w]); arrays and tensors hold uint8, or floats in 0..1.
+    """
+    if isinstance(image, str | Path):
+        return load(Path(image), size, max_pixels=max_pixels)
+    if isinstance(image, bytes):
+        return load(image, size, max_pixels=max_pixels)
+    if isinstance(image, Image.Image):
+        _check_size(image.size, max_pixels)
+        with _pillow_errors():  # a lazily opened file is read only here
+            return _squashed(_upright_rgb(image), size)
+    if isinstance(image, np.ndarray):
+        return _squashed(_from_array(image, rows_first=True), size)
+    torch = sys.modules.get("torch")  # who holds a tensor has imported it; we need not
+    if torch is not None and isinstance(image, torch.Tensor):
+        tensor: Any = image.detach().cpu()
+        array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        return _squashed(_from_array(array, rows_first=False), size)
+    raise ImageError(
+        f"{type(image).__name__} is not an image; "
+        "give a path, encoded bytes, a PIL image, a numpy array or a torch tensor"
+    )
+
+
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Files as given, folders searched recursively by extension; sorted, each once.
+
+    Hidden files and folders inside a folder are passed over; links to folders are followed.
+    """
+    if not paths:
+        raise ImageError("no images given; give a folder or files with images")
+    found: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = list(_images_below(path))
+            if not inside:
+                listed = " ".join(sorted(IMAGE_EXTENSIONS))
+                raise ImageError(
+                    f"{path} holds no images ({listed}); give a folder or files with images"
+                )
+        elif path.exists():
+            inside = [path]
+        else:
+            raise ImageError(f"{path} does not exist; give a folder or files with images")
+        for image in inside:
+            found.setdefault(os.path.abspath(image), image)  # noqa: PTH100 (links stay links)
+    return sorted(found.values())
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    visited: set[Path] = set()
+    for name, folders, files in os.walk(folder, followlinks=True):
+        here = Path(name)
+        real = here.resolve()
+        if real in visited:  # a link back up, or two links to one folder
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
+        for file in files:
+            if not file.startswith(".") and Path(file).suffix.lower() in IMAGE_EXTENSIONS:
+                yield here / file
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[IO[bytes]]:
+    try:
+        file = BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+    except FileNotFoundError as error:
+        raise ImageError("no such file") from error
+    except IsADirectoryError as error:
+        raise ImageError("a folder, not an image") from error
+    except OSError as error:
+        raise ImageError(f"cannot be opened ({error.strerror})") from error
+    with file:
+        yield file
+
+
+def _plugin(header: bytes) -> type[ImageFile.ImageFile]:
+    if not header:
+        raise ImageError("empty file")
+    for prefix, plugin in _FORMATS:
+        if header.startswith(prefix) and (prefix != b"RIFF" or header[8:12] == b"WEBP"):
+            return plugin
+    raise ImageError("not a JPEG, PNG, WebP, BMP, TIFF or GIF image")
+
+
+def _declared_size(header: bytes) -> tuple[int, int] | None:
+    """Width and height for the two formats whose plugins allocate the canvas on opening."""
+    if header.startswith(b"GIF8") and len(header) >= 10:
+        return int.from_bytes(header[6:8], "little"), int.from_bytes(header[8:10], "little")
+    if not header.startswith(b"RIFF") or len(header) < 30:
+        return None
+    kind, low = header[12:16], int.from_bytes(header[21:25], "little")
+    if kind == b"VP8X":
+        width, height = header[24:27], header[27:30]
+        return int.from_bytes(width, "little") + 1, int.from_bytes(height, "little") + 1
+    if kind == b"VP8L":
+        return (low & 0x3FFF) + 1, (low >> 14 & 0x3FFF) + 1
+    both = int.from_bytes(header[26:30], "little")
+    return both & 0x3FFF, both >> 16 & 0x3FFF
+
+
+def _check_size(size: tuple[int, int] | None, max_pixels: int) -> None:
+    if size is None:
+        return
+    width, height = size
+    if width * height == 0:
+        raise ImageError(f"zero-sized ({width}x{height} pixels)")
+    if width * height > max_pixels:
+        raise ImageError(f"{width}x{height} pixels, over the limit of {max_pixels}")
+
+
+_QUIET = threading.Lock()
+
+
+def _quiet(size: tuple[int, int] | None) -> AbstractContextManager[object]:
+    """Silence Pillow's size warning for an image that has passed our own limit.
+
+    Warning filters belong to the whole process, so they are touched only for the rare image that
+    would warn, one at a time.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    if size is None or limit is None or size[0] * size[1] <= limit:
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(_QUIET)
+    stack.enter_context(
+        warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning)
+    )
+    return stack
+
+
+@contextmanager
+def _pillow_errors() -> Iterator[None]:
+    """Whatever Pillow raises on damaged data, which is nearly everything, as an `ImageError`."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        reason = f"cannot be decoded ({text})"
+        if "truncat" in text.lower():
+            reason = "truncated"
+        elif text == "not identified by this driver":  # said of a width or height of 0
+            reason = "zero-sized, or its header is damaged"
+        raise ImageError(reason) from error
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    turn = _TURNS.get(_orientation(image.info.get("exif")))
+    rgb = _rgb(image)
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_grey(np.asarray(image), image.mode)
+    if image.mode == "La":
+        image = image.convert("LA")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _deep_grey(pixels: np.ndarray, mode: str) -> Image.Image:
+    """[h,w] of 16-bit integers (also held in 32 bits) or of floats in 0..1, to 8 bits.
+
+    Pillow's own conversion clips at 255 and would turn such images white.
+    """
+    if mode == "F":
+        return Image.fromarray(_eight_bits(pixels)).convert("RGB")
+    low, high = int(pixels.min()), int(pixels.max())
+    if low < 0 or high > 65535:
+        raise ImageError(
+            f"integers from {low} to {high} are outside 0..65535; save it with 8 or 16 bits"
+        )
+    rounded = (pixels.astype(np.int32) + 128) // 257
+    return Image.fromarray(rounded.astype(np.uint8)).convert("RGB")
+
+
+def _eight_bits(pixels: np.ndarray) -> np.ndarray:
+    """uint8 as it is, floats in 0..1 times 255, both of any shape."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if not np.issubdtype(pixels.dtype, np.floating):
+        raise ImageError(f"pixels are {pixels.dtype}; give uint8, or floats in 0..1")
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= -_FLOAT_SLACK and high <= 1 + _FLOAT_SLACK):  # NaN lands here too
+        raise ImageError(
+            f"floats from {low:.4g} to {high:.4g} are outside 0..1; "
+            "divide by 255 or undo the normalisation"
+        )
+    scaled: np.ndarray = np.rint(np.clip(pixels, 0, 1) * 255)
+    return scaled.astype(np.uint8)
+
+
+def _from_array(array: np.ndarray, *, rows_first: bool) -> Image.Image:
+    """[h,w], [3,h,w] and, where `rows_first`, [h,w,3]."""
+    shape = list(array.shape)
+    if array.ndim == 3 and rows_first and shape[2] == 3:
+        planes = array
+    elif array.ndim == 3 and shape[0] == 3:
+        planes = array.transpose(1, 2, 0)
+    elif array.ndim == 2:
+        planes = array[:, :, None].repeat(3, axis=2)
+    else:
+        allowed = "[h,w], [h,w,3] or [3,h,w]" if rows_first else "[h,w] or [3,h,w]"
+        raise ImageError(f"shape {shape} is not one image; give {allowed}")
+    height, width, _ = planes.shape
+    _check_size((width, height), sys.maxsize)
+    return Image.fromarray(np.ascontiguousarray(_eight_bits(planes)))
+
+
+def _squashed(image: Image.Image, size: int) -> np.ndarray:
+    small = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
+
+
+def _orientation(exif: object) -> int:
+    """The orientation tag of the first directory of an EXIF block, 1 where there is none."""
+    if not isinstance(exif, bytes):
+        return 1
+    body = exif.removeprefix(b"Exif\0\0")
+    order = ">" if body.startswith(b"MM") else "<"
+    try:
+        (start,) = struct.unpack_from(f"{order}I", body, 4)
+        (count,) = struct.unpack_from(f"{order}H", body, start)
+        for entry in range(count):
+            place = start + 2 + 12 * entry
+            tag, _, _, value = struct.unpack_from(f"{order}HHIH", body, place)
+            if tag == 0x0112:
+                return int(value)
+    except struct.error:  # cut short: an image is no worse for it
+        pass
+    return 1

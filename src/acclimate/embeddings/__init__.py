@@ -1,0 +1,38 @@
+"""Domain embeddings: THE table, and the objects that carry μ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acclimate.embeddings.base import Embedding
+from acclimate.embeddings.domains import DomainTable, embed_rows
+from acclimate.embeddings.prototype import Prototype
+from acclimate.embeddings.state import DomainState, Payload, digest_of
+from acclimate.errors import unknown
+
+__all__ = [
+    "EMBEDDINGS",
+    "DomainState",
+    "DomainTable",
+    "Embedding",
+    "Payload",
+    "digest_of",
+    "embed_rows",
+    "find_embedding",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    build: Callable[..., Embedding]
+    about: str
+
+
+EMBEDDINGS: dict[str, Row] = {
+    "prototype": Row(Prototype, "prototypical training over domains (the paper's)"),
+}
+
+
+def find_embedding(name: str) -> Row:
+    if name not in EMBEDDINGS:
+        raise unknown(f"there is no embedding '{name}'", name, EMBEDDINGS)
+    return EMBEDDINGS[name]

@@ -1,0 +1,86 @@
+"""From Φ to μ: the states of many domains."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from acclimate.data.source import Source, to_float
+from acclimate.distributed import World
+from acclimate.embeddings.base import Embedding
+from acclimate.embeddings.state import DomainState
+from acclimate.files import write_atomically
+from acclimate.randomness import stream
+
+EVALUATION_BATCH = 256
+
+
+@torch.no_grad()
+def embed_rows(
+    embedding: Embedding, source: Source, rows: np.ndarray, world: World, model: str = ""
+) -> DomainState:
+    """The state of a domain's readable `rows`, worked out by all processes together."""
+    embedding.eval()
+    state = DomainState.empty(model, embedding.dim)
+    mine = rows[world.share(len(rows))]
+    for start in range(0, len(mine), EVALUATION_BATCH):
+        stored, good = source.take(mine[start : start + EVALUATION_BATCH])
+        if good.any():
+            x = to_float(stored[torch.from_numpy(good)], world.device)
+            state = state.updated(embedding.phi(x))
+    return _over_processes(state, world)
+
+
+def sample_rows(rows: np.ndarray, points: int, seed: int, domain: str) -> np.ndarray:
+    """`points` of `rows` without replacement (all of them for 0), the same for the same names."""
+    if points == 0 or points >= len(rows):
+        return rows
+    return np.sort(stream(seed, "points", domain).permutation(rows)[:points])
+
+
+@dataclass(frozen=True)
+class DomainTable:
+    """The training domains' states, in the order of the batches' domain numbers."""
+
+    states: Mapping[str, DomainState]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.states)
+
+    @property
+    def means(self) -> Tensor:
+        """μ of each training domain: [N, d] float64."""
+        return torch.stack([state.mean for state in self.states.values()])
+
+
+def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) -> None:
+    """What a report needs of each domain: its role, μ, σ² and the number of images."""
+    states = [state for _, state in domains.values()]
+    tensors = {
+        "mu": torch.stack([state.mean.float() for state in states]),
+        "variance": torch.tensor([state.variance for state in states]),
+        "count": torch.tensor([state.count for state in states]),
+    }
+    metadata = {
+        "names": json.dumps(list(domains)),
+        "roles": json.dumps([role for role, _ in domains.values()]),
+    }
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def _over_processes(state: DomainState, world: World) -> DomainState:
+    if world.size == 1:
+        return state
+    sums = torch.cat([state.total, state.squares, torch.tensor([float(state.count)]).double()])
+    sums = world.sum(sums.to(world.device)).cpu()
+    largest = world.largest(torch.tensor([state.largest_norm], device=world.device))
+    dim = len(state.total)
+    return DomainState(
+        state.model, sums[:dim], sums[dim:-1], int(sums[-1]), float(largest.cpu()[0])
+    )

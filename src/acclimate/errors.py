@@ -1,0 +1,58 @@
+"""The exception tree. Every message says what, where and the remedy, in one line."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AcclimateError(Exception):
+    """Anything a user can mend. The command line prints it as one line and exits with 1."""
+
+
+class UnknownName(AcclimateError):
+    """A name that is not in the table it was looked up in."""
+
+
+class ConfigError(AcclimateError):
+    """A setting that does not exist, does not parse or contradicts another."""
+
+
+class ManifestError(AcclimateError):
+    """A data set that cannot be read, or that is not what it says."""
+
+
+class ImageError(AcclimateError):
+    """An image that cannot be decoded."""
+
+
+class TooManyUnreadable(AcclimateError):
+    """More images were quarantined than the run allows."""
+
+
+class WeightsError(AcclimateError):
+    """Pretrained weights that cannot be had or do not fit."""
+
+
+class StateMismatch(AcclimateError):
+    """A domain state used with a model that did not make it."""
+
+
+class RunError(AcclimateError):
+    """A run folder that is missing, unfinished or holds another run."""
+
+
+class RecordError(AcclimateError):
+    """A records file that cannot be understood."""
+
+
+def unknown(sentence: str, name: str, known: Iterable[str]) -> UnknownName:
+    """`sentence` without its full stop, then the nearest of `known`, or all of them.
+
+    >>> str(unknown("pacs.parquet has no domain 'skech'", "skech", ["photo", "sketch"]))
+    "pacs.parquet has no domain 'skech'; did you mean 'sketch'?"
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return UnknownName(f"{sentence}; did you mean '{near[0]}'?")
+    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")

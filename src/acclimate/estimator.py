@@ -1,0 +1,99 @@
+"""The library's face: fit on labelled domains, adapt to a new one, predict."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from acclimate.adapt import Adapted, adapt, apply_state
+from acclimate.config import RunConfig, from_dict, merged, nested
+from acclimate.embeddings import DomainState
+from acclimate.errors import ConfigError, RunError
+from acclimate.manifest import Manifest
+from acclimate.presets import preset as preset_settings
+from acclimate.train import RunResult, train
+from acclimate.trained import Trained
+from acclimate.watch import Watch, unwatched
+
+
+class AdaptiveClassifier:
+    """Learns from many labelled domains a classifier that adapts to a new one without labels.
+
+    `fit` takes a `Manifest`, a folder or table path, or arrays (images or features) with their
+    labels and domains. Settings are those of `RunConfig`, by dotted name:
+    `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
+    resumes by itself; otherwise it lives in a temporary folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: str = "da-erm",
+        backbone: str = "auto",
+        steps: int | None = None,
+        seed: int = 0,
+        preset: str | None = None,
+        settings: dict[str, Any] | None = None,
+        out: str | Path | None = None,
+        device: str = "auto",
+        watch: Watch = unwatched,
+    ) -> None:
+        chosen: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "model.backbone": backbone}
+        if steps is not None:
+            chosen["train.steps"] = steps
+        base = preset_settings(preset) if preset else {}
+        values = merged(merged(base, nested(chosen)), nested(settings or {}))
+        self.config = from_dict(RunConfig, values, where="AdaptiveClassifier")
+        self.out = None if out is None else Path(out)
+        self.device, self.watch = device, watch
+        self.result: RunResult | None = None
+        self._trained: Trained | None = None
+
+    def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
+        manifest = _as_manifest(X, y, domains, self.config.seed)
+        if self.out is not None:
+            return self._fitted(manifest, self.out)
+        with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
+            return self._fitted(manifest, Path(folder) / "run")
+
+    @classmethod
+    def load(cls, run: str | Path, *, device: str = "auto") -> "AdaptiveClassifier":
+        """A classifier from a finished run folder."""
+        from acclimate.distributed import pick_device
+
+        trained = Trained.load(Path(run), pick_device(device))
+        loaded = cls(device=device, out=run)
+        loaded.config, loaded._trained = trained.config, trained
+        return loaded
+
+    def adapt(self, images: Any) -> Adapted:
+        """The classifier for the domain that these unlabelled images come from."""
+        return adapt(self.trained, images)
+
+    def for_domain(self, state: DomainState | str | Path | None) -> Adapted:
+        """The classifier of a stored domain state (or, for a plain model, of None)."""
+        if isinstance(state, str | Path):
+            state = DomainState.load(Path(state))
+        return apply_state(self.trained, state)
+
+    @property
+    def trained(self) -> Trained:
+        if self._trained is None:
+            raise RunError("this AdaptiveClassifier is not fitted yet; call fit first")
+        return self._trained
+
+    def _fitted(self, manifest: Manifest, out: Path) -> "AdaptiveClassifier":
+        from acclimate.distributed import pick_device
+
+        self.result = train(self.config, manifest, out, device=self.device, watch=self.watch)
+        self._trained = Trained.load(out, pick_device(self.device))
+        return self
+
+
+def _as_manifest(X: Any, y: Any, domains: Any, seed: int) -> Manifest:
+    if isinstance(X, Manifest):
+        return X
+    if isinstance(X, str | Path):
+        return Manifest.open(X, seed=seed)
+    if y is None or domains is None:
+        raise ConfigError("fit takes a manifest or a path, or arrays with their labels and domains")
+    return Manifest.from_arrays(X, y, domains, seed=seed)

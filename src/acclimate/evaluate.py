@@ -1,0 +1,68 @@
+"""Scoring a finished run on data of its own or other."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acclimate.algorithms import choose
+from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import open_source
+from acclimate.distributed import joined
+from acclimate.errors import ManifestError, unknown
+from acclimate.manifest import Manifest
+from acclimate.plan import Plan
+from acclimate.records import Score
+from acclimate.scoring import Evaluator
+from acclimate.trained import Trained
+from acclimate.watch import Watch, unwatched
+
+
+def evaluate_run(
+    run: Path,
+    data: Path | Manifest,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    device: str = "auto",
+    watch: Watch = unwatched,
+) -> tuple[list[Score], list[str]]:
+    """Final scores of `run` on `data`, and the images that could not be read.
+
+    Domains that the run was trained on use their stored μ and validation or test split; all
+    others are adapted to. `changes` are settings by dotted name, such as adapt.source.
+    """
+    with joined(device) as world:
+        trained = Trained.load(run, world.device)
+        values = merged(as_dict(trained.config), nested(changes or {}))
+        config = from_dict(RunConfig, values, where="evaluate")
+        manifest = data if isinstance(data, Manifest) else Manifest.open(data)
+        manifest.check()
+        plan = _plan(config, trained, _in_classes(manifest, trained.classes))
+        quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
+        source = open_source(plan.manifest, trained.size, config.data, quarantine)
+        evaluator = Evaluator(plan, source, world, trained)
+        scores = []
+        for score in evaluator.final(step=0):
+            scores.append(replace(score, moment="evaluate"))
+            watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
+        return scores, [name for name, _ in quarantine.entries]
+
+
+def _plan(config: RunConfig, trained: Trained, manifest: Manifest) -> Plan:
+    train = tuple(name for name in manifest.domains if name in trained.train_domains)
+    val = tuple(name for name in manifest.domains if name in config.val_domains)
+    test = tuple(name for name in manifest.domains if name not in {*train, *val})
+    return Plan(config, choose(config.algorithm, config.hparams), manifest, train, val, test)
+
+
+def _in_classes(manifest: Manifest, classes: tuple[str, ...]) -> Manifest:
+    """The manifest in the model's class order; a class the model does not know is an error."""
+    for name in manifest.classes:
+        if name not in classes and np.any(manifest.label_index == manifest.classes.index(name)):
+            raise unknown(f"the model has no class '{name}' of {manifest.source}", name, classes)
+    if not len(manifest):
+        raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
+    return replace(manifest, classes=classes)

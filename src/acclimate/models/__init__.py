@@ -1,0 +1,27 @@
+"""Backbones, pretrained weights and the predictors on top of them."""
+
+from acclimate.models.backbones import (
+    Backbone,
+    Preprocess,
+    build_backbone,
+    default_backbone,
+    freeze_batch_norm,
+    list_backbones,
+)
+from acclimate.models.predictors import Conditioned, Output, Plain, Predictor
+from acclimate.models.weights import fit_weights, read_weights
+
+__all__ = [
+    "Backbone",
+    "Conditioned",
+    "Output",
+    "Plain",
+    "Predictor",
+    "Preprocess",
+    "build_backbone",
+    "default_backbone",
+    "fit_weights",
+    "freeze_batch_norm",
+    "list_backbones",
+    "read_weights",
+]

@@ -1,0 +1,55 @@
+"""The seam between methods and the loop: an objective scores a batch, the loop steps."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of several domains. `domain` indexes the training domains; `mu` is each row's μ."""
+
+    x: Tensor  # [b, 3, h, w] in 0..1, or [b, f]
+    y: Tensor  # [b]
+    domain: Tensor  # [b]
+    mu: Tensor | None = None  # [b, d], standardised
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, index: int, count: int) -> "Batch":
+        """Every `count`-th row, so that each part holds every domain in equal measure."""
+        mu = None if self.mu is None else self.mu[index::count]
+        return Batch(self.x[index::count], self.y[index::count], self.domain[index::count], mu)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a batch costs. The loop minimises `total`; both parts are recorded."""
+
+    risk: Tensor
+    penalty: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        return self.risk if self.penalty is None else self.risk + self.penalty
+
+
+class Objective(nn.Module, ABC):
+    """Parameters and state that training changes, and the loss that says how."""
+
+    least_domains: ClassVar[int] = 1
+
+    @abstractmethod
+    def forward(self, batch: Batch, step: int) -> Losses: ...
+
+
+def mean_by(values: Tensor, group: Tensor) -> Tensor:
+    """Mean of `values` in each group present: [b], [b] -> [groups], in order of group number."""
+    _, index, count = torch.unique(group, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(count), dtype=values.dtype, device=values.device)
+    means: Tensor = sums.index_add(0, index, values) / count
+    return means

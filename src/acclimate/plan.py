@@ -1,0 +1,192 @@
+"""What a run will do, worked out and checked before any of it starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from acclimate.algorithms import Choice, choose
+from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
+from acclimate.data.images import decode
+from acclimate.embeddings import find_embedding
+from acclimate.errors import ConfigError, ImageError, ManifestError, unknown
+from acclimate.manifest import Manifest
+from acclimate.models import default_backbone
+from acclimate.randomness import stream
+
+SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
+MOST_DOMAINS_PER_STEP = 64
+FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
+FROM_SCRATCH = frozenset({"small-cnn", "mlp"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's settings with every "auto" decided, and the rows it uses."""
+
+    config: RunConfig
+    algorithm: Choice
+    manifest: Manifest
+    train_domains: tuple[str, ...]
+    val_domains: tuple[str, ...]
+    test_domains: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes
+
+    @property
+    def train_rows(self) -> list[np.ndarray]:
+        """Rows of each training domain, in the order of the batches' domain numbers."""
+        return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
+
+    def role(self, domain: str) -> str:
+        if domain in self.test_domains:
+            return "test"
+        return "val" if domain in self.val_domains else "train"
+
+    def label_prior(self) -> np.ndarray:
+        """Class frequencies as batches show them, each training domain counting equally: [C]"""
+        counts = [
+            np.bincount(self.manifest.label_index[rows], minlength=len(self.classes)) / len(rows)
+            for rows in self.train_rows
+        ]
+        return np.asarray(np.mean(counts, axis=0))
+
+
+def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True) -> Plan:
+    """Check everything that can be checked, and decide everything that was left open."""
+    algorithm = choose(config.algorithm, config.hparams)
+    if algorithm.adaptive:
+        find_embedding(config.embedding.name)
+    manifest.check(check_files=check_files)
+    val, test = _unseen(config, manifest)
+    train = tuple(name for name in manifest.domains if name not in {*val, *test})
+    _check_training_domains(algorithm, manifest, train)
+    manifest = _learnable(config, manifest, train)
+    resolved = _resolved(config, manifest, train)
+    return Plan(resolved, algorithm, manifest, train, val, test)
+
+
+def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Validation and test domains: as asked, otherwise as the manifest's roles fix them."""
+    roles = manifest.roles()
+    val = config.val_domains or tuple(name for name, role in roles.items() if role == "val")
+    test = config.test_domains or tuple(name for name, role in roles.items() if role == "test")
+    val = tuple(name for name in val if name not in config.test_domains)
+    test = tuple(name for name in test if name not in config.val_domains)
+    both = sorted(set(config.val_domains) & set(config.test_domains))
+    if both:
+        raise ConfigError(f"'{both[0]}' is both a validation and a test domain; choose one of them")
+    for name in (*val, *test):
+        if name not in manifest.domains:
+            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    return tuple(sorted(val)), tuple(sorted(test))
+
+
+def _check_training_domains(algorithm: Choice, manifest: Manifest, train: Sequence[str]) -> None:
+    least = max(algorithm.build.least_domains, 2 if algorithm.adaptive else 1)
+    if len(train) < least:
+        only = f"only '{train[0]}'" if train else "none"
+        raise ConfigError(
+            f"{algorithm.name} needs at least {least} training domains, and {manifest.source} "
+            f"leaves {only} once validation and test domains are set aside; "
+            + ("use --algorithm erm, or add domains" if algorithm.adaptive else "add domains")
+        )
+    for name in train:
+        rows = len(manifest.rows(domain=name, split="train"))
+        fewest = 2 if algorithm.adaptive else 1
+        if rows < fewest:
+            raise ManifestError(
+                f"domain '{name}' of {manifest.source} has {rows} rows in split 'train' and needs "
+                f"{fewest}; add images, or leave it out with --test-domains {name}"
+            )
+
+
+def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Manifest:
+    """Refuse (or drop) rows of unseen domains whose class no training domain has."""
+    trained = np.isin(manifest.domain_names, list(train)) & (manifest.splits == "train")
+    known = np.isin(np.arange(len(manifest.classes)), manifest.label_index[trained])
+    orphans = ~known[manifest.label_index]
+    if not orphans.any():
+        return manifest
+    if config.data.unseen_classes == "drop":
+        return manifest.select(np.flatnonzero(~orphans))
+    first = int(np.flatnonzero(orphans)[0])
+    raise ManifestError(
+        f"class '{manifest.classes[manifest.label_index[first]]}' is present in no training domain "
+        f"(only in '{manifest.domain_names[first]}'), so it cannot be learned; drop such rows with "
+        f"--set data.unseen_classes=drop, or train on a domain that has it"
+    )
+
+
+def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> RunConfig:
+    side = None if manifest.has_features else _typical_side(manifest)
+    asked = config.data.image_size
+    backbone = config.model.backbone
+    if backbone == "auto":
+        backbone = default_backbone(side if side is None else (asked or side))
+    scratch = backbone in FROM_SCRATCH or not (config.model.pretrained or config.model.weights)
+    # Images are small when their own side is, or when a small backbone was asked for.
+    size = asked or (min(side, SMALL) if side and backbone == "small-cnn" else 0)
+    augment = config.data.augment
+    if augment == "auto":
+        augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
+    mixup = config.embedding.mixup
+    if mixup == "auto":
+        mixup = "on" if len(train) < FEW_DOMAINS else "off"
+    return replace(
+        config,
+        data=replace(config.data, image_size=size, augment=augment),
+        model=replace(config.model, backbone=backbone),
+        embedding=replace(
+            config.embedding,
+            mixup=mixup,
+            domains_per_step=min(config.embedding.domains_per_step, len(train)),
+            optimiser=_with_rate(config.embedding.optimiser, scratch=scratch),
+        ),
+        train=_resolved_training(config, manifest, train, scratch=scratch),
+    )
+
+
+def _resolved_training(
+    config: RunConfig, manifest: Manifest, train: Sequence[str], *, scratch: bool
+) -> TrainConfig:
+    settings = config.train
+    slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, len(train))
+    steps = settings.steps
+    if settings.epochs:
+        rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
+        steps = max(1, round(settings.epochs * rows / (slots * settings.per_domain)))
+    return replace(
+        settings,
+        steps=steps,
+        domains_per_step=slots,
+        evaluate_every=min(settings.evaluate_every, steps),
+        optimiser=_with_rate(settings.optimiser, scratch=scratch),
+    )
+
+
+def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:
+    if optimiser.lr is not None:
+        return optimiser
+    return replace(optimiser, lr=1e-3 if scratch else 5e-5)
+
+
+def _typical_side(manifest: Manifest, sample: int = 32) -> int:
+    """The median longer side of a few readable images."""
+    rows = stream(0, "typical-side").permutation(len(manifest))
+    sides: list[int] = []
+    for row in rows[: 4 * sample]:
+        try:
+            sides.append(max(decode(manifest.image_source(int(row))).size))
+        except ImageError:
+            continue
+        if len(sides) == sample:
+            break
+    if not sides:
+        raise ManifestError(
+            f"none of {min(len(manifest), 4 * sample)} images tried in {manifest.source} can be "
+            f"read; check that the files are images and that the root is right"
+        )
+    return int(np.median(sides))

@@ -1,0 +1,1 @@
+"""Views of what was measured: tables, plots and pages. Nothing here computes a result."""

@@ -1,0 +1,73 @@
+"""Checkpoints: everything a phase needs to go on, in one safetensors file.
+
+No random state is kept: each step seeds itself from (seed, phase, step).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from acclimate.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a phase stands: steps done, and the best validation so far."""
+
+    step: int = 0
+    best_step: int | None = None
+    best_score: float | None = None
+
+
+def save_checkpoint(
+    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress
+) -> None:
+    tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
+    state = optimiser.state_dict()["state"]
+    scalars: dict[str, Any] = {}
+    for index, slots in state.items():
+        for name, value in slots.items():
+            key = f"optimiser/{index}/{name}"
+            if isinstance(value, Tensor):
+                tensors[key] = value
+            elif value is not None:
+                scalars[key] = value
+    metadata = {"progress": json.dumps(progress.__dict__), "scalars": json.dumps(scalars)}
+    whole = {name: value.detach().contiguous() for name, value in tensors.items()}
+    write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+
+
+def load_checkpoint(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> Progress:
+    """Fill `module` and `optimiser`; a fresh `Progress` where there is no checkpoint."""
+    if not path.exists():
+        return Progress()
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    module.load_state_dict(
+        {
+            name.removeprefix("module/"): value
+            for name, value in tensors.items()
+            if name.startswith("module/")
+        }
+    )
+    slots = {key: value for key, value in tensors.items() if key.startswith("optimiser/")}
+    slots |= json.loads(metadata["scalars"])
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in slots.items():
+        _, index, name = key.split("/")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    return Progress(**json.loads(metadata["progress"]))
+
+
+def save_weights(path: Path, module: nn.Module) -> None:
+    whole = {name: value.detach().contiguous() for name, value in module.state_dict().items()}
+    write_atomically(path, lambda temporary: save_file(whole, temporary))

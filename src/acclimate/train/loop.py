@@ -1,0 +1,199 @@
+"""The one loop. It owns optimiser, schedule, precision, accumulation, clipping, validation and
+checkpoints; objectives only score batches. Each step is a pure function of (weights, seed, step),
+so a killed run resumes to the same weights."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from acclimate.config import OptimiserConfig
+from acclimate.data.batches import Loader
+from acclimate.distributed import World
+from acclimate.errors import RunError
+from acclimate.objective import Batch, Losses, Objective
+from acclimate.randomness import derive
+from acclimate.records import Loss, Score, append
+from acclimate.train.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
+from acclimate.watch import Watch, unwatched
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training: Step A ("embedding") or Step B ("main")."""
+
+    name: str
+    steps: int
+    optimiser: OptimiserConfig
+    checkpoint_every: int
+    evaluate_every: int = 0
+    keep: Literal["best", "last"] = "last"
+
+
+@dataclass
+class Loop:
+    objective: Objective
+    loader: Loader
+    phase: Phase
+    world: World
+    folder: Path
+    seed: int
+    bf16: bool = False
+    prepare: Callable[[Batch], Batch] = lambda batch: batch
+    validate: Callable[[int], tuple[list[Score], float | None]] | None = None
+    watch: Watch = unwatched
+    _sums: Tensor = field(init=False)
+    _since: float = field(init=False)
+
+    def run(self) -> Progress:
+        """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
+        optimiser = make_optimiser(self.objective, self.phase.optimiser)
+        progress = load_checkpoint(self._checkpoint, self.objective, optimiser)
+        module: nn.Module = self.objective
+        if self.world.size > 1:
+            module = DistributedDataParallel(self.objective)
+        self._reset()
+        batches = self.loader.batches(progress.step, self.phase.steps)
+        for step, batch in enumerate(batches, start=progress.step):
+            self._step(module, optimiser, self.prepare(batch), step)
+            progress = self._after(optimiser, progress, step + 1)
+            self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+        if self.phase.keep == "best" and progress.best_step is not None:
+            self.objective.load_state_dict(load_file(self._best, device="cpu"))
+        return progress
+
+    def clear(self) -> None:
+        """Remove what only a resumed run would need."""
+        if self.world.main:
+            self._checkpoint.unlink(missing_ok=True)
+            self._best.unlink(missing_ok=True)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / f"checkpoint-{self.phase.name}.safetensors"
+
+    @property
+    def _best(self) -> Path:
+        return self.folder / f"best-{self.phase.name}.safetensors"
+
+    def _step(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
+    ) -> None:
+        settings = self.phase.optimiser
+        rate = learning_rate(settings, step, self.phase.steps)
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        # Dropout draws from the global generator: seeded per step and process, it needs no saving.
+        torch.manual_seed(derive(self.seed, self.phase.name, "step", step, self.world.rank))
+        self.objective.train()
+        optimiser.zero_grad(set_to_none=True)
+        for part in range(settings.accumulate):
+            with self._precision():
+                losses: Losses = module(batch.part(part, settings.accumulate), step)
+            (losses.total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
+            self._add(losses, len(batch) / settings.accumulate)
+        if settings.clip:
+            nn.utils.clip_grad_norm_(self.objective.parameters(), settings.clip)
+        optimiser.step()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self.bf16:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+
+    def _after(self, optimiser: torch.optim.Optimizer, progress: Progress, done: int) -> Progress:
+        """Validation, records and checkpoint that are due after `done` steps."""
+        last = done == self.phase.steps
+        progress = Progress(done, progress.best_step, progress.best_score)
+        if self.validate and (done % self.phase.evaluate_every == 0 or last):
+            progress = self._validated(progress)
+        if done % self.phase.checkpoint_every == 0 or last:
+            self._record(optimiser, done)
+            if self.world.main:
+                save_checkpoint(self._checkpoint, self.objective, optimiser, progress)
+            self.world.wait()
+        return progress
+
+    def _validated(self, progress: Progress) -> Progress:
+        assert self.validate is not None
+        started = time.perf_counter()
+        self.objective.eval()
+        scores, mean = self.validate(progress.step)
+        if self.world.main:
+            for score in scores:
+                append(self.folder / "records.jsonl", score)
+        self._since += time.perf_counter() - started  # its time is not training time
+        best = progress.best_score
+        if mean is None or (best is not None and mean <= best):
+            return progress
+        if self.phase.keep == "best" and self.world.main:
+            save_weights(self._best, self.objective)
+        return Progress(progress.step, progress.step, mean)
+
+    def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
+        risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        if not math.isfinite(risk + penalty):
+            raise RunError(
+                f"the loss of phase '{self.phase.name}' was not finite before step {done}; lower "
+                f"the learning rate ({optimiser.param_groups[0]['lr']:g}) or set "
+                f"train.optimiser.clip, in a new run folder"
+            )
+        if self.world.main:
+            loss = Loss(
+                phase=self.phase.name,
+                step=done,
+                risk=risk / images,
+                penalty=penalty / images if penalised else None,
+                lr=optimiser.param_groups[0]["lr"],
+                images_per_second=round(images / seconds, 1),
+            )
+            append(self.folder / "records.jsonl", loss)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        self._since = time.perf_counter()
+
+    def _add(self, losses: Losses, images: float) -> None:
+        self._sums[0] += losses.risk.detach() * images
+        self._sums[3] += images
+        if losses.penalty is not None:
+            self._sums[1] += losses.penalty.detach() * images
+            self._sums[2] += 1
+
+
+def make_optimiser(module: nn.Module, settings: OptimiserConfig) -> torch.optim.Optimizer:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    assert settings.lr is not None, "the plan decides the learning rate"
+    if settings.name == "adam":
+        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
+    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
+    assert settings.lr is not None
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
+
+
+def _note(progress: Progress) -> str:
+    return "" if progress.best_score is None else f"best validation {progress.best_score:.1%}"

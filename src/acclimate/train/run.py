@@ -1,0 +1,375 @@
+"""A run: Step A, the training domains' μ, Step B, final scores. Resumes by itself."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from acclimate import __version__
+from acclimate.config import RunConfig, as_dict
+from acclimate.data.batches import DomainSampler, Loader
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import FeatureSource, ImageSource, open_source
+from acclimate.distributed import World, joined
+from acclimate.embeddings import DomainState, DomainTable, Embedding, embed_rows
+from acclimate.embeddings.domains import sample_rows, save_domain_map
+from acclimate.errors import RunError
+from acclimate.files import write_json
+from acclimate.manifest import Manifest
+from acclimate.models import Predictor
+from acclimate.objective import Batch
+from acclimate.plan import Plan, make_plan
+from acclimate.randomness import derive
+from acclimate.records import DOMAIN_MAP, Finished, Started, append, read
+from acclimate.scoring import Evaluator
+from acclimate.train.checkpoint import Progress, save_weights
+from acclimate.train.loop import Loop, Phase
+from acclimate.trained import Trained, build_networks
+from acclimate.watch import Watch, unwatched
+
+
+@dataclass(frozen=True)
+class RunResult:
+    folder: Path
+    finished: Finished
+    already: bool  # the run was complete before this call
+
+
+def train(
+    config: RunConfig,
+    manifest: Manifest,
+    out: Path,
+    *,
+    device: str = "auto",
+    watch: Watch = unwatched,
+) -> RunResult:
+    """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone."""
+    plan = make_plan(config, manifest)
+    with joined(device) as world:
+        identity = _identity(plan)
+        done = _finished_before(out, identity)
+        if done is not None:
+            return RunResult(out, done, already=True)
+        return _Run(plan, out, world, watch, identity).go()
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, out: Path, world: World, watch: Watch, identity: dict[str, Any]
+    ) -> None:
+        self.plan, self.out, self.world, self.watch = plan, out, world, watch
+        self.identity, self.config = identity, plan.config
+        self.started = time.perf_counter()
+
+    def go(self) -> RunResult:
+        predictor, embedding = self._build()
+        _claim(self.out, self.identity, self.world)
+        source = self._open()
+        self._announce()
+        table = None
+        if embedding is not None:
+            self._learn_embedding(source, embedding)
+            table = self._embed_domains(source, embedding)
+        prior = self.plan.label_prior()
+        trained = Trained(
+            self.config,
+            self.plan.classes,
+            self.plan.train_domains,
+            tuple(prior.tolist()),
+            self.size,
+            predictor,
+            embedding,
+            table,
+        )
+        evaluator = Evaluator(self.plan, source, self.world, trained)
+        progress = self._learn_predictor(source, predictor, table, evaluator)
+        finished = self._finish(trained, evaluator, progress)
+        return RunResult(self.out, finished, already=False)
+
+    def _build(self) -> tuple[Predictor, Embedding | None]:
+        """The networks, before the folder is claimed: a wrong backbone leaves no trace."""
+        manifest = self.plan.manifest
+        features = manifest.features() if manifest.has_features else None
+        torch.manual_seed(derive(self.config.seed, "initial weights"))
+        predictor, embedding = build_networks(
+            self.config,
+            len(self.plan.classes),
+            None if features is None else features.shape[1],
+            pretrained=True,
+            world=self.world,
+        )
+        if features is None:
+            self.size = self.config.data.image_size or predictor.backbone.size
+        else:
+            self.size = features.shape[1]
+            _set_statistics(features[np.concatenate(self.plan.train_rows)], predictor, embedding)
+        predictor.to(self.world.device)
+        if embedding is not None:
+            embedding.to(self.world.device)
+        return predictor, embedding
+
+    def _open(self) -> FeatureSource | ImageSource:
+        manifest = self.plan.manifest
+        self.quarantine = Quarantine(
+            self.out / "quarantine.jsonl" if self.world.main else None,
+            total=len(manifest),
+            max_share=self.config.data.max_unreadable,
+        )
+        return open_source(manifest, self.size, self.config.data, self.quarantine)
+
+    def _learn_embedding(self, source: FeatureSource | ImageSource, embedding: Embedding) -> None:
+        """Step A. Finished once embedding.safetensors is there."""
+        path = self.out / "embedding.safetensors"
+        if path.exists():
+            embedding.load_state_dict(load_file(path, device="cpu"))
+            return
+        settings = self.config.embedding
+        domains = self.plan.train_rows
+        seed = derive(self.config.seed, "embedding")
+        loop = Loop(
+            objective=embedding,
+            loader=Loader(
+                source,
+                embedding.sampler(domains, settings, seed),
+                domains,
+                self.world,
+                seed,
+                augmented=self.config.data.augment == "domainbed",
+            ),
+            phase=Phase(
+                "embedding", settings.steps, settings.optimiser, self.config.train.checkpoint_every
+            ),
+            world=self.world,
+            folder=self.out,
+            seed=seed,
+            bf16=self._bf16(),
+            watch=self.watch,
+        )
+        loop.run()
+        if self.world.main:
+            save_weights(path, embedding)
+        self.world.wait()
+        loop.clear()
+
+    def _embed_domains(
+        self, source: FeatureSource | ImageSource, embedding: Embedding
+    ) -> DomainTable:
+        """μ of each training domain, and Φ standardised by them. Cheap beside training, and the
+        same each time it is done."""
+        states = {}
+        for done, name in enumerate(self.plan.train_domains, start=1):
+            rows = self.plan.manifest.rows(domain=name, split="train")
+            chosen = sample_rows(rows, self.config.embedding.points, self.config.seed, name)
+            states[name] = embed_rows(embedding, source, chosen, self.world)
+            self.watch("domains", done, len(self.plan.train_domains), name)
+        if self.config.embedding.standardise:
+            embedding.standardise(DomainTable(states).means)
+            centre, spread = embedding.centre, float(embedding.spread)
+            states = {name: state.rescaled(centre, spread) for name, state in states.items()}
+        return DomainTable(states)
+
+    def _learn_predictor(
+        self,
+        source: FeatureSource | ImageSource,
+        predictor: Predictor,
+        table: DomainTable | None,
+        evaluator: Evaluator,
+    ) -> Progress:
+        """Step B."""
+        settings = self.config.train
+        domains = self.plan.train_rows
+        choice = self.plan.algorithm
+        objective = choice.build(
+            predictor, choice.settings, domains=len(domains), world=self.world
+        ).to(self.world.device)
+        sampler = DomainSampler(
+            domains,
+            per_domain=settings.per_domain,
+            domains_per_step=settings.domains_per_step,
+            seed=self.config.seed,
+        )
+        means = None if table is None else table.means.float().to(self.world.device)
+
+        def with_mu(batch: Batch) -> Batch:
+            return batch if means is None else replace(batch, mu=means[batch.domain])
+
+        loop = Loop(
+            objective=objective,
+            loader=Loader(
+                source,
+                sampler,
+                domains,
+                self.world,
+                self.config.seed,
+                augmented=self.config.data.augment == "domainbed",
+            ),
+            phase=Phase(
+                "main",
+                settings.steps,
+                settings.optimiser,
+                settings.checkpoint_every,
+                settings.evaluate_every,
+                settings.keep,
+            ),
+            world=self.world,
+            folder=self.out,
+            seed=self.config.seed,
+            bf16=self._bf16(),
+            prepare=with_mu,
+            validate=evaluator.validation,
+            watch=self.watch,
+        )
+        self.main_loop = loop
+        return loop.run()
+
+    def _finish(self, trained: Trained, evaluator: Evaluator, progress: Progress) -> Finished:
+        kept_best = self.config.train.keep == "best" and progress.best_step is not None
+        kept = progress.best_step if kept_best else progress.step
+        assert kept is not None
+        trained.predictor.eval()
+        scores = list(evaluator.final(kept))
+        finished = Finished(
+            kept_step=kept,
+            kept_by=self._kept_by() if kept_best else "last step",
+            kept_score=progress.best_score if kept_best else None,
+            seconds=round(time.perf_counter() - self.started, 1),
+            quarantined=len(self.quarantine),
+        )
+        if self.world.main:
+            trained.save(self.out)
+            if trained.table is not None:
+                save_domain_map(self.out / DOMAIN_MAP, self._states(trained, evaluator))
+            for score in scores:
+                append(self.out / "records.jsonl", score)
+            append(self.out / "records.jsonl", finished)
+            self.main_loop.clear()
+        self.world.wait()
+        return finished
+
+    def _states(self, trained: Trained, evaluator: Evaluator) -> dict[str, tuple[str, DomainState]]:
+        assert trained.table is not None
+        states = {name: ("train", state) for name, state in trained.table.states.items()}
+        for name in (*self.plan.val_domains, *self.plan.test_domains):
+            state = evaluator.unseen(name).state
+            if state is not None:
+                states[name] = (self.plan.role(name), state)
+        return states
+
+    def _kept_by(self) -> str:
+        return "validation domains" if self.plan.val_domains else "validation splits"
+
+    def _bf16(self) -> bool:
+        wanted = self.config.train.precision
+        if wanted == "auto":
+            device = self.world.device
+            return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return wanted == "bf16"
+
+    def _announce(self) -> None:
+        if not self.world.main:
+            return
+        resumed = max((loss.step for loss in read(self.out / "records.jsonl").losses), default=0)
+        append(
+            self.out / "records.jsonl",
+            Started(
+                time=datetime.now(UTC).isoformat(timespec="microseconds"),
+                version=__version__,
+                config_digest=_digest(self.identity["config"]),
+                data_digest=self.identity["data"],
+                device=_device_name(self.world.device),
+                processes=self.world.size,
+                resumed_at=resumed,
+            ),
+        )
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": "acclimate-run-1",
+        "version": __version__,
+        "config": as_dict(plan.config),
+        "data": plan.manifest.digest(),
+        "source": plan.manifest.source,
+        "classes": list(plan.classes),
+        "train_domains": list(plan.train_domains),
+        "val_domains": list(plan.val_domains),
+        "test_domains": list(plan.test_domains),
+    }
+
+
+def _finished_before(out: Path, identity: dict[str, Any]) -> Finished | None:
+    """The end of this very run, if it is there; another run's folder is refused."""
+    path = out / "run.json"
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        for part in ("data", "config"):
+            if _has_progress(out) and stored[part] != identity[part]:
+                raise RunError(
+                    f"{out} holds another run ({_difference(part, stored, identity)}); "
+                    f"choose another --out, or repeat the command that made it"
+                )
+        return read(out / "records.jsonl").finished if (out / "model.json").exists() else None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} is not empty and not a run folder; choose another --out")
+    return None
+
+
+def _claim(out: Path, identity: dict[str, Any], world: World) -> None:
+    """Make `out` this run's folder; what a run without a checkpoint left behind is cleared."""
+    if world.main and not _has_progress(out):
+        for name in ("records.jsonl", "quarantine.jsonl"):
+            (out / name).unlink(missing_ok=True)
+        write_json(out / "run.json", identity)
+    world.wait()
+
+
+def _has_progress(out: Path) -> bool:
+    marks = ("checkpoint-*.safetensors", "embedding.safetensors", "model.json")
+    return any(any(out.glob(mark)) for mark in marks)
+
+
+def _difference(part: str, stored: dict[str, Any], wanted: dict[str, Any]) -> str:
+    if part == "data":
+        return "its data differ"
+    old, new = _flat(stored["config"]), _flat(wanted["config"])
+    key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            result |= _flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _set_statistics(
+    features: np.ndarray, predictor: Predictor, embedding: Embedding | None
+) -> None:
+    """Feature mode: inputs are standardised with the training rows' mean and deviation."""
+    mean, std = features.mean(0), features.std(0)
+    std = np.where(std > 0, std, 1.0)
+    for module in (predictor, embedding):
+        if module is not None:
+            backbone: Any = module.backbone
+            backbone.set_statistics(torch.from_numpy(mean), torch.from_numpy(std).float())
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"

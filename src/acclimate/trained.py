@@ -1,0 +1,202 @@
+"""A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from acclimate.algorithms import choose
+from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.distributed import World
+from acclimate.embeddings import (
+    DomainState,
+    DomainTable,
+    Embedding,
+    digest_of,
+    find_embedding,
+)
+from acclimate.errors import RunError
+from acclimate.files import write_atomically, write_json
+from acclimate.models import Backbone, Conditioned, Plain, Predictor, build_backbone
+from acclimate.models import freeze_batch_norm as freeze
+
+FORMAT = "acclimate-model-1"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `adapt`, `predict` and `evaluate` need; plain models have no `embedding` and `table`."""
+
+    config: RunConfig
+    classes: tuple[str, ...]
+    train_domains: tuple[str, ...]
+    label_prior: tuple[float, ...]  # class frequencies in training, each domain counting equally
+    size: int  # side of input images, or the number of features
+    predictor: Predictor
+    embedding: Embedding | None = None
+    table: DomainTable | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        return self.embedding is not None
+
+    def digest(self) -> str:
+        """Identifies the weights; domain states carry it."""
+        return digest_of(_tensors(self.predictor, self.embedding))
+
+    def save(self, folder: Path) -> None:
+        tensors = {
+            name: value.contiguous() for name, value in _tensors(self.predictor, self.embedding)
+        }
+        if self.table is not None:
+            for name, state in self.table.states.items():
+                tensors |= {
+                    f"domain/{name}/total": state.total,
+                    f"domain/{name}/squares": state.squares,
+                }
+        write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
+        # The description comes last: where it is, the weights are.
+        write_json(folder / "model.json", self._description())
+
+    def _description(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            "format": FORMAT,
+            "config": as_dict(self.config),
+            "classes": list(self.classes),
+            "train_domains": list(self.train_domains),
+            "label_prior": list(self.label_prior),
+            "size": self.size,
+            "in_features": self.size if self.config.model.backbone == "mlp" else None,
+            "digest": self.digest(),
+            "domains": {
+                name: {"count": state.count, "largest_norm": state.largest_norm}
+                for name, state in (table.states if table else {}).items()
+            },
+        }
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
+        description = _read_description(folder)
+        tensors = load_file(folder / "model.safetensors", device="cpu")
+        config = from_dict(RunConfig, description["config"], where=str(folder / "model.json"))
+        predictor, embedding = build_networks(
+            config, len(description["classes"]), description["in_features"], pretrained=False
+        )
+        predictor.load_state_dict(_below(tensors, "predictor."))
+        table = None
+        if embedding is not None:
+            embedding.load_state_dict(_below(tensors, "embedding."))
+            embedding.to(device).eval()
+            table = _read_table(description, tensors)
+        predictor.to(device).eval()
+        return cls(
+            config,
+            tuple(description["classes"]),
+            tuple(description["train_domains"]),
+            tuple(description["label_prior"]),
+            description["size"],
+            predictor,
+            embedding,
+            table,
+        )
+
+
+def build_networks(
+    config: RunConfig,
+    classes: int,
+    in_features: int | None,
+    *,
+    pretrained: bool,
+    world: World | None = None,
+) -> tuple[Predictor, Embedding | None]:
+    """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded."""
+    model = config.model
+
+    def backbone(name: str) -> Backbone:
+        built = build_backbone(
+            model.backbone,
+            pretrained=pretrained and model.pretrained,
+            weights=(model.weights or None) if pretrained else None,
+            in_features=in_features,
+        )
+        if model.freeze_batch_norm:
+            freeze(built)
+        return built
+
+    if not choose(config.algorithm, config.hparams).adaptive:
+        predictor: Predictor = Plain(
+            backbone("predictor"),
+            classes,
+            head=model.head,
+            width=model.width,
+            hidden=model.hidden,
+            dropout=model.dropout,
+        )
+        return predictor, None
+    embedding = find_embedding(config.embedding.name).build(
+        backbone("embedding"), config.embedding, world=world or World(), seed=config.seed
+    )
+    predictor = Conditioned(
+        backbone("predictor"),
+        classes,
+        mu_dim=embedding.dim,
+        condition=model.condition,
+        width=model.width,
+        hidden=model.hidden,
+        dropout=model.dropout,
+    )
+    return predictor, embedding
+
+
+def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
+    parts = {"predictor": predictor, "embedding": embedding}
+    return [
+        (f"{part}.{name}", value)
+        for part, module in parts.items()
+        if module is not None
+        for name, value in module.state_dict().items()
+    ]
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _read_table(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DomainTable:
+    states = {
+        name: DomainState(
+            description["digest"],
+            tensors[f"domain/{name}/total"],
+            tensors[f"domain/{name}/squares"],
+            facts["count"],
+            facts["largest_norm"],
+        )
+        for name, facts in description["domains"].items()
+    }
+    return DomainTable(states)
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    path = folder / "model.json"
+    if not folder.exists():
+        raise RunError(f"{folder}: no such run folder; train one with `acclimate train`")
+    if not path.exists():
+        unfinished = (folder / "run.json").exists()
+        raise RunError(
+            f"{folder}: the run is not finished; repeat its `acclimate train` command to resume it"
+            if unfinished
+            else f"{folder}: not a run folder (no model.json); give the --out of `acclimate train`"
+        )
+    description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if description.get("format") != FORMAT:
+        raise RunError(
+            f"{path}: format {description.get('format')}, this version reads {FORMAT}; "
+            f"use the version of acclimate that wrote it"
+        )
+    return description
