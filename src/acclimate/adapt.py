@@ -139,8 +139,7 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     if state.count < FEW_IMAGES:
         warnings.append(f"only {state.count} images: with {FEW_IMAGES} or more μ is steadier")
     if radius is None:
-        bound = state.largest_norm + float(state.mean.norm())
-        wanted = images_needed(float("inf"), state.variance, bound)
+        wanted = images_needed(float("inf"), state.variance, state.bound)
         warnings.append(f"the 95 % radius of μ is not guaranteed below {wanted} images")
     if distance > typical:
         warnings.append(

@@ -140,7 +140,8 @@ class Evaluator:
 
     def _unseen_score(self, moment: str, step: int, domain: str, *, wrong: bool = False) -> Score:
         this = self.unseen(domain)
-        state, on = this.state, self.plan.config.adapt.source
+        state = this.state
+        on: str = self.plan.config.adapt.source
         if wrong:
             state, on = self._another(domain)
         counts = count_correct(self._for(state), self.source, this.scored, self.world)

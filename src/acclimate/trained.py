@@ -56,8 +56,8 @@ class Trained:
         if self.table is not None:
             for name, state in self.table.states.items():
                 tensors |= {
-                    f"domain/{name}/total": state.total,
-                    f"domain/{name}/squares": state.squares,
+                    f"domain/{name}/{part}": getattr(state, part).contiguous()
+                    for part in ("total", "squares", "reference")
                 }
         write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
         # The description comes last: where it is, the weights are.
@@ -75,7 +75,7 @@ class Trained:
             "in_features": self.size if self.config.model.backbone == "mlp" else None,
             "digest": self.digest(),
             "domains": {
-                name: {"count": state.count, "largest_norm": state.largest_norm}
+                name: {"count": state.count, "reach": state.reach}
                 for name, state in (table.states if table else {}).items()
             },
         }
@@ -175,7 +175,8 @@ def _read_table(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
             tensors[f"domain/{name}/total"],
             tensors[f"domain/{name}/squares"],
             facts["count"],
-            facts["largest_norm"],
+            tensors[f"domain/{name}/reference"],
+            facts["reach"],
         )
         for name, facts in description["domains"].items()
     }

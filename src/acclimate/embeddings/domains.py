@@ -77,10 +77,10 @@ def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) 
 def _over_processes(state: DomainState, world: World) -> DomainState:
     if world.size == 1:
         return state
-    sums = torch.cat([state.total, state.squares, torch.tensor([float(state.count)]).double()])
-    sums = world.sum(sums.to(world.device)).cpu()
-    largest = world.largest(torch.tensor([state.largest_norm], device=world.device))
-    dim = len(state.total)
-    return DomainState(
-        state.model, sums[:dim], sums[dim:-1], int(sums[-1]), float(largest.cpu()[0])
-    )
+    count = torch.tensor([state.count], dtype=torch.float64)
+    sums = world.sum(torch.cat([state.total, state.squares, count]).to(world.device)).cpu()
+    mean = sums[: len(state.total)] / sums[-1].clamp(min=1)
+    reach = state.reach + float((state.reference - mean).norm()) if state.count else 0.0
+    reach = float(world.largest(torch.tensor([reach], device=world.device)).cpu()[0])
+    dim = len(mean)
+    return DomainState(state.model, sums[:dim], sums[dim:-1], int(sums[-1]), mean, reach)

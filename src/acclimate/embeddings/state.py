@@ -31,21 +31,23 @@ class Payload:
 class DomainState:
     """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
 
-    Sums are float64, so that the order of updates does not matter to float32 accuracy.
-    `largest_norm` only grows: after a removal it is an upper bound.
+    Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
+    the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
+    it Theorem 1 has a bound on ‖Φ(x) − μ‖ that survives merging. It never shrinks.
     """
 
     model: str  # digest of the model whose Φ this is
     total: Tensor  # [d] Σ Φ(x)
     squares: Tensor  # [d] Σ Φ(x)²
     count: int
-    largest_norm: float = 0.0
+    reference: Tensor  # [d]
+    reach: float = 0.0
     payloads: Mapping[str, Payload] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, model: str, dim: int) -> "DomainState":
         zeros = torch.zeros(dim, dtype=torch.float64)
-        return cls(model, zeros, zeros, 0)
+        return cls(model, zeros, zeros, 0, zeros)
 
     @property
     def mean(self) -> Tensor:
@@ -60,21 +62,28 @@ class DomainState:
         spread = self.squares / self.count - self.mean.square()
         return max(float(spread.sum()), 0.0)
 
+    @property
+    def bound(self) -> float:
+        """At least ‖Φ(x) − μ‖ of every image seen (triangle inequality)."""
+        return self.reach + float((self.mean - self.reference).norm())
+
     def radius(self, delta: float = 0.05) -> float | None:
         """Theorem 1's radius of μ, or None where there are too few images for it to hold."""
-        bound = self.largest_norm + float(self.mean.norm())
-        return mean_radius(self.count, self.variance, bound, delta=delta)
+        return mean_radius(self.count, self.variance, self.bound, delta=delta)
 
     def updated(self, phi: Tensor) -> "DomainState":
         """With the images whose features are `phi` [n, d]."""
         rows = phi.detach().to("cpu", torch.float64)
-        largest = float(rows.norm(dim=1).max()) if len(rows) else 0.0
+        if not len(rows):
+            return self
+        reference = self.reference if self.count else rows.mean(0)
         return replace(
             self,
             total=self.total + rows.sum(0),
             squares=self.squares + rows.square().sum(0),
             count=self.count + len(rows),
-            largest_norm=max(self.largest_norm, largest),
+            reference=reference,
+            reach=max(self.reach, float((rows - reference).norm(dim=1).max())),
         )
 
     def removed(self, phi: Tensor) -> "DomainState":
@@ -90,17 +99,15 @@ class DomainState:
         )
 
     def rescaled(self, centre: Tensor, spread: float) -> "DomainState":
-        """The state that features (Φ − centre) / spread would have given.
-
-        `largest_norm` becomes the upper bound that the triangle inequality gives.
-        """
+        """The state that features (Φ − centre) / spread would have given."""
         middle = centre.detach().to("cpu", torch.float64)
         squares = self.squares - 2 * middle * self.total + self.count * middle.square()
         return replace(
             self,
             total=(self.total - self.count * middle) / spread,
             squares=squares / spread**2,
-            largest_norm=(self.largest_norm + float(middle.norm())) / spread,
+            reference=(self.reference - middle) / spread,
+            reach=self.reach / spread,
         )
 
     def merged(self, other: "DomainState") -> "DomainState":
@@ -119,9 +126,15 @@ class DomainState:
             total=self.total + other.total,
             squares=self.squares + other.squares,
             count=self.count + other.count,
-            largest_norm=max(self.largest_norm, other.largest_norm),
+            reference=self.reference if self.count else other.reference,
+            reach=max(self.reach, other.reach + self._apart(other)),
             payloads=_added(self.payloads, other.payloads),
         )
+
+    def _apart(self, other: "DomainState") -> float:
+        if not self.count or not other.count:
+            return 0.0
+        return float((self.reference - other.reference).norm())
 
     def require(self, model: str, who: str) -> None:
         if self.model != model:
@@ -132,14 +145,14 @@ class DomainState:
 
     def save(self, path: Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
-        tensors = {"total": self.total, "squares": self.squares}
+        tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
         metadata = {
             "format": FORMAT,
             "model": self.model,
             "count": str(self.count),
-            "largest_norm": repr(self.largest_norm),
+            "reach": repr(self.reach),
             "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
             "notes": json.dumps(dict(notes or {}), sort_keys=True),
         }
@@ -167,7 +180,8 @@ class DomainState:
             total=tensors["total"],
             squares=tensors["squares"],
             count=int(metadata["count"]),
-            largest_norm=float(metadata["largest_norm"]),
+            reference=tensors["reference"],
+            reach=float(metadata["reach"]),
             payloads=payloads,
         )
 

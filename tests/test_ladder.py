@@ -1,0 +1,91 @@
+"""Imports point one way, builders and reports stay free of torch, and only the CLI prints."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import acclimate
+
+SOURCE = Path(acclimate.__file__).parent
+LADDER = (
+    {"errors"},
+    {"files", "randomness", "watch", "theory"},
+    {"config", "presets", "columns", "readers", "validation", "manifest", "records"},
+    {"inspection", "build", "objective", "distributed", "data", "models"},
+    {"embeddings", "algorithms"},
+    {"plan", "trained", "scoring"},
+    {"evaluate", "train", "adapt", "report"},
+    {"estimator", "demo"},
+    {"cli"},
+)
+RUNG = {name: number for number, names in enumerate(LADDER) for name in names}
+REPORT_SEES = {"errors", "files", "randomness", "config", "records", "manifest", "inspection"}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of acclimate that a file imports anywhere, lazily or not."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
+            continue
+        parts |= {name.split(".")[1] for name in names if name.startswith("acclimate.")}
+    return parts - {"__version__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "__main__"):
+        return
+    assert part in RUNG, f"{part} has no rung; give it one in LADDER and in docs/architecture.md"
+    above = {name for name in imported(path) if RUNG[name] > RUNG[part]}
+    assert not above, f"{path.name} ({part}) imports {above}, which stand above it"
+
+
+def test_reports_see_only_what_a_run_folder_holds() -> None:
+    for path in FILES:
+        if part_of(path) == "report":
+            assert imported(path) - {"report"} <= REPORT_SEES, path
+
+
+def test_theory_imports_nothing_of_ours() -> None:
+    assert imported(SOURCE / "theory.py") == set()
+
+
+@pytest.mark.parametrize(
+    "module", ["build.digits", "build.folder", "report", "inspection", "records", "cli"]
+)
+def test_these_do_not_pay_for_torch(module: str) -> None:
+    code = f"import sys, acclimate.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_does_not_pay_for_torch() -> None:
+    code = (
+        "import sys\nfrom acclimate.cli import main\nsys.argv = ['acclimate', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_only_the_command_line_prints() -> None:
+    for path in FILES:
+        if part_of(path) == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            prints = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+            assert not prints, f"{path}:{node.lineno} prints"
