@@ -100,7 +100,7 @@ def adapt(
         for _, stored in inputs.batches(images, quarantine, watch):
             state = state.updated(embedding.phi(to_float(stored, device)))
     if state.count == before:
-        raise ImageError("there is no readable image to adapt on; give at least one")
+        raise nothing_readable(quarantine)
     return apply_state(trained, state)
 
 
@@ -154,6 +154,16 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
         nearest_distance=distance,
         typical_distance=typical,
         warnings=tuple(warnings),
+    )
+
+
+def nothing_readable(quarantine: Quarantine | None) -> ImageError:
+    if quarantine is None or not len(quarantine):
+        return ImageError("there is no image to adapt on; give at least one")
+    name, reason = quarantine.entries[0]
+    return ImageError(
+        f"none of {len(quarantine)} images can be read, e.g. {name}: {reason}; "
+        f"give at least one readable image"
     )
 
 

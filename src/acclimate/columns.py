@@ -25,7 +25,7 @@ def require_columns(table: pa.Table, source: str) -> None:
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ManifestError(f"{source} has two columns named '{twice[0]}'; rename one of them.")
+        raise ManifestError(f"{source} has two columns named '{twice[0]}'; rename one of them")
     wanted = ["label", "domain"]
     if not set(CONTENT) & set(names):
         wanted.insert(0, "image")
@@ -39,7 +39,7 @@ def _missing_column(name: str, names: Sequence[str], source: str) -> str:
     folded = {other.strip().casefold(): other for other in names if other not in CORE}
     near = get_close_matches(name, list(folded), n=1, cutoff=0.75)
     remedy = f"Rename '{folded[near[0]]}' to" if near else "Name the column"
-    return f"{source} has no column '{name}'; it has {listed}. {remedy} '{name}'."
+    return f"{source} has no column '{name}'; it has {listed}. {remedy} '{name}'"
 
 
 def conform(table: pa.Table, source: str) -> pa.Table:
@@ -60,7 +60,7 @@ def conform(table: pa.Table, source: str) -> pa.Table:
             kind = {"bytes": "encoded images", "features": "lists of numbers"}.get(name, "text")
             raise ManifestError(
                 f"column '{name}' of {source} holds {table[name].type}; it must hold {kind}: "
-                "convert or rename it."
+                "convert or rename it"
             ) from error
         if name in ("image", "role"):
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
@@ -71,7 +71,7 @@ def conform(table: pa.Table, source: str) -> pa.Table:
 def _fixed_size(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
     if column.null_count:
         raise ManifestError(
-            f"column 'features' of {source} is empty in {column.null_count} rows; drop those rows."
+            f"column 'features' of {source} is empty in {column.null_count} rows; drop those rows"
         )
     if not hasattr(column.type, "value_type") or pa.types.is_dictionary(column.type):
         raise pa.ArrowInvalid("not a list")
@@ -80,7 +80,7 @@ def _fixed_size(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
         found = " and ".join(map(str, sorted(sizes)[:3])) or "no"
         raise ManifestError(
             f"column 'features' of {source} holds lists of {found} numbers; "
-            "every row needs the same number of them, at least one."
+            "every row needs the same number of them, at least one"
         )
     chunks = [
         pa.FixedSizeListArray.from_arrays(chunk.flatten().cast(pa.float32()), sizes[0])
@@ -111,7 +111,7 @@ def seeded_splits(table: pa.Table, *, val_share: float, seed: int) -> pa.Array:
     that share an image go together, or a validation image would be trained on under another label.
     """
     if not 0 <= val_share < 1:
-        raise ConfigError(f"val_share is {val_share}; give a share of at least 0 and less than 1.")
+        raise ConfigError(f"val_share is {val_share}; give a share of at least 0 and less than 1")
     domains, domain = encode(table["domain"])
     image = _image_codes(table)
     by_domain = np.argsort(domain, kind="stable")

@@ -6,6 +6,7 @@ Unknown keys are refused with the nearest valid one.
 
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -82,8 +83,8 @@ class ModelConfig:
     )
     pretrained: bool = setting(True, "start from pretrained weights where the backbone has them")
     weights: str = setting("", "a local weights file (safetensors or a torch state dict)")
-    head: Literal["mlp", "linear"] = setting(
-        "mlp", "head of a plain predictor: mlp matches the adaptive one's capacity"
+    head: Literal["linear", "mlp"] = setting(
+        "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
     )
     condition: Literal["concat", "film", "bias"] = setting(
         "concat", "how μ enters an adaptive predictor; concat is the paper's"
@@ -187,8 +188,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: st
     for key, value in values.items():
         name = f"{prefix}{key}"
         if key not in fields:
-            known = [f"{prefix}{other}" for other in fields]
-            raise unknown(f"{where}: there is no setting '{name}'", name, known)
+            raise unknown(f"{where}: there is no setting '{name}'", key, fields, prefix=prefix)
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
@@ -237,6 +237,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such settings file") from None
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"{path}: cannot be read as a settings file ({reason})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML ({error})") from None
 
@@ -253,6 +256,8 @@ def _literal(text: str) -> Any:
 def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: str) -> Any:
     value = _typed(value, hint, name, where)
     if isinstance(value, int | float):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}")
         low, high = limits.get("at_least"), limits.get("at_most")
         if (low is not None and value < low) or (high is not None and value > high):
             allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"

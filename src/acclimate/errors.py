@@ -44,8 +44,11 @@ class RecordError(AcclimateError):
     """A records file that cannot be understood."""
 
 
-def unknown(sentence: str, name: str, known: Iterable[str]) -> UnknownName:
+def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "") -> UnknownName:
     """`sentence` without its full stop, then the nearest of `known`, or all of them.
+
+    `prefix` is shown before each known name and is no part of the comparison: what all names
+    share would make every one of them look near.
 
     >>> str(unknown("pacs.parquet has no domain 'skech'", "skech", ["photo", "sketch"]))
     "pacs.parquet has no domain 'skech'; did you mean 'sketch'?"
@@ -53,6 +56,7 @@ def unknown(sentence: str, name: str, known: Iterable[str]) -> UnknownName:
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
-        return UnknownName(f"{sentence}; did you mean '{near[0]}'?")
-    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        return UnknownName(f"{sentence}; did you mean '{prefix}{near[0]}'?")
+    shown = [f"{prefix}{other}" for other in names[:12]]
+    listed = ", ".join(shown) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")

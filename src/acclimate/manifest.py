@@ -104,13 +104,13 @@ class Manifest:
         stored = (table.schema.metadata or {}).get(MANIFEST_KEY)
         if stored is None:
             raise ManifestError(
-                f"{path.name} is a plain table, not a manifest; read it with Manifest.open."
+                f"{path.name} is a plain table, not a manifest; read it with Manifest.open"
             )
         facts = json.loads(stored)
         if facts["version"] != _VERSION:
             raise ManifestError(
                 f"{path.name} has manifest version {facts['version']}, this is version {_VERSION}; "
-                "update acclimate."
+                "update acclimate"
             )
         return cls(
             conform(table, path.name),
@@ -125,7 +125,7 @@ class Manifest:
         """A folder tree, a manifest or a table, whichever `path` is."""
         path = Path(path).expanduser()
         if not path.exists():
-            raise ManifestError(f"there is no file or folder '{path}'; check the path.")
+            raise ManifestError(f"there is no file or folder '{path}'; check the path")
         if path.is_dir():
             return cls.from_folder(path, val_share=val_share, seed=seed)
         return cls.from_table(path, val_share=val_share, seed=seed)
@@ -155,7 +155,7 @@ class Manifest:
         """Write Parquet, whole or not at all; the root is stored relative to the file."""
         path = Path(path).expanduser()
         if path.suffix.lower() != ".parquet":
-            raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet.")
+            raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")
         named = "image" in self.table.column_names
         facts = {
             "version": _VERSION,
@@ -265,7 +265,7 @@ class Manifest:
             return encoded
         path: str | None = self._cell("image", row)
         if path is None:
-            raise ManifestError(f"row {row} of {self.source} has no image; use features().")
+            raise ManifestError(f"row {row} of {self.source} has no image; use features()")
         return self.root / path
 
     def _cell(self, column: str, row: int) -> Any:
@@ -280,7 +280,7 @@ class Manifest:
     def features(self) -> np.ndarray:
         """float32 [n, f]"""
         if not self.has_features:
-            raise ManifestError(f"{self.source} has no features; its rows are images.")
+            raise ManifestError(f"{self.source} has no features; its rows are images")
         column = self.table["features"]
         empty = np.empty((0, column.type.list_size), dtype=np.float32)
         return np.concatenate([empty, *feature_blocks(column)])
@@ -310,4 +310,4 @@ class Manifest:
             count = sum(len(finding.problems) for finding in found)
             number = "a problem" if count == 1 else f"{count} problems"
             listed = "; ".join(finding.summary() for finding in found)
-            raise ManifestError(f"{self.source} has {number}: {listed}.")
+            raise ManifestError(f"{self.source} has {number}: {listed}")

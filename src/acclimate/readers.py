@@ -38,26 +38,26 @@ def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
     images are passed over.
     """
     if not root.exists():
-        raise ManifestError(f"there is no folder '{root}'; check the path.")
+        raise ManifestError(f"there is no folder '{root}'; check the path")
     if not root.is_dir():
-        raise ManifestError(f"'{root}' is a file, not a folder; read tables with from_table.")
+        raise ManifestError(f"'{root}' is a file, not a folder; read tables with from_table")
     tree = _scan(root)
     if tree.unclassed:
         domain = tree.unclassed[0].split("/")[0]
         raise ManifestError(
             f"{source} has images without a class folder, such as {tree.unclassed[0]}; put them "
-            f"under {domain}/<class>/, or name the parent folder if {source} is a single domain."
+            f"under {domain}/<class>/, or name the parent folder if {source} is a single domain"
         )
     if not tree.images and tree.loose:
         raise ManifestError(
             f"{source} has images without domain and class folders, such as {tree.loose[0]}; "
-            f"{_LAYOUT}."
+            f"{_LAYOUT}"
         )
     if not tree.images and not any(root.iterdir()):
-        raise ManifestError(f"{source} is empty; {_LAYOUT}.")
+        raise ManifestError(f"{source} is empty; {_LAYOUT}")
     if not tree.images:
         kinds = ", ".join(sorted(IMAGE_EXTENSIONS))
-        raise ManifestError(f"{source} has no image ({kinds}) in it; {_LAYOUT}.")
+        raise ManifestError(f"{source} has no image ({kinds}) in it; {_LAYOUT}")
     return _tree_table(sorted(tree.images), source), tuple(sorted(tree.domains))
 
 
@@ -67,7 +67,7 @@ def _tree_table(paths: Sequence[str], source: str) -> pa.Table:
     except UnicodeEncodeError as error:
         name = str(error.object)
         raise ManifestError(
-            f"{source} has a file name that is not UTF-8, {os.fsencode(name)!r}; rename it."
+            f"{source} has a file name that is not UTF-8, {os.fsencode(name)!r}; rename it"
         ) from None
     parts = pc.split_pattern(image, "/", max_splits=2)
     columns = [image, pc.list_element(parts, 1), pc.list_element(parts, 0)]
@@ -111,7 +111,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             # __MACOSX is what the macOS archiver leaves beside a folder.
             return [e for e in found if not e.name.startswith(".") and e.name != "__MACOSX"]
     except OSError as error:
-        raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}.") from error
+        raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}") from error
 
 
 def _is_image(name: str) -> bool:
@@ -121,11 +121,11 @@ def _is_image(name: str) -> bool:
 def read_rows(path: Path) -> pa.Table:
     """The rows of a .csv, .parquet, .jsonl or .ndjson file, core text columns as text."""
     if not path.exists():
-        raise ManifestError(f"there is no file '{path}'; check the path.")
+        raise ManifestError(f"there is no file '{path}'; check the path")
     kind = path.suffix.lower()
     if kind not in TABLE_EXTENSIONS:
         known = ", ".join(TABLE_EXTENSIONS)
-        raise ManifestError(f"{path.name} is none of {known}; convert it to one of them.")
+        raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
     try:
         if kind == ".csv":
             return _read_csv(path)
@@ -134,7 +134,7 @@ def read_rows(path: Path) -> pa.Table:
         return _read_json_lines(path)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ManifestError(f"cannot read {path.name} as a {kind} table: {reason}.") from error
+        raise ManifestError(f"cannot read {path.name} as a {kind} table: {reason}") from error
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -188,9 +188,9 @@ def read_arrays(
     flat = all(a.ndim == 1 for name, a in sizes.items() if name != "X") and X.ndim > 0
     if not flat or len({len(a) for a in sizes.values()}) > 1:
         shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in sizes.items())
-        raise ManifestError(f"the arrays do not fit together: {shapes}; give one entry per row.")
+        raise ManifestError(f"the arrays do not fit together: {shapes}; give one entry per row")
     if len(X) == 0:
-        raise ManifestError("the arrays have no rows; give at least one.")
+        raise ManifestError("the arrays have no rows; give at least one")
     columns = {**_content(X), "label": _text(y), "domain": _text(domains)}
     if splits is not None:
         columns["split"] = _text(splits)
@@ -210,7 +210,7 @@ def _content(X: np.ndarray) -> dict[str, pa.Array]:
         return {"bytes": pa.array([_png(image) for image in X], pa.large_binary())}
     raise ManifestError(
         f"X is {X.dtype} {list(X.shape)}; give features as numbers [n, f] or images as uint8 "
-        "[n, h, w] or [n, h, w, 3]."
+        "[n, h, w] or [n, h, w, 3]"
     )
 
 

@@ -132,7 +132,7 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
         try:
             values = json.loads(line)
             schema, kind = values.pop("schema"), values.pop("kind")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise RecordError(
                 f"{path}, line {number}: not a record; restore or delete the line"
             ) from None

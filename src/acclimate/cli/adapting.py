@@ -77,11 +77,10 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict classes of images. An unreadable image keeps its line, with the problem in it."""
-    from acclimate.adapt import apply_state
+    from acclimate.adapt import apply_state, nothing_readable
     from acclimate.data.images import find_images
     from acclimate.distributed import pick_device
     from acclimate.embeddings import DomainState
-    from acclimate.errors import ImageError
     from acclimate.files import write_text
     from acclimate.trained import Trained
 
@@ -92,9 +91,7 @@ def predict(
     with progress_bar() as watch:
         found = dict(site.predict_files(paths, quarantine, watch))
     if not found:
-        raise ImageError(
-            f"none of {len(paths)} images can be read, e.g. {_problems(quarantine)[0]}"
-        )
+        raise nothing_readable(quarantine)
     reasons = dict(quarantine.entries)
     text = _csv(paths, found, reasons, site.classes, every_class=probabilities)
     write_text(out, text)

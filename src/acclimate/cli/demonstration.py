@@ -1,7 +1,7 @@
 """`demo` and `report`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,15 +22,10 @@ def demo(
     weights; both models get the same data, steps and capacity. Repeat the command to resume.
     """
     from acclimate.demo import run_demo
-    from acclimate.report.tables import as_dict, as_text
 
     with progress_bar() as watch:
         summary, page = run_demo(out, range(first_seed, first_seed + seeds), watch)
-    if json:
-        say_json({**as_dict(summary), "report": str(page)})
-        return
-    say(as_text(summary))
-    say(f"report: {page}")
+    _show_summary(summary, page, json=json)
 
 
 @app.command(epilog="Example: acclimate report runs --out report.html")
@@ -41,12 +36,20 @@ def report(
 ) -> None:
     """Compare the runs below a folder: a table here, and a self-contained HTML page."""
     from acclimate.report import find_runs, summarise, write_report
-    from acclimate.report.tables import as_dict, as_text
 
     page = write_report(folder, out or folder / "report.html", title=f"Runs in {folder.name}")
-    summary = summarise(find_runs(folder))
+    _show_summary(summarise(find_runs(folder)), page, json=json)
+
+
+def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
+    from acclimate.report.tables import comparison, headline, notes, to_dict, to_text
+
     if json:
-        say_json({**as_dict(summary), "report": str(page)})
+        say_json({**to_dict(summary), "report": str(page)})
         return
-    say(as_text(summary))
+    say(to_text(comparison(summary)))
+    say()
+    say(headline(summary))
+    for note in notes(summary):
+        say(f"note: {note}")
     say(f"report: {page}")

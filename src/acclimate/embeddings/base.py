@@ -44,8 +44,10 @@ class Embedding(Objective):
         """Centre on the training domains' μ [N, dim]; divide by their root mean square."""
         centre = means.mean(0)
         spread = (means - centre).square().mean().sqrt()
+        # Domains that are all alike differ by rounding, which must not be blown up.
+        resolution = torch.finfo(torch.float32).eps * means.abs().max()
         self.centre.copy_(centre)
-        self.spread.copy_(spread if spread > 0 else torch.ones_like(spread))
+        self.spread.copy_(spread if spread > resolution else torch.ones_like(spread))
 
     def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
         """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""

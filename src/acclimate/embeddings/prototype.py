@@ -21,7 +21,8 @@ class Prototype(Embedding):
     ) -> None:
         super().__init__(config.dim)
         self.backbone, self.world, self.seed = backbone, world, seed
-        self.layer = nn.Linear(backbone.features, config.dim)
+        # No bias: it cancels in every distance, so its gradient would be rounding noise.
+        self.layer = nn.Linear(backbone.features, config.dim, bias=False)
         self.mixup = config.mixup == "on"
         self.support = config.support
 

@@ -156,8 +156,12 @@ class DomainState:
             "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
             "notes": json.dumps(dict(notes or {}), sort_keys=True),
         }
-        contiguous = {key: value.contiguous() for key, value in tensors.items()}
-        write_atomically(path, lambda temporary: save_file(contiguous, temporary, metadata))
+        # Copies: safetensors refuses tensors that share memory, as an empty state's do.
+        copies = {
+            key: value.clone(memory_format=torch.contiguous_format)
+            for key, value in tensors.items()
+        }
+        write_atomically(path, lambda temporary: save_file(copies, temporary, metadata))
 
     @classmethod
     def load(cls, path: Path) -> "DomainState":
@@ -205,6 +209,11 @@ def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, 
     for name, payload in two.items():
         if name in result:
             mine = result[name].tensors
+            if mine.keys() != payload.tensors.keys():
+                raise StateMismatch(
+                    f"'{name}' holds other things in the other state; adapt it anew on all the "
+                    f"images"
+                )
             sums = {key: mine[key] + value for key, value in payload.tensors.items()}
             payload = Payload(sums, mergeable=True)
         result[name] = payload

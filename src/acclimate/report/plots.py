@@ -41,7 +41,7 @@ INKS = {
 _CYCLE = ("orange", "blue", "green", "purple", "yellow", "sky")
 _WIDTH = 6.0  # inches, for all figures: a page scales them alike
 MOST_DOMAINS = 60
-_NAMED = 30  # as many points as can carry their names on the map
+_NAMED = 30  # up to as many points, training domains carry their names on the map too
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def draw_comparison(summary: Summary) -> Drawing | None:
     for place, line in enumerate(lines):
         assert line.unseen is not None
         mean, se = 100 * line.unseen.mean, 100 * (line.unseen.se or 0.0)
-        (bar,) = ax.barh(place, mean, height=0.62, **_style(line.key, colours), gid=f"bar-{place}")
+        ax.barh(place, mean, height=0.62, **_style(line.key, colours), gid=f"bar-{place}")
         titles[f"bar-{place}"] = f"{line.key.label}: {mean:.1f} % on {line.domains} domains"
         if se:
             ax.errorbar(mean, place, xerr=se, color=INKS["ink"], capsize=3, linewidth=1.2)
@@ -170,23 +170,43 @@ def draw_map(found: DomainMap, seed: int = 0) -> Drawing:
             titles[gid] = f"{found.names[i]} ({role}), {int(found.count[i])} images"
         if members:
             ax.plot([], [], marker, color=colour, alpha=alpha, label=f"{label} ({len(members)})")
-    unseen = [i for i, role in enumerate(found.roles) if role != "train"]
-    for i in range(len(places)) if len(places) <= _NAMED else unseen[:_NAMED]:
+    few = len(places) <= _NAMED
+    named = [i for i, role in enumerate(found.roles) if few or role != "train"]
+    for i in _apart(places, found.names, named):
         ax.annotate(
             _short(found.names[i], 18),
             places[i],
             xytext=(4, 3),
             textcoords="offset points",
-            fontsize=7,
+            fontsize=7.5,
             color=INKS["ink"],
             parse_math=False,
         )
     ax.set(xticks=[], yticks=[])
     ax.margins(0.08)
-    for spine in ax.spines.values():
-        spine.set_color(INKS["faint"])
+    ax.spines[:].set_visible(False)
     _legend(figure, ax)
     return Drawing(figure, titles)
+
+
+def _apart(places: np.ndarray, names: Sequence[str], wanted: Sequence[int]) -> list[int]:
+    """Those of `wanted` whose names do not run into an earlier one; tooltips name the rest.
+
+    places: [M, 2]. Sizes are shares of the axes: a letter is about 0.014 wide and 0.033 high.
+    """
+    low, extent = places.min(axis=0), np.ptp(places, axis=0)
+    shares = (places - low) / np.where(extent > 0, extent, 1.0)
+    kept: list[int] = []
+    for i in wanted:
+        clear = (
+            abs(shares[i, 1] - shares[j, 1]) > 0.033
+            or shares[j, 0] > shares[i, 0] + 0.014 * min(len(names[i]), 18)
+            or shares[i, 0] > shares[j, 0] + 0.014 * min(len(names[j]), 18)
+            for j in kept
+        )
+        if all(clear):
+            kept.append(i)
+    return kept
 
 
 def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -126,7 +126,8 @@ def _quarantined(path: Path) -> tuple[tuple[str, str], ...]:
     if not path.exists():
         return ()
     entries = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             entry = json.loads(line)
             entries.append((str(entry["image"]), str(entry["reason"])))
