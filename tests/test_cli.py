@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TINY, as_flags
 from PIL import Image
 
 from acclimate.cli import main
 from acclimate.cli.catalogue import Catalogue
+from conftest import TINY, as_flags
 
 Result = tuple[int, str, str]
 

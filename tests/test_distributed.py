@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, as_flags
 from safetensors.torch import load_file
 
 from acclimate.manifest import Manifest
 from acclimate.records import read
+from conftest import TINY, as_flags
 
 pytestmark = pytest.mark.slow
 

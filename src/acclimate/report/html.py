@@ -323,10 +323,10 @@ th[aria-sort=ascending] button::after { content: " ↑"; }
 th[aria-sort=descending] button::after { content: " ↓"; }
 .badge { border: 1px solid var(--line); border-radius: 1rem; padding: 0 0.5rem;
   font-size: 0.75rem; white-space: nowrap; }
-figure { margin: 0; max-width: 50rem; }
+figure { margin: 0; max-width: 44rem; }
 figcaption { margin-top: 0.5rem; }
-figure .scroll { padding: 0.5rem; }
-svg { display: block; width: 100%; height: auto; min-width: 26rem; }
+figure .scroll { padding: 0.3rem; }
+svg { display: block; width: 100%; height: auto; min-width: 18rem; }
 svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans",
   sans-serif !important; }
 details .scroll { margin-top: 0.75rem; }

@@ -110,9 +110,11 @@ class _Run:
         else:
             self.size = features.shape[1]
             _set_statistics(features[np.concatenate(self.plan.train_rows)], predictor, embedding)
-        predictor.to(self.world.device)
-        if embedding is not None:
-            embedding.to(self.world.device)
+        for network in (predictor, embedding):
+            if network is not None:
+                # Images come channels-last, the faster layout for convolutions everywhere.
+                network.to(self.world.device)
+                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return predictor, embedding
 
     def _open(self) -> FeatureSource | ImageSource:
