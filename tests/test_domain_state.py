@@ -136,6 +136,14 @@ def test_rescaling_equals_rescaled_features(
     if first >= len(sizes):
         state = state.rescaled(centre, spread)
     assert_matches(state, (rows - centre.numpy()) / spread)
+    # Distances know no centre: the bound is no looser than before.
+    assert state.rescaled(centre, spread).bound == pytest.approx(state.bound / spread, rel=1e-9)
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    state, nothing = state_of(features(0, 5)), DomainState.empty("m" * 64, DIM)
+    assert same(nothing.merged(state), state)
+    assert same(state.merged(nothing), state)
 
 
 def test_a_sample_comes_out_again() -> None:

@@ -229,7 +229,7 @@ def test_other_names_are_independent() -> None:
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
     draws = np.stack([stream(0, "x", k).normal(size=2000) for k in range(20)])
-    between = np.corrcoef(draws)[~np.eye(20, dtype=bool)]
+    between = np.asarray(np.corrcoef(draws)) - np.eye(20)
     assert abs(between).max() < 5 / np.sqrt(2000)
 
 

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
+from acclimate.errors import ConfigError, unknown
+
 
 @dataclass(frozen=True)
 class World:
@@ -77,8 +79,17 @@ def joined(device: str = "auto") -> Iterator[World]:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    """`auto`: a GPU where there is one; `cuda` without a number is this process's own."""
+    gpu = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if gpu else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"]) from None
+    if device.type != "cuda":
+        return device
+    if not gpu:
+        raise ConfigError(f"device '{name}' was asked for, but torch finds no GPU here; use cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", local) if device.index is None else device

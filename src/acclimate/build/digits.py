@@ -19,18 +19,18 @@ LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSettings:
-    train_domains: int = 60
+    train_domains: int = 150
     test_domains: int = 20
-    train_images: int = 250  # of which a fifth is for validation
+    train_images: int = 200  # of which a fifth is for validation
     test_images: int = 400  # of which some are left unlabelled to adapt on
     noise: float = 0.6  # standard deviation of pixel noise; digits have intensities 0..1
-    concentration: float = 0.3  # of the Dirichlet that draws a domain's label frequencies
+    concentration: float = 0.2  # of the Dirichlet that draws a domain's label frequencies
     test_share: float = 1 / 3  # of the digits, kept for unseen domains
     seed: int = 0
 
 
 def build_digits(settings: DigitsSettings | None = None) -> Manifest:
-    """Domains `train-00`… with role train and `test-00`… with role test; images in the table."""
+    """Domains `train-000`… with role train and `test-000`… with role test; images in the table."""
     settings = settings or DigitsSettings()
     images, labels, pools = _pools(settings)
     parts = []
@@ -39,7 +39,7 @@ def build_digits(settings: DigitsSettings | None = None) -> Manifest:
         ("test", settings.test_domains, settings.test_images),
     ):
         for number in range(count):
-            name = f"{role}-{number:02d}"
+            name = f"{role}-{number:03d}"
             parts.append(_domain(name, role, images, labels, pools[role], size, settings))
     pixels, targets, names, roles, gains, offsets = (
         np.concatenate([part[i] for part in parts]) for i in range(6)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from acclimate.config import EmbeddingConfig
 from acclimate.data.batches import EpisodeSampler, Sampler
+from acclimate.errors import ConfigError
 from acclimate.objective import Objective
 
 
@@ -51,6 +52,12 @@ class Embedding(Objective):
 
     def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
         """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
+        parts = config.optimiser.accumulate
+        if config.per_domain // parts < 2:
+            raise ConfigError(
+                f"embedding.optimiser.accumulate is {parts}, and each part needs a support and a "
+                f"query image of a domain; make embedding.per_domain at least {2 * parts}"
+            )
         return EpisodeSampler(
             domains,
             per_domain=config.per_domain,

@@ -63,13 +63,15 @@ class Prototype(Embedding):
 
 def prototype_loss(support: Tensor, query: Tensor) -> Tensor:
     """Equation 3: −log softmax over −‖μ_d − Φ(x)‖² of the true domain. [m,s,d], [m,q,d] -> []"""
-    prototypes = support.mean(1)
-    points = query.flatten(0, 1)
-    # Not by `cdist` (its square root has no gradient where a point meets its prototype) and not by
-    # a matrix product (which autocast would round to bf16).
-    distances = (points[:, None] - prototypes[None]).square().sum(-1)
-    domain = torch.arange(len(prototypes), device=query.device).repeat_interleave(query.shape[1])
-    return F.cross_entropy(-distances, domain)
+    domain = torch.arange(len(support), device=query.device).repeat_interleave(query.shape[1])
+    # bf16 would round the distances; ‖Φ(x)‖² is the same for all domains and cancels in the
+    # softmax; centring keeps the remaining terms small.
+    with torch.autocast(query.device.type, enabled=False):
+        prototypes = support.mean(1)
+        centre = prototypes.mean(0)
+        prototypes, points = prototypes - centre, query.flatten(0, 1) - centre
+        logits = 2 * points @ prototypes.T - prototypes.square().sum(1)
+        return F.cross_entropy(logits, domain)
 
 
 def _by_domain(rows: Tensor, domains: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from acclimate.config import OptimiserConfig
 from acclimate.data.batches import Loader
 from acclimate.distributed import World
-from acclimate.errors import RunError
+from acclimate.errors import ConfigError, RunError
 from acclimate.objective import Batch, Losses, Objective
 from acclimate.randomness import derive
 from acclimate.records import Loss, Score, append
@@ -52,6 +52,15 @@ class Loop:
     watch: Watch = unwatched
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        share = self.loader.sampler.per_domain // self.world.size
+        parts = self.phase.optimiser.accumulate
+        if share % parts:
+            raise ConfigError(
+                f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
+                f"optimiser's accumulate a divisor of {share}"
+            )
 
     def run(self) -> Progress:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
