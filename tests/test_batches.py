@@ -16,7 +16,7 @@ from acclimate.data.batches import DomainSampler, EpisodeSampler, Loader, suppor
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source, to_float
 from acclimate.distributed import World
-from acclimate.errors import ConfigError, ManifestError, TooManyUnreadable
+from acclimate.errors import ManifestError, TooManyUnreadable
 from acclimate.manifest import Manifest
 from acclimate.objective import Batch
 
@@ -275,16 +275,6 @@ def test_augmentation_changes_images_and_differs_by_step(folder: Path) -> None:
     assert torch.equal(augmented.batch(0).x, augmented.batch(0).x)
     draws = [augmented._draws(step, 12, SIDE, slice(None)).box for step in range(2)]
     assert not torch.equal(*draws)
-
-
-def test_processes_that_do_not_divide_a_share(folder: Path) -> None:
-    source = open_images(folder)
-    with pytest.raises(ConfigError) as caught:
-        loader(source, source.manifest, world=World(rank=0, size=3))
-    assert str(caught.value) == (
-        "4 images of a domain cannot be shared equally by 3 processes; make train.per_domain and "
-        "embedding.per_domain multiples of 3"
-    )
 
 
 def spoil(root: Path, *names: str) -> None:

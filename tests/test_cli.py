@@ -275,8 +275,8 @@ class TestErrors:
             for folder in (other, run)
         )
         assert message == (
-            f"error: the domain state was made by model {made}, this model belongs to model {used}; "
-            "adapt again with the model you use"
+            f"error: the domain state was made by model {made}, and this is model {used}; adapt "
+            "again with the model you use"
         )
 
     def test_unfinished_run_and_no_run(self, cli: Any, tmp_path: Path, unlabelled: Path) -> None:

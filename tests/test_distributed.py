@@ -26,7 +26,10 @@ def train_with(processes: int, data: Path, out: Path, *flags: str) -> dict[str, 
 @pytest.mark.parametrize("kind", ["features", "images with augmentation and domain mixup"])
 def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.parquet"
-    settings = TINY | {"train.keep": "last"}
+    # Not Adam: its first steps are the signs of gradients, which blow rounding up.
+    sgd = {"optimiser.name": "sgd", "optimiser.lr": 0.05}
+    settings = TINY | {f"{step}.{k}": v for step in ("embedding", "train") for k, v in sgd.items()}
+    settings |= {"train.keep": "last"}
     if kind == "features":
         features.write(data)
         unseen = "site-4"
@@ -40,7 +43,7 @@ def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_
     two = train_with(2, data, tmp_path / "two", *flags)
     assert one.keys() == two.keys()
     for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
     scores = [
         [(s.domain, s.method, s.n, s.top1) for s in read(tmp_path / run / "records.jsonl").scores]
         for run in ("one", "two")

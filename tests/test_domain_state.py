@@ -201,14 +201,14 @@ def test_radius_is_theorem_1s() -> None:
 def test_states_of_two_models_do_not_mix() -> None:
     one, two = state_of(features(0, 2), "a" * 64), state_of(features(1, 2), "b" * 64)
     message = (
-        "the domain state was made by model aaaaaaaaaaaa, the other state belongs to model "
-        "bbbbbbbbbbbb; adapt again with the model you use"
+        "the domain state was made by model aaaaaaaaaaaa, and this is model bbbbbbbbbbbb; "
+        "adapt again with the model you use"
     )
     with pytest.raises(StateMismatch) as caught:
         one.merged(two)
     assert str(caught.value) == message
     with pytest.raises(StateMismatch) as caught:
-        one.require("b" * 64, "the other state")
+        one.require("b" * 64)
     assert str(caught.value) == message
     one.require("a" * 64, "this run")
 

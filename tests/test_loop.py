@@ -22,7 +22,7 @@ from acclimate.models import Plain, build_backbone
 from acclimate.objective import Batch, Losses, Objective, mean_by
 from acclimate.records import read
 from acclimate.train.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
-from acclimate.train.loop import Loop, Phase, learning_rate, make_optimiser
+from acclimate.train.loop import Loop, Phase, check_shares, learning_rate, make_optimiser
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -224,6 +224,15 @@ def test_parts_must_be_equal(manifest: Manifest, tmp_path: Path) -> None:
     assert str(caught.value) == (
         "8 images of a domain cannot be worked off in 3 equal parts; make the optimiser's "
         "accumulate a divisor of 8"
+    )
+
+
+def test_processes_must_have_equal_shares() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_shares(4, World(size=3), OptimiserConfig())
+    assert str(caught.value) == (
+        "4 images of a domain cannot be shared equally by 3 processes; make train.per_domain and "
+        "embedding.per_domain multiples of 3"
     )
 
 

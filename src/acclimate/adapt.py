@@ -92,7 +92,7 @@ def adapt(
             f"train with --algorithm da-erm, or predict with it as it is"
         )
     state = into or DomainState.empty(trained.digest(), embedding.dim)
-    state.require(trained.digest(), "this model")
+    state.require(trained.digest())
     before = state.count
     device = next(embedding.parameters()).device
     inputs = Inputs(trained.size, trained.config.data.max_pixels, takes_features(trained.predictor))
@@ -116,7 +116,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
             "an adaptive model predicts for a domain; give its state with --domain FILE "
             "(make it with `acclimate adapt`)"
         )
-    state.require(trained.digest(), "this model")
+    state.require(trained.digest())
     assert isinstance(trained.predictor, Conditioned)
     device = next(trained.predictor.parameters()).device
     folded = trained.predictor.fold(state.mean.to(device)).eval()

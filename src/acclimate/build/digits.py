@@ -30,7 +30,7 @@ class DigitsSettings:
 
 
 def build_digits(settings: DigitsSettings | None = None) -> Manifest:
-    """Domains `train-000`… with role train and `test-000`… with role test; images in the table."""
+    """Domains `train-SEED-000`… and `test-SEED-000`… with these roles; images are in the table."""
     settings = settings or DigitsSettings()
     images, labels, pools = _pools(settings)
     parts = []
@@ -39,7 +39,7 @@ def build_digits(settings: DigitsSettings | None = None) -> Manifest:
         ("test", settings.test_domains, settings.test_images),
     ):
         for number in range(count):
-            name = f"{role}-{number:03d}"
+            name = f"{role}-{settings.seed}-{number:03d}"
             parts.append(_domain(name, role, images, labels, pools[role], size, settings))
     pixels, targets, names, roles, gains, offsets = (
         np.concatenate([part[i] for part in parts]) for i in range(6)

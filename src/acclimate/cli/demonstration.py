@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Json, progress_bar, say, say_json
+from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
+
+WIDE = ("Top-5", "Training domains", "Runs", "Domains")  # columns that only the page shows
 
 
 @app.command(epilog="Example: acclimate demo --out demo")
@@ -42,12 +44,16 @@ def report(
 
 
 def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
-    from acclimate.report.tables import comparison, headline, notes, to_dict, to_text
+    from acclimate.report.tables import comparison, headline, notes, to_dict
 
     if json:
         say_json({**to_dict(summary), "report": str(page)})
         return
-    say(to_text(comparison(summary)))
+    grid = comparison(summary)
+    narrow = [i for i, name in enumerate(grid.header) if name not in WIDE]
+    say_table(
+        [grid.header[i] for i in narrow], [[row[i].text for i in narrow] for row in grid.rows]
+    )
     say()
     say(headline(summary))
     for note in notes(summary):

@@ -24,8 +24,9 @@ from acclimate.watch import Watch, unwatched
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
-_NUMBER = re.compile(r"-?[\d.]+|–")
+_NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 PHASES = {
+    "scoring": "scoring",
     "embedding": "Step A: embedding",
     "domains": "domain embeddings",
     "main": "Step B: predictor",

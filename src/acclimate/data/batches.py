@@ -17,7 +17,7 @@ import torch
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.source import Source, to_float
 from acclimate.distributed import World
-from acclimate.errors import ConfigError, ManifestError
+from acclimate.errors import ManifestError
 from acclimate.objective import Batch
 from acclimate.randomness import stream
 
@@ -117,14 +117,6 @@ class Loader:
     seed: int
     augmented: bool
     ahead: int = 2
-
-    def __post_init__(self) -> None:
-        if self.sampler.per_domain % self.world.size:
-            raise ConfigError(
-                f"{self.sampler.per_domain} images of a domain cannot be shared equally by "
-                f"{self.world.size} processes; make train.per_domain and embedding.per_domain "
-                f"multiples of {self.world.size}"
-            )
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""

@@ -112,7 +112,7 @@ class DomainState:
 
     def merged(self, other: "DomainState") -> "DomainState":
         """Both domains' images as one, as if seen together."""
-        self.require(other.model, "the other state")
+        self.require(other.model)
         stuck = sorted(
             name
             for state in (self, other)
@@ -136,10 +136,11 @@ class DomainState:
             return 0.0
         return float((self.reference - other.reference).norm())
 
-    def require(self, model: str, who: str) -> None:
+    def require(self, model: str) -> None:
+        """Refuse a model (or another state) that did not make this one."""
         if self.model != model:
             raise StateMismatch(
-                f"the domain state was made by model {self.model[:12]}, {who} belongs to model "
+                f"the domain state was made by model {self.model[:12]}, and this is model "
                 f"{model[:12]}; adapt again with the model you use"
             )
 

@@ -54,13 +54,7 @@ class Loop:
     _since: float = field(init=False)
 
     def __post_init__(self) -> None:
-        share = self.loader.sampler.per_domain // self.world.size
-        parts = self.phase.optimiser.accumulate
-        if share % parts:
-            raise ConfigError(
-                f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
-                f"optimiser's accumulate a divisor of {share}"
-            )
+        check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
 
     def run(self) -> Progress:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
@@ -178,6 +172,21 @@ class Loop:
         if losses.penalty is not None:
             self._sums[1] += losses.penalty.detach() * images
             self._sums[2] += 1
+
+
+def check_shares(per_domain: int, world: World, optimiser: OptimiserConfig) -> None:
+    """Every process and every part must get equally many images of each domain."""
+    if per_domain % world.size:
+        raise ConfigError(
+            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
+            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
+        )
+    share, parts = per_domain // world.size, optimiser.accumulate
+    if share % parts:
+        raise ConfigError(
+            f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
+            f"optimiser's accumulate a divisor of {share}"
+        )
 
 
 def make_optimiser(module: nn.Module, settings: OptimiserConfig) -> torch.optim.Optimizer:

@@ -30,7 +30,7 @@ from acclimate.randomness import derive
 from acclimate.records import DOMAIN_MAP, Finished, Started, append, read
 from acclimate.scoring import Evaluator
 from acclimate.train.checkpoint import Progress, save_weights
-from acclimate.train.loop import Loop, Phase
+from acclimate.train.loop import Loop, Phase, check_shares
 from acclimate.trained import Trained, build_networks
 from acclimate.watch import Watch, unwatched
 
@@ -53,6 +53,9 @@ def train(
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone."""
     plan = make_plan(config, manifest)
     with joined(device) as world:
+        check_shares(plan.config.train.per_domain, world, plan.config.train.optimiser)
+        if plan.algorithm.adaptive:
+            check_shares(plan.config.embedding.per_domain, world, plan.config.embedding.optimiser)
         identity = _identity(plan)
         done = _finished_before(out, identity)
         if done is not None:
@@ -236,7 +239,11 @@ class _Run:
         kept = progress.best_step if kept_best else progress.step
         assert kept is not None
         trained.predictor.eval()
-        scores = list(evaluator.final(kept))
+        scores = []
+        domains = len(self.plan.manifest.domains)
+        for score in evaluator.final(kept):
+            scores.append(score)
+            self.watch("scoring", len({s.domain for s in scores}), domains, score.domain)
         finished = Finished(
             kept_step=kept,
             kept_by=self._kept_by() if kept_best else "last step",
