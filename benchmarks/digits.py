@@ -15,6 +15,7 @@ from rich.progress import Progress
 from acclimate import __version__
 from acclimate.demo import run_demo
 from acclimate.files import write_text
+from acclimate.report import plots
 from acclimate.report.tables import comparison, headline, to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,8 +55,15 @@ def main() -> None:
         ]
     )
     write_text(arguments.out, text)
-    Console().print(text, markup=False)
-    Console().print(f"report: {page}")
+    pictures = arguments.out.parent / "images"
+    plots.write_png(plots.draw_comparison(summary), pictures / "comparison.png")
+    mapped = next(run for run in summary.finished if run.algorithm == "da-erm")
+    found = plots.read_domain_map(mapped)
+    assert found is not None
+    plots.write_png(plots.draw_map(found), pictures / "map.png")
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(text)
+    console.print(f"report: {page}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from acclimate.presets import PRESETS
 
 assert all((adapting, catalogue, datasets, demonstration, training))
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- generated: algorithms -->", "<!-- end -->"
+END = "<!-- end -->"
+SHOWN = ("Method", "Unseen domains", "Worst unseen domain", "Difference to ERM")
 
 
 def cli_reference() -> str:
@@ -127,11 +128,26 @@ def _drawn(search: Search | None) -> str:
 
 def readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
+    algorithms = [f"| `{name}` | {choose(name).about} |" for name in names()]
+    text = filled(text, "algorithms", ["| name | |", "|---|---|", *algorithms])
+    return filled(text, "results", results_table())
+
+
+def filled(text: str, name: str, lines: list[str]) -> str:
+    """`text` with the part between the marks of `name` replaced."""
+    begin = f"<!-- generated: {name} -->"
+    before, rest = text.split(begin)
     _, after = rest.split(END, 1)
-    table = ["| name | |", "|---|---|"]
-    table += [f"| `{name}` | {choose(name).about} |" for name in names()]
-    return f"{before}{BEGIN}\n" + "\n".join(table) + f"\n{END}{after}"
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{END}{after}"
+
+
+def results_table() -> list[str]:
+    """The main columns of the benchmark's table in docs/results.md."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    columns = [rows[0].index(name) for name in SHOWN]
+    kept = ["| " + " | ".join(row[i] for i in columns) + " |" for row in rows]
+    return [kept[0], "|---|---:|---:|---:|", *kept[1:]]
 
 
 def main() -> None:

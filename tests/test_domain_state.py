@@ -210,7 +210,7 @@ def test_states_of_two_models_do_not_mix() -> None:
     with pytest.raises(StateMismatch) as caught:
         one.require("b" * 64)
     assert str(caught.value) == message
-    one.require("a" * 64, "this run")
+    one.require("a" * 64)
 
 
 def with_payload(name: str, *, mergeable: bool = True, **tensors: Tensor) -> DomainState:

@@ -116,7 +116,10 @@ class OptimiserConfig:
 class EmbeddingConfig:
     name: str = setting("prototype", "how Φ is learned: see `acclimate list embeddings`")
     dim: int = setting(1024, "dimensions of μ (d_D)", at_least=1)
-    steps: int = setting(1000, "iterations of prototype training", at_least=1)
+    steps: int = setting(
+        0, "iterations of prototype training; 0: 50 passes over the data, from 200 to 1000",
+        at_least=0,
+    )  # fmt: skip
     domains_per_step: int = setting(
         4, "domains in a round (N_t), at most the training domains", at_least=2
     )
@@ -132,7 +135,9 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: int = setting(5000, "optimiser steps", at_least=1)
+    steps: int = setting(
+        0, "optimiser steps; 0: 50 passes over the data, from 300 to 5000", at_least=0
+    )
     epochs: float = setting(
         0.0, "passes over the training rows; above 0 it replaces steps", at_least=0
     )

@@ -17,6 +17,7 @@ from acclimate.randomness import stream
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 MOST_DOMAINS_PER_STEP = 64
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
+PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
 FROM_SCRATCH = frozenset({"small-cnn", "mlp"})
 
 
@@ -132,6 +133,8 @@ def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Ru
     augment = config.data.augment
     if augment == "auto":
         augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
+    slots = min(config.embedding.domains_per_step, len(train))
+    rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
     mixup = config.embedding.mixup
     if mixup == "auto":
         mixup = "on" if len(train) < FEW_DOMAINS else "off"
@@ -142,22 +145,22 @@ def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Ru
         embedding=replace(
             config.embedding,
             mixup=mixup,
-            domains_per_step=min(config.embedding.domains_per_step, len(train)),
+            domains_per_step=slots,
+            steps=config.embedding.steps
+            or _passes(rows, slots * config.embedding.per_domain, STEPS_A),
             optimiser=_with_rate(config.embedding.optimiser, scratch=scratch),
         ),
-        train=_resolved_training(config, manifest, train, scratch=scratch),
+        train=_resolved_training(config, rows, len(train), scratch=scratch),
     )
 
 
-def _resolved_training(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], *, scratch: bool
-) -> TrainConfig:
+def _resolved_training(config: RunConfig, rows: int, domains: int, *, scratch: bool) -> TrainConfig:
     settings = config.train
-    slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, len(train))
-    steps = settings.steps
+    slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, domains)
+    batch = slots * settings.per_domain
+    steps = settings.steps or _passes(rows, batch, STEPS_B)
     if settings.epochs:
-        rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
-        steps = max(1, round(settings.epochs * rows / (slots * settings.per_domain)))
+        steps = max(1, round(settings.epochs * rows / batch))
     return replace(
         settings,
         steps=steps,
@@ -165,6 +168,12 @@ def _resolved_training(
         evaluate_every=min(settings.evaluate_every, steps),
         optimiser=_with_rate(settings.optimiser, scratch=scratch),
     )
+
+
+def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
+    """Steps of a number of passes over the rows, within limits."""
+    least, most = limits
+    return min(max(PASSES * rows // batch, least), most)
 
 
 def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:

@@ -53,11 +53,28 @@ def table(
 
 
 @build.command("digits", epilog="Example: acclimate build digits --out digits.parquet")
-def digits(out: Out, seed: Seed = 0, json: Json = False) -> None:
+def digits(
+    out: Out,
+    train_domains: Annotated[int, typer.Option(min=2, help="Domains to train on.")] = 150,
+    test_domains: Annotated[int, typer.Option(min=1, help="Unseen domains.")] = 20,
+    noise: Annotated[float, typer.Option(min=0, help="Pixel noise; digits span 0 to 1.")] = 0.6,
+    concentration: Annotated[
+        float, typer.Option(min=0.01, help="Dirichlet parameter: less, more label shift.")
+    ] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of domains, images and splits.")] = 0,
+    json: Json = False,
+) -> None:
     """The embedded benchmark: real digits through many noisy sensors, images inside the table."""
     from acclimate.build.digits import DigitsSettings, build_digits
 
-    manifest = build_digits(DigitsSettings(seed=seed))
+    settings = DigitsSettings(
+        train_domains=train_domains,
+        test_domains=test_domains,
+        noise=noise,
+        concentration=concentration,
+        seed=seed,
+    )
+    manifest = build_digits(settings)
     manifest.write(out)
     _show_manifest(manifest, out, json=json)
 

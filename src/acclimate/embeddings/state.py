@@ -144,7 +144,7 @@ class DomainState:
                 f"{model[:12]}; adapt again with the model you use"
             )
 
-    def save(self, path: Path, notes: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
         tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
         for name, payload in self.payloads.items():
@@ -162,10 +162,10 @@ class DomainState:
             key: value.clone(memory_format=torch.contiguous_format)
             for key, value in tensors.items()
         }
-        write_atomically(path, lambda temporary: save_file(copies, temporary, metadata))
+        write_atomically(Path(path), lambda temporary: save_file(copies, temporary, metadata))
 
     @classmethod
-    def load(cls, path: Path) -> "DomainState":
+    def load(cls, path: str | Path) -> "DomainState":
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
