@@ -101,7 +101,7 @@ def test_wrong_types(values: dict[str, Any], message: str) -> None:
     ("values", "message"),
     [
         ({"seed": -1}, "'seed' must be at least 0, not -1"),
-        ({"train": {"steps": 0}}, "'train.steps' must be at least 1, not 0"),
+        ({"train": {"per_domain": 0}}, "'train.per_domain' must be at least 1, not 0"),
         (
             {"embedding": {"domains_per_step": 1}},
             "'embedding.domains_per_step' must be at least 2, not 1",
