@@ -25,7 +25,9 @@ def make_algorithm(name: str, seed: int = 0) -> Objective:
         if choice.adaptive
         else Plain(backbone, CLASSES, head="mlp", **sizes)
     )
-    return choice.build(predictor, choice.settings, domains=DOMAINS, world=World())
+    return choice.build(
+        predictor, choice.settings, domains=DOMAINS, classes=CLASSES, world=World(), seed=0
+    )
 
 
 def make_batch(*, adaptive: bool, domains: int = DOMAINS, per_domain: int = 4) -> Batch:
@@ -115,7 +117,9 @@ class TestEmbedding:
         torch.manual_seed(seed)
         config = EmbeddingConfig(dim=MU, mixup=mixup)  # type: ignore[arg-type]
         backbone = build_backbone("mlp", in_features=FEATURES)
-        return EMBEDDINGS[name].build(backbone, config, world=World(), seed=0)
+        return EMBEDDINGS[name].build(
+            backbone, config, domains=DOMAINS, classes=CLASSES, world=World(), seed=0
+        )
 
     def test_finite_loss_and_gradients(self, name: str, mixup: str) -> None:
         embedding = self.make(name, mixup)
@@ -134,7 +138,7 @@ class TestEmbedding:
 
     def test_saved_and_loaded_it_is_the_same(self, name: str, mixup: str) -> None:
         one, two = self.make(name, mixup, seed=0), self.make(name, mixup, seed=1)
-        one.standardise(torch.randn(3, MU, dtype=torch.float64))
+        one.standardise(torch.randn(3, one.dim, dtype=torch.float64))
         two.load_state_dict(one.state_dict())
         x = make_batch(adaptive=False).x
         assert torch.equal(one.phi(x), two.phi(x))

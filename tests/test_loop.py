@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from acclimate.algorithms import choose
-from acclimate.config import EmbeddingConfig, OptimiserConfig
+from acclimate.config import AverageConfig, EmbeddingConfig, OptimiserConfig
 from acclimate.data.batches import DomainSampler, Loader
 from acclimate.data.source import FeatureSource
 from acclimate.distributed import World, joined, pick_device
@@ -60,10 +61,12 @@ def test_optimisers_are_as_asked() -> None:
     module = nn.Linear(2, 2)
     adam = make_optimiser(module, OPTIMISERS["adam"])
     assert isinstance(adam, torch.optim.Adam)
-    assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.01, 0.1)
+    (group,) = adam.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.01, 0.1, (0.9, 0.999))
     sgd = make_optimiser(module, OPTIMISERS["sgd with momentum"])
     assert isinstance(sgd, torch.optim.SGD)
-    assert (sgd.defaults["momentum"], sgd.defaults["weight_decay"]) == (0.9, 0.1)
+    (group,) = sgd.param_groups
+    assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
 
 
 def test_frozen_parameters_are_left_alone() -> None:
@@ -179,14 +182,14 @@ def erm(seed: int = 0) -> Objective:
     torch.manual_seed(seed)
     predictor = Plain(build_backbone("mlp", in_features=4), 3)
     choice = choose("erm")
-    return choice.build(predictor, choice.settings, domains=3, world=World())
+    return choice.build(predictor, choice.settings, domains=3, classes=3, world=World(), seed=0)
 
 
-def loop(manifest: Manifest, folder: Path, objective: Objective, phase: Phase) -> Loop:
+def loop(manifest: Manifest, folder: Path, objective: Objective, phase: Phase, **more: Any) -> Loop:
     rows = [manifest.rows(domain=name) for name in manifest.domains]
     sampler = DomainSampler(rows, per_domain=8, domains_per_step=3, seed=0)
     loading = Loader(FeatureSource(manifest), sampler, rows, World(), seed=0, augmented=False)
-    return Loop(objective, loading, phase, World(), folder, seed=0)
+    return Loop(objective, loading, phase, World(), folder, seed=0, **more)
 
 
 def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:
@@ -238,7 +241,8 @@ def test_processes_must_have_equal_shares() -> None:
 
 def test_parts_of_a_round_need_support_and_query() -> None:
     config = EmbeddingConfig(per_domain=8, optimiser=OptimiserConfig(accumulate=8))
-    embedding = Prototype(build_backbone("mlp", in_features=4), config, world=World(), seed=0)
+    backbone = build_backbone("mlp", in_features=4)
+    embedding = Prototype(backbone, config, domains=2, classes=2, world=World(), seed=0)
     with pytest.raises(ConfigError) as caught:
         embedding.sampler([np.arange(9), np.arange(9, 20)], config, seed=0)
     assert str(caught.value) == (
@@ -320,3 +324,50 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device() == pick_device("cuda") == torch.device("cuda", 3)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["ema", "window"])
+def test_averages_against_a_loop(kind: str, manifest: Manifest, tmp_path: Path) -> None:
+    """The kept weights are the average, written out, of the weights after each step."""
+    steps, average = 8, AverageConfig(kind=kind, decay=0.7, start=0.5)  # type: ignore[arg-type]
+    settings = OptimiserConfig(name="sgd", lr=0.1)
+    path: list[dict[str, torch.Tensor]] = []
+    for done in range(1, steps + 1):
+        folder = tmp_path / f"plain-{done}"
+        folder.mkdir()
+        objective = erm()
+        loop(manifest, folder, objective, Phase("main", done, settings, done)).run()
+        path.append(weights(objective))
+    expected = {key: value.double() for key, value in path[0 if kind == "ema" else 4].items()}
+    for count, point in enumerate(path[1:] if kind == "ema" else path[5:], start=2):
+        new = 1 - 0.7 if kind == "ema" else 1 / count
+        expected = {key: (1 - new) * v + new * point[key].double() for key, v in expected.items()}
+    objective = erm()
+    folder = tmp_path / "averaged"
+    folder.mkdir()
+    loop(manifest, folder, objective, Phase("main", steps, settings, 3, average=average)).run()
+    for key, value in weights(objective).items():
+        torch.testing.assert_close(value.double(), expected[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ema", "window"])
+def test_an_average_resumes_bit_by_bit(kind: str, manifest: Manifest, tmp_path: Path) -> None:
+    average = AverageConfig(kind=kind, start=0.25)  # type: ignore[arg-type]
+    phase = Phase("main", 8, OptimiserConfig(lr=0.1), 2, average=average)
+    whole, resumed = erm(), erm()
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    loop(manifest, tmp_path / "whole", whole, phase).run()
+
+    class Stop(Exception):
+        pass
+
+    def stop(phase: str, done: int, total: int, note: str) -> None:
+        if done == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        loop(manifest, tmp_path / "resumed", erm(), phase, watch=stop).run()
+    loop(manifest, tmp_path / "resumed", resumed, phase).run()
+    for key, value in weights(whole).items():
+        assert torch.equal(weights(resumed)[key], value), key

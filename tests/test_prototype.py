@@ -21,7 +21,7 @@ CONFIG = EmbeddingConfig(dim=6, per_domain=8, support=0.5, domains_per_step=3, m
 def build(config: EmbeddingConfig = CONFIG, features: int = 5, seed: int = 0) -> Prototype:
     torch.manual_seed(seed)
     backbone = build_backbone("mlp", in_features=features)
-    return Prototype(backbone, config, world=World(), seed=seed)
+    return Prototype(backbone, config, domains=3, classes=2, world=World(), seed=seed)
 
 
 def episode(domains: int = 3, per_domain: int = 8, features: int = 5, seed: int = 0) -> Batch:

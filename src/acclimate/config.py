@@ -106,6 +106,7 @@ class OptimiserConfig:
     )  # fmt: skip
     weight_decay: float = setting(0.0, "weight decay", at_least=0, search=log10(-6, -2))
     momentum: float = setting(0.9, "momentum of sgd", at_least=0, at_most=1)
+    beta1: float = setting(0.9, "first moment's decay of adam", at_least=0, at_most=1)
     schedule: Literal["constant", "cosine"] = setting("constant", "learning rate over the run")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
@@ -134,6 +135,17 @@ class EmbeddingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageConfig:
+    kind: Literal["none", "ema", "window"] = setting(
+        "none", "average of the weights along the way: exponential, or dense over the last steps"
+    )
+    decay: float = setting(0.999, "decay of the exponential average", at_least=0, at_most=1)
+    start: float = setting(
+        0.5, "share of the steps after which the dense average begins", at_least=0, at_most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = setting(
         0, "optimiser steps; 0: 50 passes over the data, from 300 to 5000", at_least=0
@@ -153,6 +165,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
     )
+    average: AverageConfig = field(default_factory=AverageConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
 

@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from acclimate.config import OptimiserConfig
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -38,10 +40,24 @@ class Losses:
         return self.risk if self.penalty is None else self.risk + self.penalty
 
 
+@dataclass(frozen=True)
+class Adversary:
+    """Parameters that play against the others, stepped `steps` times for each step of those."""
+
+    module: nn.Module
+    optimiser: OptimiserConfig
+    steps: int = 1
+
+    def moves(self, step: int) -> bool:
+        """Whose turn it is: the adversary's first `steps` of every `steps` + 1."""
+        return step % (self.steps + 1) < self.steps
+
+
 class Objective(nn.Module, ABC):
     """Parameters and state that training changes, and the loss that says how."""
 
     least_domains: ClassVar[int] = 1
+    adversary: Adversary | None = None
 
     @abstractmethod
     def forward(self, batch: Batch, step: int) -> Losses: ...

@@ -86,7 +86,11 @@ class Trained:
         tensors = load_file(folder / "model.safetensors", device="cpu")
         config = from_dict(RunConfig, description["config"], where=str(folder / "model.json"))
         predictor, embedding = build_networks(
-            config, len(description["classes"]), description["in_features"], pretrained=False
+            config,
+            len(description["classes"]),
+            len(description["train_domains"]),
+            description["in_features"],
+            pretrained=False,
         )
         predictor.load_state_dict(_below(tensors, "predictor."))
         table = None
@@ -110,6 +114,7 @@ class Trained:
 def build_networks(
     config: RunConfig,
     classes: int,
+    domains: int,
     in_features: int | None,
     *,
     pretrained: bool,
@@ -140,7 +145,12 @@ def build_networks(
         )
         return predictor, None
     embedding = find_embedding(config.embedding.name).build(
-        backbone("embedding"), config.embedding, world=world or World(), seed=config.seed
+        backbone("embedding"),
+        config.embedding,
+        domains=domains,
+        classes=classes,
+        world=world or World(),
+        seed=config.seed,
     )
     predictor = Conditioned(
         backbone("predictor"),

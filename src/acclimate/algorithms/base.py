@@ -12,9 +12,19 @@ class Algorithm(Objective):
 
     Config: ClassVar[type[Any]]
 
-    def __init__(self, predictor: Predictor, config: Any, *, domains: int, world: World) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        config: Any,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
         super().__init__()
-        self.predictor, self.config, self.domains, self.world = predictor, config, domains, world
+        self.predictor, self.config, self.world, self.seed = predictor, config, world, seed
+        self.domains, self.classes = domains, classes
 
     def predict(self, batch: Batch) -> Output:
         output: Output = self.predictor(batch.x, batch.mu)

@@ -17,7 +17,14 @@ class Prototype(Embedding):
     """Φ = backbone and one linear layer; a domain's images cluster around their mean."""
 
     def __init__(
-        self, backbone: Backbone, config: EmbeddingConfig, *, world: World, seed: int
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
     ) -> None:
         super().__init__(config.dim)
         self.backbone, self.world, self.seed = backbone, world, seed

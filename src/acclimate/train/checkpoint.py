@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from acclimate.files import write_atomically
+from acclimate.train.averaging import Average
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,15 @@ class Progress:
 
 
 def save_checkpoint(
-    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    progress: Progress,
+    average: Average | None = None,
 ) -> None:
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
     state = optimiser.state_dict()["state"]
     scalars: dict[str, Any] = {}
     for index, slots in state.items():
@@ -43,20 +50,21 @@ def save_checkpoint(
     write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
 
 
-def load_checkpoint(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> Progress:
-    """Fill `module` and `optimiser`; a fresh `Progress` where there is no checkpoint."""
+def load_checkpoint(
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: Average | None = None,
+) -> Progress:
+    """Fill what was saved; a fresh `Progress` where there is no checkpoint."""
     if not path.exists():
         return Progress()
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    module.load_state_dict(
-        {
-            name.removeprefix("module/"): value
-            for name, value in tensors.items()
-            if name.startswith("module/")
-        }
-    )
+    module.load_state_dict(_below(tensors, "module/"))
+    if average is not None:
+        average.restore(_below(tensors, "average/"))
     slots = {key: value for key, value in tensors.items() if key.startswith("optimiser/")}
     slots |= json.loads(metadata["scalars"])
     state: dict[int, dict[str, Any]] = {}
@@ -66,6 +74,14 @@ def load_checkpoint(path: Path, module: nn.Module, optimiser: torch.optim.Optimi
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
     return Progress(**json.loads(metadata["progress"]))
+
+
+def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def save_weights(path: Path, module: nn.Module) -> None:

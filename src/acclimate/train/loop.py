@@ -6,22 +6,23 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from acclimate.config import OptimiserConfig
+from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.data.batches import Loader
 from acclimate.distributed import World
 from acclimate.errors import ConfigError, RunError
-from acclimate.objective import Batch, Losses, Objective
+from acclimate.objective import Adversary, Batch, Losses, Objective
 from acclimate.randomness import derive
 from acclimate.records import Loss, Score, append
+from acclimate.train.averaging import Average
 from acclimate.train.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
 from acclimate.watch import Watch, unwatched
 
@@ -36,6 +37,7 @@ class Phase:
     checkpoint_every: int
     evaluate_every: int = 0
     keep: Literal["best", "last"] = "last"
+    average: AverageConfig = field(default_factory=AverageConfig)
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Loop:
     prepare: Callable[[Batch], Batch] = lambda batch: batch
     validate: Callable[[int], tuple[list[Score], float | None]] | None = None
     watch: Watch = unwatched
+    _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
 
@@ -58,11 +61,15 @@ class Loop:
 
     def run(self) -> Progress:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
-        optimiser = make_optimiser(self.objective, self.phase.optimiser)
-        progress = load_checkpoint(self._checkpoint, self.objective, optimiser)
+        optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
+        if self.phase.average.kind != "none":
+            self._average = Average(self.objective, self.phase.average, self.phase.steps)
+        progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
         module: nn.Module = self.objective
         if self.world.size > 1:
-            module = DistributedDataParallel(self.objective)
+            # In an adversary's turn the others' gradients are unused, and the other way round.
+            unused = self.objective.adversary is not None
+            module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
         self._reset()
         batches = self.loader.batches(progress.step, self.phase.steps)
         for step, batch in enumerate(batches, start=progress.step):
@@ -71,6 +78,8 @@ class Loop:
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         if self.phase.keep == "best" and progress.best_step is not None:
             self.objective.load_state_dict(load_file(self._best, device="cpu"))
+        elif self._average is not None:
+            self._average.apply()
         return progress
 
     def clear(self) -> None:
@@ -90,10 +99,10 @@ class Loop:
     def _step(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
     ) -> None:
-        settings = self.phase.optimiser
-        rate = learning_rate(settings, step, self.phase.steps)
+        settings, adversary = self.phase.optimiser, self.objective.adversary
+        moving = int(adversary is not None and adversary.moves(step))
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
         # Dropout draws from the global generator: seeded per step and process, it needs no saving.
         torch.manual_seed(derive(self.seed, self.phase.name, "step", step, self.world.rank))
         self.objective.train()
@@ -103,9 +112,14 @@ class Loop:
                 losses: Losses = module(batch.part(part, settings.accumulate), step)
             (losses.total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
             self._add(losses, len(batch) / settings.accumulate)
+        resting = [group for i, group in enumerate(optimiser.param_groups) if i != moving]
+        for parameter in (p for group in resting for p in group["params"]):
+            parameter.grad = None  # optimisers leave parameters without a gradient alone
         if settings.clip:
             nn.utils.clip_grad_norm_(self.objective.parameters(), settings.clip)
         optimiser.step()
+        if self._average is not None:
+            self._average.update(step + 1)
 
     def _precision(self) -> AbstractContextManager[object]:
         if not self.bf16:
@@ -121,7 +135,9 @@ class Loop:
         if done % self.phase.checkpoint_every == 0 or last:
             self._record(optimiser, done)
             if self.world.main:
-                save_checkpoint(self._checkpoint, self.objective, optimiser, progress)
+                save_checkpoint(
+                    self._checkpoint, self.objective, optimiser, progress, self._average
+                )
             self.world.wait()
         return progress
 
@@ -129,17 +145,18 @@ class Loop:
         assert self.validate is not None
         started = time.perf_counter()
         self.objective.eval()
-        scores, mean = self.validate(progress.step)
+        with self._average.applied() if self._average is not None else nullcontext():
+            scores, mean = self.validate(progress.step)
+            better = mean is not None and (
+                progress.best_score is None or mean > progress.best_score
+            )
+            if better and self.phase.keep == "best" and self.world.main:
+                save_weights(self._best, self.objective)
         if self.world.main:
             for score in scores:
                 append(self.folder / "records.jsonl", score)
         self._since += time.perf_counter() - started  # its time is not training time
-        best = progress.best_score
-        if mean is None or (best is not None and mean <= best):
-            return progress
-        if self.phase.keep == "best" and self.world.main:
-            save_weights(self._best, self.objective)
-        return Progress(progress.step, progress.step, mean)
+        return Progress(progress.step, progress.step, mean) if better else progress
 
     def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
         risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
@@ -189,17 +206,28 @@ def check_shares(per_domain: int, world: World, optimiser: OptimiserConfig) -> N
         )
 
 
-def make_optimiser(module: nn.Module, settings: OptimiserConfig) -> torch.optim.Optimizer:
-    parameters = [p for p in module.parameters() if p.requires_grad]
+def make_optimiser(
+    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
+) -> torch.optim.Optimizer:
+    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
+    theirs = list(adversary.module.parameters()) if adversary else []
+    known = {id(parameter) for parameter in theirs}
+    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
+    groups = [_group(own, settings)]
+    if adversary is not None:
+        against = adversary.optimiser
+        against = against if against.lr is not None else replace(against, lr=settings.lr)
+        groups.append(_group(theirs, against))
+    return torch.optim.Adam(groups) if settings.name == "adam" else torch.optim.SGD(groups)
+
+
+def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
     assert settings.lr is not None, "the plan decides the learning rate"
+    shared = {"params": parameters, "settings": settings, "lr": settings.lr}
+    shared["weight_decay"] = settings.weight_decay
     if settings.name == "adam":
-        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
+        return shared | {"betas": (settings.beta1, 0.999)}
+    return shared | {"momentum": settings.momentum}
 
 
 def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:

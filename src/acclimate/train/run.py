@@ -104,6 +104,7 @@ class _Run:
         predictor, embedding = build_networks(
             self.config,
             len(self.plan.classes),
+            len(self.plan.train_domains),
             None if features is None else features.shape[1],
             pretrained=True,
             world=self.world,
@@ -192,7 +193,12 @@ class _Run:
         domains = self.plan.train_rows
         choice = self.plan.algorithm
         objective = choice.build(
-            predictor, choice.settings, domains=len(domains), world=self.world
+            predictor,
+            choice.settings,
+            domains=len(domains),
+            classes=len(self.plan.classes),
+            world=self.world,
+            seed=self.config.seed,
         ).to(self.world.device)
         sampler = DomainSampler(
             domains,
@@ -222,6 +228,7 @@ class _Run:
                 settings.checkpoint_every,
                 settings.evaluate_every,
                 settings.keep,
+                settings.average,
             ),
             world=self.world,
             folder=self.out,
