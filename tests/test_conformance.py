@@ -1,6 +1,7 @@
 """One suite for every row of the tables: algorithms over both predictors, and embeddings."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,13 @@ from acclimate.objective import Batch, Objective
 CLASSES, DOMAINS, FEATURES, MU = 4, 3, 5, 6
 
 
-def make_algorithm(name: str, seed: int = 0) -> Objective:
+# An unbiased square has no lower bound on one batch seen again and again.
+ON_ONE_BATCH = {"irm": {"form": "square"}}
+
+
+def make_algorithm(name: str, seed: int = 0, **settings: Any) -> Objective:
     torch.manual_seed(seed)
-    choice = choose(name)
+    choice = choose(name, settings)
     backbone = build_backbone("mlp", in_features=FEATURES)
     sizes = {"width": 7, "hidden": 8}
     predictor = (
@@ -55,7 +60,8 @@ class TestAlgorithm:
 
     def test_gradients_reach_every_parameter(self, name: str) -> None:
         algorithm = make_algorithm(name)
-        algorithm(batch_for(name), 0).total.backward()
+        for step in range(2 if algorithm.adversary else 1):  # each side's turn
+            algorithm(batch_for(name), step).total.backward()
         missed = [
             key
             for key, parameter in algorithm.named_parameters()
@@ -86,7 +92,8 @@ class TestAlgorithm:
         assert torch.equal(one(batch, 0).total, two(batch, 0).total)
 
     def test_it_learns(self, name: str) -> None:
-        algorithm, batch = make_algorithm(name), batch_for(name)
+        settings = ON_ONE_BATCH.get(name.removeprefix("da-"), {})
+        algorithm, batch = make_algorithm(name, **settings), batch_for(name)
         optimiser = torch.optim.Adam(algorithm.parameters(), lr=1e-2)
         first = algorithm(batch, 0).risk.item()
         for step in range(40):

@@ -42,6 +42,8 @@ def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_
     one = train_with(1, data, tmp_path / "one", *flags)
     two = train_with(2, data, tmp_path / "two", *flags)
     assert one.keys() == two.keys()
+    # A bound on how far Φ reaches; merging processes' bounds makes it wider, never narrower.
+    assert (two.pop("domains/reach") >= one.pop("domains/reach") - 1e-6).all()
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
     scores = [

@@ -192,8 +192,10 @@ def test_variance_is_never_negative() -> None:
 def test_radius_is_theorem_1s() -> None:
     rows = features(5, 4000)
     state = state_of(rows)
-    assert state.radius() == mean_radius(4000, state.variance, state.bound)
-    assert state.radius(0.5) == mean_radius(4000, state.variance, state.bound, delta=0.5)
+    assert state.sampling_variance == pytest.approx(state.variance * 4000 / 3999)
+    assert state.radius() == mean_radius(4000, state.sampling_variance, state.bound)
+    assert state_of(rows[:1]).radius() is None  # one image tells nothing about the spread
+    assert state.radius(0.5) == mean_radius(4000, state.sampling_variance, state.bound, delta=0.5)
     assert state.radius() is not None
     assert state_of(rows[:5]).radius() is None
 

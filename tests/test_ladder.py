@@ -13,10 +13,10 @@ SOURCE = Path(acclimate.__file__).parent
 LADDER = (
     {"errors"},
     {"files", "randomness", "watch", "theory"},
-    {"config", "presets", "columns", "readers", "validation", "manifest", "records"},
-    {"inspection", "build", "objective", "distributed", "data", "models"},
+    {"config", "presets", "columns", "readers", "validation", "manifest", "records", "kernel"},
+    {"inspection", "build", "objective", "distributed", "penalties", "data", "models"},
     {"embeddings", "algorithms"},
-    {"plan", "trained", "scoring"},
+    {"plan", "trained", "methods", "scoring"},
     {"evaluate", "train", "adapt", "report"},
     {"estimator", "demo"},
     {"cli"},
@@ -66,7 +66,7 @@ def test_theory_imports_nothing_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["build.digits", "build.folder", "report", "inspection", "records", "cli"]
+    "module", ["build.digits", "build.folder", "report", "inspection", "records", "cli", "kernel"]
 )
 def test_these_do_not_pay_for_torch(module: str) -> None:
     code = f"import sys, acclimate.{module}; sys.exit('torch' in sys.modules)"

@@ -320,9 +320,15 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         "device 'cuda' was asked for, but torch finds no GPU here; use cpu"
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device() == pick_device("cuda") == torch.device("cuda", 3)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError) as refused:
+        pick_device("cuda:9")
+    assert str(refused.value) == "device 'cuda:9' was asked for, but there are 4 GPUs here"
+    with pytest.raises(UnknownName, match="there is no device 'mps'; there is auto, cpu, cuda"):
+        pick_device("mps")
     assert pick_device("cpu") == torch.device("cpu")
 
 

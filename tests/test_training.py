@@ -324,3 +324,83 @@ def test_epochs_become_steps(features: Manifest, tiny: Tiny) -> None:
     plan = make_plan(tiny("erm", **{"train.epochs": 3.0}), features)
     rows = sum(len(rows) for rows in plan.train_rows)
     assert plan.config.train.steps == round(3 * rows / (5 * 4))
+
+
+def test_an_unseen_domain_that_cannot_be_scored_is_refused_before_training(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    X = np.random.default_rng(0).normal(size=(41, 3)).astype(np.float32)
+    y = np.tile(["ant", "bee"], 21)[:41]
+    data = Manifest.from_arrays(X, y, np.array(["a"] * 20 + ["b"] * 20 + ["c"]))
+    with pytest.raises(ManifestError) as error:
+        train(tiny("erm", test_domains=["c"]), data, tmp_path / "run")
+    assert str(error.value) == (
+        "unseen domain 'c' of arrays has 1 rows that can be scored, and adapting on held-out ones "
+        "takes one more; add images, or use --set adapt.source=test"
+    )
+    assert not (tmp_path / "run").exists()
+    train(tiny("erm", test_domains=["c"], **{"adapt.source": "test"}), data, tmp_path / "run")
+
+
+def test_reserved_domains_are_never_trained_on(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    import dataclasses
+
+    import pyarrow as pa
+
+    roles = {"site-1": "val", "site-2": "test", "site-3": "test"}
+    column = pa.array([roles.get(d, "train") for d in features.domain_names])
+    data = dataclasses.replace(features, table=features.table.append_column("role", column))
+    train(tiny("erm", test_domains=["site-2"]), data, tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert stored["train_domains"] == ["site-0", "site-4"]
+    assert (stored["val_domains"], stored["test_domains"]) == (["site-1"], ["site-2"])
+
+
+def test_two_trainings_in_one_folder(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    from acclimate.distributed import World
+    from acclimate.train.folder import alone
+
+    run = tmp_path / "run"
+    with alone(run, World()), pytest.raises(RunError) as error:
+        train(tiny("erm"), features, run)
+    assert str(error.value) == (
+        f"another process is training in {run}; wait for it, or choose another --out"
+    )
+    assert not train(tiny("erm"), features, run).already
+
+
+def test_features_far_from_zero_are_standardised(tiny: Tiny, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = (1e4 + rng.normal(size=(400, 3))).astype(np.float32)
+    data = Manifest.from_arrays(X, np.tile(["a", "b"], 200), np.repeat(["p", "q"], 200))
+    train(tiny("erm"), data, tmp_path / "run")
+    backbone = Trained.load(tmp_path / "run").predictor.backbone
+    rows = np.concatenate([data.rows(domain=d, split="train") for d in "pq"])
+    np.testing.assert_allclose(backbone.mean, X[rows].astype(np.float64).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(backbone.std, X[rows].astype(np.float64).std(0), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_a_damaged_model_is_one_line(
+    features: Manifest, tiny: Tiny, tmp_path: Path, name: str
+) -> None:
+    train(tiny("erm"), features, tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(RunError, match="damaged; restore it, or train again in another folder"):
+        Trained.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["ema", "window"])
+def test_averaged_weights_are_kept(
+    features: Manifest, tiny: Tiny, tmp_path: Path, kind: str
+) -> None:
+    plain = tiny("erm", **{"train.keep": "last"})
+    averaged = tiny("erm", **{"train.keep": "last", "train.average.kind": kind})
+    train(plain, features, tmp_path / "plain")
+    train(averaged, features, tmp_path / "averaged")
+    one, two = weights(tmp_path / "plain"), weights(tmp_path / "averaged")
+    name = next(name for name in one if name.endswith("weight"))
+    assert not torch.equal(one[name], two[name])

@@ -8,16 +8,25 @@ if TYPE_CHECKING:
     from acclimate.embeddings import DomainState
     from acclimate.errors import AcclimateError
     from acclimate.estimator import AdaptiveClassifier
+    from acclimate.kernel import KernelClassifier
     from acclimate.manifest import Manifest
 
 __version__ = "0.1.0"
-__all__ = ["AcclimateError", "Adapted", "AdaptiveClassifier", "DomainState", "Manifest"]
+__all__ = [
+    "AcclimateError",
+    "Adapted",
+    "AdaptiveClassifier",
+    "DomainState",
+    "KernelClassifier",
+    "Manifest",
+]
 
 _HOMES = {
     "AcclimateError": "errors",
     "AdaptiveClassifier": "estimator",
     "Adapted": "adapt",
     "DomainState": "embeddings",
+    "KernelClassifier": "kernel",
     "Manifest": "manifest",
 }
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from acclimate.data.images import as_pixels, find_images
@@ -15,8 +16,17 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import to_float
 from acclimate.embeddings import DomainState, DomainTable
 from acclimate.embeddings.domains import EVALUATION_BATCH
-from acclimate.errors import ConfigError, ImageError
-from acclimate.models import Conditioned, Predictor
+from acclimate.errors import ConfigError, ImageError, StateMismatch
+from acclimate.methods import (
+    Chain,
+    Images,
+    base_predictor,
+    chain_of,
+    find_chain,
+    no_phi,
+    nothing_to_embed,
+)
+from acclimate.models import Predictor, takes_features
 from acclimate.theory import images_needed
 from acclimate.trained import Trained
 from acclimate.watch import Watch, unwatched
@@ -30,7 +40,7 @@ class Trust:
 
     n: int
     radius95: float | None  # Theorem 1, in units of the spread between training domains
-    expected_error: float  # σ/√n, in the same units
+    expected_error: float | None  # σ/√n, in the same units; one image tells nothing
     nearest_domain: str
     nearest_distance: float  # root mean square per dimension, in the same units
     typical_distance: float  # the same between a training domain and its nearest other: the largest
@@ -39,7 +49,10 @@ class Trust:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The classifier of one domain: μ is folded into its biases, Φ is no longer needed."""
+    """The classifier of one domain: μ is folded into its biases, Φ is no longer needed.
+
+    `trust` is about μ: there is none without the embedding.
+    """
 
     predictor: Predictor
     classes: tuple[str, ...]
@@ -47,6 +60,19 @@ class Adapted:
     max_pixels: int
     state: DomainState | None = None
     trust: Trust | None = None
+
+    @property
+    def method(self) -> str:
+        """How it was adapted, e.g. `embedding+prior`."""
+        return "none" if self.state is None else chain_of(self.state).name
+
+    @property
+    def label_prior(self) -> dict[str, float] | None:
+        """The domain's class frequencies as the method `prior` found them."""
+        payload = None if self.state is None else self.state.payloads.get("prior")
+        if payload is None:
+            return None
+        return dict(zip(self.classes, payload.tensors["prior"].tolist(), strict=True))
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
@@ -64,7 +90,7 @@ class Adapted:
         self, paths: Sequence[Path], quarantine: Quarantine, watch: Watch = unwatched
     ) -> Iterator[tuple[Path, np.ndarray]]:
         """Each readable file with its probabilities; the others go to `quarantine`."""
-        inputs = Inputs(self.size, self.max_pixels, features=False)
+        inputs = Inputs(self.size, self.max_pixels, takes_features(self.predictor))
         for kept, stored in inputs.batches(paths, quarantine, watch):
             probabilities = torch.softmax(self._logits(stored), dim=1).cpu().numpy()
             yield from zip((paths[place] for place in kept), probabilities, strict=True)
@@ -80,48 +106,77 @@ def adapt(
     trained: Trained,
     images: Any,
     *,
+    method: str = "embedding",
     into: DomainState | None = None,
     quarantine: Quarantine | None = None,
     watch: Watch = unwatched,
 ) -> Adapted:
-    """A classifier for the domain that `images` come from; `into` goes on from an earlier state."""
-    embedding, table = trained.embedding, trained.table
-    if embedding is None or table is None:
-        raise ConfigError(
-            f"a plain model ({trained.config.algorithm}) has nothing to adapt; "
-            f"train with --algorithm da-erm, or predict with it as it is"
-        )
-    state = into or DomainState.empty(trained.digest(), embedding.dim)
-    state.require(trained.digest())
+    """A classifier for the domain that `images` come from; `into` goes on from an earlier state.
+
+    `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
+    but `embedding` (and `none`) keep the images in memory meanwhile.
+    """
+    chain = find_chain(method)
+    state = _start(trained, chain, into)
     before = state.count
-    device = next(embedding.parameters()).device
+    embedding = trained.embedding if chain.embedding else None
+    kept: list[Tensor] = []
+    device = next(trained.predictor.parameters()).device
     inputs = Inputs(trained.size, trained.config.data.max_pixels, takes_features(trained.predictor))
     with torch.no_grad():
         for _, stored in inputs.batches(images, quarantine, watch):
-            state = state.updated(embedding.phi(to_float(stored, device)))
+            phi = embedding.phi(to_float(stored, device)) if embedding else no_phi(len(stored))
+            state = state.updated(phi)
+            if chain.methods:
+                kept.append(stored)
     if state.count == before:
         raise nothing_readable(quarantine)
+    if chain.methods:
+        base = base_predictor(trained.predictor, trained.table, state)
+        seen = Images(torch.cat(kept), device)
+        context = chain.context(trained.predictor, trained.table, trained.label_prior)
+        state = replace(state, payloads=chain.adapt(base, seen, context)[1])
     return apply_state(trained, state)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
-    """The classifier of a stored state; a plain model takes None and is used as it is."""
+    """The classifier of a stored state; a plain model takes None as well and is used as it is."""
     config = trained.config.data
-    if trained.table is None:
-        if state is not None:
-            raise ConfigError("a plain model takes no domain state; predict without --domain")
-        return Adapted(trained.predictor, trained.classes, trained.size, config.max_pixels)
     if state is None:
+        if trained.table is None:
+            return Adapted(trained.predictor, trained.classes, trained.size, config.max_pixels)
         raise ConfigError(
             "an adaptive model predicts for a domain; give its state with --domain FILE "
             "(make it with `acclimate adapt`)"
         )
     state.require(trained.digest())
-    assert isinstance(trained.predictor, Conditioned)
-    device = next(trained.predictor.parameters()).device
-    folded = trained.predictor.fold(state.mean.to(device)).eval()
-    trust = judge(state, trained.table)
-    return Adapted(folded, trained.classes, trained.size, config.max_pixels, state, trust)
+    chain = chain_of(state)
+    base = base_predictor(trained.predictor, trained.table, state)
+    predictor = chain.apply(base, state.payloads)
+    table = trained.table if chain.embedding else None
+    trust = None if table is None else judge(state, table)
+    return Adapted(predictor, trained.classes, trained.size, config.max_pixels, state, trust)
+
+
+def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:
+    """The state to fill: an empty one, or the earlier one where images can be added to it."""
+    if chain.embedding and trained.embedding is None:
+        raise nothing_to_embed(trained.config.algorithm)
+    digest = trained.digest()
+    if into is None:
+        embedding = trained.embedding if chain.embedding else None
+        return DomainState.empty(digest, embedding.dim if embedding else 0)
+    into.require(digest)
+    stuck = [*into.payloads, *chain.methods]
+    if stuck:
+        raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
+    made = chain_of(into).name
+    if made != chain.name:
+        raise StateMismatch(
+            f"the earlier state was made by method '{made}', not '{chain.name}'; go on with "
+            f"--method {made}, or adapt anew on all the images"
+        )
+    return into
 
 
 def judge(state: DomainState, table: DomainTable) -> Trust:
@@ -137,9 +192,11 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     distance = float(distances[nearest])
     warnings = []
     if state.count < FEW_IMAGES:
-        warnings.append(f"only {state.count} images: with {FEW_IMAGES} or more μ is steadier")
-    if radius is None:
-        wanted = images_needed(float("inf"), state.variance, state.bound)
+        number = "1 image" if state.count == 1 else f"{state.count} images"
+        warnings.append(f"only {number}: with {FEW_IMAGES} or more μ is steadier")
+    variance = state.sampling_variance
+    if radius is None and variance is not None:
+        wanted = images_needed(float("inf"), variance, state.bound)
         warnings.append(f"the 95 % radius of μ is not guaranteed below {wanted} images")
     if distance > typical:
         warnings.append(
@@ -149,7 +206,7 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     return Trust(
         n=state.count,
         radius95=None if radius is None else radius / unit,
-        expected_error=(state.variance / state.count) ** 0.5 / unit,
+        expected_error=None if variance is None else (variance / state.count) ** 0.5 / unit,
         nearest_domain=table.names[nearest],
         nearest_distance=distance,
         typical_distance=typical,
@@ -165,10 +222,6 @@ def nothing_readable(quarantine: Quarantine | None) -> ImageError:
         f"none of {len(quarantine)} images can be read, e.g. {name}: {reason}; "
         f"give at least one readable image"
     )
-
-
-def takes_features(predictor: Predictor) -> bool:
-    return predictor.backbone.size == 0
 
 
 @dataclass(frozen=True)
@@ -198,7 +251,12 @@ class Inputs:
             watch("images", start + len(part), len(items), "")
 
     def _rows(self, images: Any) -> Tensor:
-        rows = torch.as_tensor(np.asarray(images, dtype=np.float32))
+        try:
+            rows = torch.as_tensor(np.asarray(images, dtype=np.float32))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"this model takes arrays of features [n, {self.size}], not images"
+            ) from None
         if rows.ndim != 2 or rows.shape[1] != self.size:
             raise ConfigError(
                 f"this model takes features [n, {self.size}], not shape {tuple(rows.shape)}"
@@ -230,7 +288,13 @@ class Inputs:
 
 
 def _listed(images: Any) -> Sequence[Any]:
-    """One path (file or folder) means what is below it; anything else is a sequence of images."""
+    """One path (file or folder) means what is below it, one image is one image, and anything else
+    is a sequence of images."""
     if isinstance(images, str | Path):
         return find_images([images])
+    shape = tuple(getattr(images, "shape", ()))
+    colours_first = isinstance(images, Tensor) and len(shape) == 3 and shape[0] == 3
+    colours_last = len(shape) == 3 and shape[-1] == 3
+    if isinstance(images, Image.Image) or len(shape) == 2 or colours_first or colours_last:
+        return [images]
     return images if isinstance(images, Sequence) else list(images)

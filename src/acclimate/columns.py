@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from acclimate.errors import ConfigError, ManifestError
 from acclimate.randomness import stream
 
+Key = TypeVar("Key")
 SPLITS = ("train", "val", "test")
 ROLES = ("train", "val", "test")
 TEXT = ("image", "label", "domain", "split", "role")
@@ -164,3 +165,14 @@ def _feed(sha: Any, column: pa.ChunkedArray) -> None:
         if len(chunk) and data is not None:
             ends = np.frombuffer(offsets, dtype=np.int64)
             sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
+
+
+def grouped(codes: np.ndarray, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
+    """The positions of each code, ascending, by the key that it stands for; none are left out."""
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(len(keys) + 1))
+    return {
+        key: order[start:end]
+        for key, start, end in zip(keys, ends[:-1], ends[1:], strict=True)
+        if end > start
+    }

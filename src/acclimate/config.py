@@ -94,7 +94,9 @@ class ModelConfig:
     dropout: float = setting(
         0.0, "dropout before the last layer", at_least=0, at_most=0.99, search=choice(0.0, 0.1, 0.5)
     )
-    freeze_batch_norm: bool = setting(False, "keep pretrained batch-norm statistics and scales")
+    freeze_batch_norm: Literal["no", "statistics", "all"] = setting(
+        "no", "keep batch-norm statistics (as DomainBed does), or its scales and shifts as well"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +207,8 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: st
     checked: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
+        if not fields:
+            raise ConfigError(f"{where}: there is no setting '{name}', or any other of its kind")
         if key not in fields:
             raise unknown(f"{where}: there is no setting '{name}'", key, fields, prefix=prefix)
         hint = hints[key]

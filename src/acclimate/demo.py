@@ -1,12 +1,17 @@
 """The demonstration: ERM and DA-ERM on the embedded benchmark, same data, steps and capacity."""
 
+import hashlib
+import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig, from_dict, nested
-from acclimate.report import find_runs, summarise, write_report
+from acclimate.files import write_text
+from acclimate.report import find_runs, summarise
+from acclimate.report.html import page
 from acclimate.report.summary import Summary
 from acclimate.train import train
 from acclimate.watch import Watch, unwatched
@@ -39,20 +44,26 @@ INTRO = (
 
 
 def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple[Summary, Path]:
-    """Train what is not trained yet, then write `out`/report.html."""
+    """Train what is not trained yet, then write `out`/report.html about these seeds."""
+    runs = []
     for seed in seeds:
-        manifest = build_digits(DigitsSettings(seed=seed))
+        data = DigitsSettings(seed=seed)
+        manifest = build_digits(data)
         for algorithm in ALGORITHMS:
             settings = nested({**SETTINGS, "algorithm": algorithm, "seed": seed})
             config = from_dict(RunConfig, settings, where="demo")
-            train(
-                config,
-                manifest,
-                out / f"{algorithm}-{seed}",
-                watch=_prefixed(watch, algorithm, seed),
-            )
-    page = write_report(out, out / "report.html", title="Acclimate: demo", intro=INTRO)
-    return summarise(find_runs(out)), page
+            # Runs of another version's settings are left alone, and not mixed in.
+            folder = out / f"{algorithm}-{seed}-{_short_digest(SETTINGS, asdict(data))}"
+            train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))
+            runs += find_runs(folder)
+    summary = summarise(runs)
+    report = out / "report.html"
+    write_text(report, page(summary, title="Acclimate: demo", intro=INTRO))
+    return summary, report
+
+
+def _short_digest(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def _prefixed(watch: Watch, algorithm: str, seed: int) -> Watch:

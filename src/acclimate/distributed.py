@@ -87,9 +87,15 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"]) from None
-    if device.type != "cuda":
+    if device.type == "cpu":
         return device
+    if device.type != "cuda":
+        raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"])
     if not gpu:
         raise ConfigError(f"device '{name}' was asked for, but torch finds no GPU here; use cpu")
+    if (device.index or 0) >= max(torch.cuda.device_count(), 1):
+        raise ConfigError(
+            f"device '{name}' was asked for, but there are {torch.cuda.device_count()} GPUs here"
+        )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local) if device.index is None else device

@@ -1,11 +1,13 @@
 """The library's face: fit on labelled domains, adapt to a new one, predict."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from acclimate.adapt import Adapted, adapt, apply_state
 from acclimate.config import RunConfig, from_dict, merged, nested
+from acclimate.distributed import pick_device
 from acclimate.embeddings import DomainState
 from acclimate.errors import ConfigError, RunError
 from acclimate.manifest import Manifest
@@ -39,7 +41,7 @@ class AdaptiveClassifier:
     ) -> None:
         chosen: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "model.backbone": backbone}
         if steps is not None:
-            chosen["train.steps"] = steps
+            chosen |= {"train.steps": steps, "train.epochs": 0.0}  # a preset's epochs give way
         base = preset_settings(preset) if preset else {}
         values = merged(merged(base, nested(chosen)), nested(settings or {}))
         self.config = from_dict(RunConfig, values, where="AdaptiveClassifier")
@@ -49,28 +51,31 @@ class AdaptiveClassifier:
         self._trained: Trained | None = None
 
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
-        manifest = _as_manifest(X, y, domains, self.config.seed)
+        manifest = _as_manifest(X, y, domains)
         if self.out is not None:
             return self._fitted(manifest, self.out)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("several processes need one folder for their run; give out=FOLDER")
         with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
             return self._fitted(manifest, Path(folder) / "run")
 
     @classmethod
     def load(cls, run: str | Path, *, device: str = "auto") -> "AdaptiveClassifier":
         """A classifier from a finished run folder."""
-        from acclimate.distributed import pick_device
-
         trained = Trained.load(Path(run), pick_device(device))
         loaded = cls(device=device, out=run)
         loaded.config, loaded._trained = trained.config, trained
         return loaded
 
-    def adapt(self, images: Any) -> Adapted:
-        """The classifier for the domain that these unlabelled images come from."""
-        return adapt(self.trained, images)
+    def adapt(self, images: Any, *, method: str = "embedding") -> Adapted:
+        """The classifier for the domain that these unlabelled images come from.
+
+        `method`: a row of `acclimate list methods`, or several, as in "embedding+prior".
+        """
+        return adapt(self.trained, images, method=method)
 
     def for_domain(self, state: DomainState | str | Path | None) -> Adapted:
-        """The classifier of a stored domain state (or, for a plain model, of None)."""
+        """The classifier of a stored domain state (or, for a plain model, None)."""
         if isinstance(state, str | Path):
             state = DomainState.load(Path(state))
         return apply_state(self.trained, state)
@@ -82,18 +87,17 @@ class AdaptiveClassifier:
         return self._trained
 
     def _fitted(self, manifest: Manifest, out: Path) -> "AdaptiveClassifier":
-        from acclimate.distributed import pick_device
-
         self.result = train(self.config, manifest, out, device=self.device, watch=self.watch)
         self._trained = Trained.load(out, pick_device(self.device))
         return self
 
 
-def _as_manifest(X: Any, y: Any, domains: Any, seed: int) -> Manifest:
+def _as_manifest(X: Any, y: Any, domains: Any) -> Manifest:
+    """Splits do not depend on the run's seed: every run on the same data has the same ones."""
     if isinstance(X, Manifest):
         return X
     if isinstance(X, str | Path):
-        return Manifest.open(X, seed=seed)
+        return Manifest.open(X)
     if y is None or domains is None:
         raise ConfigError("fit takes a manifest or a path, or arrays with their labels and domains")
-    return Manifest.from_arrays(X, y, domains, seed=seed)
+    return Manifest.from_arrays(X, y, domains)

@@ -27,7 +27,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    # File names that are not UTF-8 come as surrogates, and go out as the bytes they were.
+    encoded = text.encode("utf-8", errors="surrogateescape")
+    write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from acclimate.columns import (
     digest,
     encode,
     feature_blocks,
+    grouped,
     require_columns,
     seeded_splits,
 )
@@ -217,16 +218,22 @@ class Manifest:
 
     def rows(self, *, domain: str | None = None, split: str | None = None) -> np.ndarray:
         """int64: the rows of a domain, of a split, or of both, ascending."""
-        chosen = np.ones(len(self), dtype=bool)
         if domain is not None:
             self._known(domain)
-            code = self.domains.index(domain) if domain in self.domains else -1
-            chosen &= self.domain_index == code
-        if split is not None:
-            if split not in SPLITS:
-                raise unknown(f"{self.source} has no split '{split}'", split, SPLITS)
-            chosen &= self.splits == split
-        return np.flatnonzero(chosen)
+        if split is not None and split not in SPLITS:
+            raise unknown(f"{self.source} has no split '{split}'", split, SPLITS)
+        return self._index.get((domain, split), np.empty(0, dtype=np.int64))
+
+    @cached_property
+    def _index(self) -> dict[tuple[str | None, str | None], np.ndarray]:
+        """Rows by (domain, split), either may be None for all: one sort instead of many scans."""
+        names, domains = self._domain_codes
+        splits, codes = encode(self.table["split"])
+        whole = {(None, None): np.arange(len(self))}
+        by_split = grouped(codes, [(None, split) for split in splits])
+        by_domain = grouped(domains, [(name, None) for name in names])
+        pairs = [(name, split) for name in names for split in splits]
+        return whole | by_split | by_domain | grouped(domains * len(splits) + codes, pairs)
 
     def without_domains(self, *names: str) -> Self:
         """All rows but those of the named domains; the class list stays."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Plan:
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes
 
-    @property
+    @cached_property
     def train_rows(self) -> list[np.ndarray]:
         """Rows of each training domain, in the order of the batches' domain numbers."""
         return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
@@ -62,15 +63,20 @@ def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True
         find_embedding(config.embedding.name)
     manifest.check(check_files=check_files)
     val, test = _unseen(config, manifest)
-    train = tuple(name for name in manifest.domains if name not in {*val, *test})
+    reserved = {name for name, role in manifest.roles().items() if role != "train"}
+    train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
     _check_training_domains(algorithm, manifest, train)
     manifest = _learnable(config, manifest, train)
+    _check_unseen_domains(config, manifest, (*val, *test))
     resolved = _resolved(config, manifest, train)
     return Plan(resolved, algorithm, manifest, train, val, test)
 
 
 def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Validation and test domains: as asked, otherwise as the manifest's roles fix them."""
+    """Validation and test domains: as asked, otherwise as the manifest's roles fix them.
+
+    Asking for some does not make training data of the others: those are left out of the run.
+    """
     roles = manifest.roles()
     val = config.val_domains or tuple(name for name, role in roles.items() if role == "val")
     test = config.test_domains or tuple(name for name, role in roles.items() if role == "test")
@@ -104,10 +110,25 @@ def _check_training_domains(algorithm: Choice, manifest: Manifest, train: Sequen
             )
 
 
+def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:
+    """What scoring will need, now instead of after training."""
+    held_out = config.adapt.source == "held-out"
+    for name in unseen:
+        rows = len(manifest.rows(domain=name)) if name in manifest.domains else 0
+        if rows < (2 if held_out else 1):
+            remedy = "add images, or use --set adapt.source=test" if rows else "leave it out"
+            raise ManifestError(
+                f"unseen domain '{name}' of {manifest.source} has {rows} rows that can be scored"
+                + (", and adapting on held-out ones takes one more; " if rows else "; ")
+                + remedy
+            )
+
+
 def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Manifest:
     """Refuse (or drop) rows of unseen domains whose class no training domain has."""
-    trained = np.isin(manifest.domain_names, list(train)) & (manifest.splits == "train")
-    known = np.isin(np.arange(len(manifest.classes)), manifest.label_index[trained])
+    trained = [manifest.rows(domain=name, split="train") for name in train]
+    seen = manifest.label_index[np.concatenate(trained)]
+    known = np.bincount(seen, minlength=len(manifest.classes)) > 0
     orphans = ~known[manifest.label_index]
     if not orphans.any():
         return manifest
@@ -122,7 +143,7 @@ def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> M
 
 
 def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> RunConfig:
-    side = None if manifest.has_features else _typical_side(manifest)
+    side = None if manifest.has_features else _typical_side(config, manifest, train)
     asked = config.data.image_size
     backbone = config.model.backbone
     if backbone == "auto":
@@ -182,20 +203,24 @@ def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:
     return replace(optimiser, lr=1e-3 if scratch else 5e-5)
 
 
-def _typical_side(manifest: Manifest, sample: int = 32) -> int:
-    """The median longer side of a few readable images."""
-    rows = stream(0, "typical-side").permutation(len(manifest))
+def _typical_side(
+    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
+) -> int:
+    """The median longer side of a few readable training images."""
+    rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
+    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
     sides: list[int] = []
-    for row in rows[: 4 * sample]:
+    for row in rows:
         try:
-            sides.append(max(decode(manifest.image_source(int(row))).size))
+            source = manifest.image_source(int(row))
+            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
         except ImageError:
             continue
         if len(sides) == sample:
             break
     if not sides:
         raise ManifestError(
-            f"none of {min(len(manifest), 4 * sample)} images tried in {manifest.source} can be "
+            f"none of {len(rows)} images tried in {manifest.source} can be "
             f"read; check that the files are images and that the root is right"
         )
     return int(np.median(sides))

@@ -20,6 +20,7 @@ PRESETS: dict[str, Preset] = {
         about="DomainBed's five image benchmarks: ResNet-50, Adam, domain mixup in Step A",
         settings={
             "model.backbone": "resnet50",
+            "model.freeze_batch_norm": "statistics",
             "data.image_size": 224,
             "data.augment": "domainbed",
             "embedding.dim": 1024,

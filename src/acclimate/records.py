@@ -31,7 +31,7 @@ class Started:
     data_digest: str
     device: str
     processes: int
-    resumed_at: int
+    resumed_at: str | None  # the last phase and step recorded before, as "main 300"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,9 @@ class Score:
     n: int
     top1: float | None
     top5: float | None
-    method: str  # "none", "embedding", "wrong-embedding" (a control), "oracle-prior" (a ceiling)
+    # "none", "embedding", a chain such as "embedding+prior"; "wrong-embedding" is a control,
+    # "oracle-prior" a ceiling, "black-box-prior" a check
+    method: str
     adapted_on: str | None = None  # "held-out", "test", "training" or None
     adapt_n: int | None = None
     adapt_seed: int | None = None
@@ -70,7 +72,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The run is complete: which step's weights were kept, and why."""
+    """The run is complete: which step's weights were kept, and why; `seconds` of this sitting."""
 
     kind: ClassVar[str] = "finished"
     key: ClassVar[tuple[str, ...]] = ()

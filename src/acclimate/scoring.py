@@ -1,7 +1,8 @@
 """Scores per domain. An unseen domain is adapted to first, from unlabelled images of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,11 +13,15 @@ from acclimate.distributed import World
 from acclimate.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.embeddings.domains import EVALUATION_BATCH, sample_rows
 from acclimate.errors import ManifestError
-from acclimate.models import Conditioned, Predictor
+from acclimate.methods import Images, base_predictor, find_chain, nothing_to_embed
+from acclimate.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
+from acclimate.models import Predictor
 from acclimate.plan import Plan
 from acclimate.randomness import stream
 from acclimate.records import Score
 from acclimate.trained import Trained
+
+CHECK = "black-box-prior"
 
 
 @dataclass(frozen=True)
@@ -35,24 +40,47 @@ def count_correct(
     log_prior: Tensor | None = None,
 ) -> Counts:
     """How many readable `rows` a plain (or folded) predictor gets right, `log_prior` [C] added."""
-    totals = torch.zeros(3, dtype=torch.float64, device=world.device)
-    mine = rows[world.share(len(rows))]
-    for start in range(0, len(mine), EVALUATION_BATCH):
-        part = mine[start : start + EVALUATION_BATCH]
-        stored, good = source.take(part)
-        if not good.any():
-            continue
-        x = to_float(stored[torch.from_numpy(good)], world.device)
-        labels = torch.from_numpy(source.labels[part[good]]).to(world.device)
-        logits = predictor(x).logits.float()
+    everything = np.zeros(len(rows), dtype=np.int64)
+    return count_by_group(predictor, source, rows, everything, 1, world, log_prior=log_prior)[0]
+
+
+@torch.no_grad()
+def count_by_group(
+    predictor: Predictor,
+    source: Source,
+    rows: np.ndarray,
+    group: np.ndarray,
+    groups: int,
+    world: World,
+    *,
+    mu: Tensor | None = None,
+    log_prior: Tensor | None = None,
+) -> list[Counts]:
+    """The same for many groups of rows in one pass; `mu` [groups, d] goes with each group."""
+    totals = torch.zeros(groups, 3, dtype=torch.float64, device=world.device)
+    for x, labels, places in labelled_batches(source, rows, world):
+        of = torch.from_numpy(group[places]).to(world.device)
+        logits = predictor(x, None if mu is None else mu[of]).logits.float()
         if log_prior is not None:
             logits = logits + log_prior
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        totals[0] += len(best)
-        totals[1] += best[:, 0].sum()
-        totals[2] += best.sum()
-    n, top1, top5 = (int(total) for total in world.sum(totals).cpu())
-    return Counts(n, top1, top5)
+        found = torch.stack([torch.ones_like(labels), best[:, 0], best.any(1)], dim=1).double()
+        totals.index_add_(0, of, found)
+    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
+
+
+def labelled_batches(
+    source: Source, rows: np.ndarray, world: World
+) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+    """The readable of this process's share of `rows`: inputs, labels and places in `rows`."""
+    mine = np.arange(len(rows))[world.share(len(rows))]
+    for start in range(0, len(mine), EVALUATION_BATCH):
+        places = mine[start : start + EVALUATION_BATCH]
+        stored, good = source.take(rows[places])
+        if good.any():
+            places = places[good]
+            x = to_float(stored[torch.from_numpy(good)], world.device)
+            yield x, torch.from_numpy(source.labels[rows[places]]).to(world.device), places
 
 
 @dataclass(frozen=True)
@@ -88,23 +116,35 @@ class Evaluator:
         if self.plan.val_domains:
             scores = [self._unseen_score("validation", step, d) for d in self.plan.val_domains]
         else:
-            scores = [
-                self._seen_score("validation", step, d, "val") for d in self.plan.train_domains
-            ]
+            splits = dict.fromkeys(self.plan.train_domains, "val")
+            scores = list(self._seen_scores("validation", step, splits))
         known = [score.top1 for score in scores if score.top1 is not None]
         return scores, (float(np.mean(known)) if known else None)
 
-    def final(self, step: int) -> Iterator[Score]:
-        """Every domain, with the controls: a wrong embedding, and the true label prior."""
-        for domain in self.plan.train_domains:
-            has_test = len(self.plan.manifest.rows(domain=domain, split="test")) > 0
-            yield self._seen_score("final", step, domain, "test" if has_test else "val")
+    def final(self, step: int, methods: Sequence[str] = ()) -> Iterator[Score]:
+        """Every domain, with the controls: a wrong embedding, and the true label prior.
+
+        Unseen domains are scored by `methods` as well.
+        """
+        usual = "none" if self.embedding is None else "embedding"
+        further = [name for name in dict.fromkeys(methods) if name != usual]
+        if self.plan.train_domains:
+            tests = (
+                self.plan.manifest.rows(domain=d, split="test") for d in self.plan.train_domains
+            )
+            splits = ["test" if len(rows) else "val" for rows in tests]
+            seen = dict(zip(self.plan.train_domains, splits, strict=True))
+            yield from self._seen_scores("final", step, seen)
         for domain in (*self.plan.val_domains, *self.plan.test_domains):
             yield self._unseen_score("final", step, domain)
             if self.embedding is not None:
                 yield self._unseen_score("final", step, domain, wrong=True)
             else:
                 yield self._oracle_score("final", step, domain)
+            for method in further:
+                yield self.method_score("final", step, domain, method)
+                if method == "prior" and self.embedding is None and self._confusion.any():
+                    yield self._black_box_score("final", step, domain)
 
     def unseen(self, domain: str) -> Unseen:
         if domain not in self._unseen:
@@ -117,11 +157,6 @@ class Evaluator:
         held_out = adapt.source == "held-out"
         # Small domains give at most half of their images away.
         points = min(adapt.points, len(rows) // 2) if held_out else min(adapt.points, len(rows))
-        if points == 0:
-            raise ManifestError(
-                f"domain '{domain}' has {len(rows)} image, too few to adapt on one and score "
-                f"another; add images, or use --set adapt.source=test"
-            )
         chosen = sample_rows(rows, points, self.plan.config.seed, domain)
         # Plain models leave the same images out, so that both are scored on the same ones.
         scored = np.setdiff1d(rows, chosen) if held_out else rows
@@ -130,13 +165,26 @@ class Evaluator:
             state = embed_rows(self.embedding, self.source, chosen, self.world)
         return Unseen(chosen, scored, state)
 
-    def _seen_score(self, moment: str, step: int, domain: str, split: str) -> Score:
-        rows = self.plan.manifest.rows(domain=domain, split=split)
-        state = self.table.states[domain] if self.table else None
-        method = "none" if state is None else "embedding"
-        counts = count_correct(self._for(state), self.source, rows, self.world)
-        on = None if state is None else "training"
-        return self._score(moment, step, domain, split, counts, method, on, state)
+    def _seen_scores(self, moment: str, step: int, splits: Mapping[str, str]) -> Iterator[Score]:
+        """Training domains on one of their splits each, all in one pass with their stored μ."""
+        rows = [self.plan.manifest.rows(domain=d, split=split) for d, split in splits.items()]
+        group = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
+        states = [self.table.states[domain] for domain in splits] if self.table else []
+        mu = torch.stack([state.mean for state in states]).float() if states else None
+        counts = count_by_group(
+            self.trained.predictor,
+            self.source,
+            np.concatenate(rows),
+            group,
+            len(rows),
+            self.world,
+            mu=None if mu is None else mu.to(self.world.device),
+        )
+        for place, (domain, split) in enumerate(splits.items()):
+            used = (
+                ("embedding", "training", states[place].count) if states else ("none", None, None)
+            )
+            yield self._score(moment, step, domain, split, counts[place], *used)
 
     def _unseen_score(self, moment: str, step: int, domain: str, *, wrong: bool = False) -> Score:
         this = self.unseen(domain)
@@ -144,11 +192,69 @@ class Evaluator:
         on: str = self.plan.config.adapt.source
         if wrong:
             state, on = self._another(domain)
+        method = "wrong-embedding" if wrong else "embedding"
+        if state is not None and state.count == 0:  # not one of the images could be read
+            return self._score(moment, step, domain, "all", Counts(0, 0, 0), method, on, 0)
         counts = count_correct(self._for(state), self.source, this.scored, self.world)
         if state is None:
             return self._score(moment, step, domain, "all", counts, "none", None, None)
-        method = "wrong-embedding" if wrong else "embedding"
-        return self._score(moment, step, domain, "all", counts, method, on, state)
+        return self._score(moment, step, domain, "all", counts, method, on, state.count)
+
+    def method_score(self, moment: str, step: int, domain: str, method: str) -> Score:
+        """An unseen domain, adapted to by `method` from the images set aside for that.
+
+        Every process adapts on all of them: they are few, and most methods cannot share them out.
+        """
+        chain, this = find_chain(method), self.unseen(domain)
+        if chain.embedding and this.state is None:
+            raise nothing_to_embed(self.plan.config.algorithm)
+        state = this.state if chain.embedding else None
+        predictor, used = self._for(state), state.count if state else None
+        if chain.methods:
+            images = self._images(domain)
+            trained = self.trained
+            context = chain.context(trained.predictor, self.table, trained.label_prior)
+            predictor, _ = chain.adapt(predictor, images, context)
+            used = len(images)
+        counts = count_correct(predictor, self.source, this.scored, self.world)
+        on = None if used is None else self.plan.config.adapt.source
+        return self._score(moment, step, domain, "all", counts, chain.name, on, used)
+
+    def _black_box_score(self, moment: str, step: int, domain: str) -> Score:
+        """A check of `prior`: the same correction, with class frequencies worked out from the
+        confusion matrix of the training domains' validation images instead of by EM."""
+        images, predictor = self._images(domain), self._for(None)
+        target = black_box_prior(self._confusion, posteriors(predictor, images).mean(0))
+        train = torch.tensor(self.trained.label_prior, dtype=torch.float64)
+        shift = log_ratio(target, train).float().to(self.world.device)
+        rows = self.unseen(domain).scored
+        counts = count_correct(predictor, self.source, rows, self.world, log_prior=shift)
+        on = self.plan.config.adapt.source
+        return self._score(moment, step, domain, "all", counts, CHECK, on, len(images))
+
+    @cached_property
+    def _confusion(self) -> Tensor:
+        """Of a plain model on the training domains' validation images: [C, C], 0 without any."""
+        classes = len(self.plan.classes)
+        total = torch.zeros(classes, classes, dtype=torch.float64, device=self.world.device)
+        for domain in self.plan.train_domains:
+            rows = self.plan.manifest.rows(domain=domain, split="val")
+            for x, labels, _ in labelled_batches(self.source, rows, self.world):
+                with torch.no_grad():
+                    found = self._for(None)(x).logits.double().softmax(1)
+                total += soft_confusion(found, labels)
+        return self.world.sum(total).cpu()
+
+    def _images(self, domain: str) -> Images:
+        """The readable of the images that adapt to an unseen domain."""
+        rows = self.unseen(domain).adapted_on
+        stored, good = self.source.take(rows)
+        if not good.any():
+            raise ManifestError(
+                f"none of the {len(rows)} images set aside to adapt to domain '{domain}' can be "
+                f"read; add images, or choose others with another seed"
+            )
+        return Images(stored[torch.from_numpy(good)], self.world.device)
 
     def _oracle_score(self, moment: str, step: int, domain: str) -> Score:
         """The plain model told the true label frequencies of the scored images: a ceiling."""
@@ -173,11 +279,7 @@ class Evaluator:
         return self.table.states[names[int(rng.integers(len(names)))]], "training"
 
     def _for(self, state: DomainState | None) -> Predictor:
-        predictor = self.trained.predictor
-        if state is None:
-            return predictor
-        assert isinstance(predictor, Conditioned) and self.table is not None
-        return predictor.fold(state.mean.to(self.world.device)).eval()
+        return base_predictor(self.trained.predictor, self.table, state)
 
     def _score(
         self,
@@ -188,7 +290,7 @@ class Evaluator:
         counts: Counts,
         method: str,
         adapted_on: str | None,
-        state: DomainState | None,
+        adapt_n: int | None,
     ) -> Score:
         many = len(self.plan.classes) > 5
         return Score(
@@ -202,6 +304,6 @@ class Evaluator:
             top5=counts.top5 / counts.n if counts.n and many else None,
             method=method,
             adapted_on=adapted_on,
-            adapt_n=state.count if state else None,
-            adapt_seed=self.plan.config.seed if state and adapted_on != "training" else None,
+            adapt_n=adapt_n,
+            adapt_seed=self.plan.config.seed if adapted_on not in (None, "training") else None,
         )

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -14,7 +16,6 @@ from acclimate.algorithms import choose
 from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.distributed import World
 from acclimate.embeddings import (
-    DomainState,
     DomainTable,
     Embedding,
     digest_of,
@@ -35,6 +36,7 @@ class Trained:
     config: RunConfig
     classes: tuple[str, ...]
     train_domains: tuple[str, ...]
+    data: str  # digest of the manifest it was trained on
     label_prior: tuple[float, ...]  # class frequencies in training, each domain counting equally
     size: int  # side of input images, or the number of features
     predictor: Predictor
@@ -46,7 +48,11 @@ class Trained:
         return self.embedding is not None
 
     def digest(self) -> str:
-        """Identifies the weights; domain states carry it."""
+        """Identifies the weights once they are trained; domain states carry it."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return digest_of(_tensors(self.predictor, self.embedding))
 
     def save(self, folder: Path) -> None:
@@ -54,36 +60,34 @@ class Trained:
             name: value.contiguous() for name, value in _tensors(self.predictor, self.embedding)
         }
         if self.table is not None:
-            for name, state in self.table.states.items():
-                tensors |= {
-                    f"domain/{name}/{part}": getattr(state, part).contiguous()
-                    for part in ("total", "squares", "reference")
-                }
+            tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
         write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
         # The description comes last: where it is, the weights are.
         write_json(folder / "model.json", self._description())
 
     def _description(self) -> dict[str, Any]:
-        table = self.table
         return {
             "format": FORMAT,
             "config": as_dict(self.config),
             "classes": list(self.classes),
             "train_domains": list(self.train_domains),
+            "data": self.data,
             "label_prior": list(self.label_prior),
             "size": self.size,
             "in_features": self.size if self.config.model.backbone == "mlp" else None,
             "digest": self.digest(),
-            "domains": {
-                name: {"count": state.count, "reach": state.reach}
-                for name, state in (table.states if table else {}).items()
-            },
         }
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
         description = _read_description(folder)
-        tensors = load_file(folder / "model.safetensors", device="cpu")
+        try:
+            tensors = load_file(folder / "model.safetensors", device="cpu")
+        except (SafetensorError, FileNotFoundError):
+            raise RunError(
+                f"{folder / 'model.safetensors'} is missing or damaged; restore it, or train again "
+                f"in another folder"
+            ) from None
         config = from_dict(RunConfig, description["config"], where=str(folder / "model.json"))
         predictor, embedding = build_networks(
             config,
@@ -97,12 +101,15 @@ class Trained:
         if embedding is not None:
             embedding.load_state_dict(_below(tensors, "embedding."))
             embedding.to(device).eval()
-            table = _read_table(description, tensors)
+            table = DomainTable.from_tensors(
+                description["train_domains"], _below(tensors, "domains/"), description["digest"]
+            )
         predictor.to(device).eval()
         return cls(
             config,
             tuple(description["classes"]),
             tuple(description["train_domains"]),
+            description["data"],
             tuple(description["label_prior"]),
             description["size"],
             predictor,
@@ -123,20 +130,20 @@ def build_networks(
     """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded."""
     model = config.model
 
-    def backbone(name: str) -> Backbone:
+    def backbone() -> Backbone:
         built = build_backbone(
             model.backbone,
             pretrained=pretrained and model.pretrained,
             weights=(model.weights or None) if pretrained else None,
             in_features=in_features,
         )
-        if model.freeze_batch_norm:
-            freeze(built)
+        if model.freeze_batch_norm != "no":
+            freeze(built, affine=model.freeze_batch_norm == "all")
         return built
 
     if not choose(config.algorithm, config.hparams).adaptive:
         predictor: Predictor = Plain(
-            backbone("predictor"),
+            backbone(),
             classes,
             head=model.head,
             width=model.width,
@@ -145,7 +152,7 @@ def build_networks(
         )
         return predictor, None
     embedding = find_embedding(config.embedding.name).build(
-        backbone("embedding"),
+        backbone(),
         config.embedding,
         domains=domains,
         classes=classes,
@@ -153,7 +160,7 @@ def build_networks(
         seed=config.seed,
     )
     predictor = Conditioned(
-        backbone("predictor"),
+        backbone(),
         classes,
         mu_dim=embedding.dim,
         condition=model.condition,
@@ -178,21 +185,6 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _read_table(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DomainTable:
-    states = {
-        name: DomainState(
-            description["digest"],
-            tensors[f"domain/{name}/total"],
-            tensors[f"domain/{name}/squares"],
-            facts["count"],
-            tensors[f"domain/{name}/reference"],
-            facts["reach"],
-        )
-        for name, facts in description["domains"].items()
-    }
-    return DomainTable(states)
-
-
 def _read_description(folder: Path) -> dict[str, Any]:
     path = folder / "model.json"
     if not folder.exists():
@@ -204,7 +196,10 @@ def _read_description(folder: Path) -> dict[str, Any]:
             if unfinished
             else f"{folder}: not a run folder (no model.json); give the --out of `acclimate train`"
         )
-    description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise RunError(f"{path} is damaged; restore it, or train again in another folder") from None
     if description.get("format") != FORMAT:
         raise RunError(
             f"{path}: format {description.get('format')}, this version reads {FORMAT}; "

@@ -58,6 +58,7 @@ def find_problems(
         *_roles(table, *names["domain"]),
         _no_content(table),
         _duplicates(table),
+        _leaks(table),
         Finding(
             [f"path '{path}' is outside the root" for path in outside],
             "give paths relative to the root and below it",
@@ -67,6 +68,20 @@ def find_problems(
     if check_files:
         found += _files(table, root, skip=set(outside))
     return [finding for finding in found if finding.problems]
+
+
+def _leaks(table: pa.Table) -> Finding:
+    """An image of a domain in two of its splits would be both trained on and scored."""
+    problems: list[str] = []
+    if "image" in table.column_names:
+        named = table.select(["image", "domain", "split"]).filter(pc.is_valid(table["image"]))
+        splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
+        twice = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
+        problems = [
+            f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
+            for row in twice.select(["image", "domain"]).to_pylist()
+        ]
+    return Finding(problems, "keep all rows of an image in one split")
 
 
 def _rows(count: int) -> str:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.algorithms.base import Algorithm
+from acclimate.algorithms.coral import Coral
+from acclimate.algorithms.dann import CDANN, DANN
 from acclimate.algorithms.erm import ERM
+from acclimate.algorithms.group_dro import GroupDRO
+from acclimate.algorithms.irm import IRM
+from acclimate.algorithms.mixup import Mixup
+from acclimate.algorithms.mldg import MLDG
+from acclimate.algorithms.mmd import MMD
 from acclimate.config import from_dict
 from acclimate.errors import unknown
 
@@ -16,6 +23,14 @@ __all__ = ["ALGORITHMS", "Algorithm", "Choice", "choose", "names"]
 
 ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "erm": (ERM, "empirical risk minimisation"),
+    "irm": (IRM, "invariant risk minimisation"),
+    "group-dro": (GroupDRO, "the domain with the largest risk counts most"),
+    "mixup": (Mixup, "images and labels mixed between domains"),
+    "mldg": (MLDG, "a step on some domains must help on the others"),
+    "coral": (Coral, "the same covariance of features in every domain"),
+    "mmd": (MMD, "the same kernel mean of features in every domain"),
+    "dann": (DANN, "features that do not give the domain away"),
+    "cdann": (CDANN, "features that, given the class, do not give the domain away"),
 }
 
 ADAPTIVE = "da-"

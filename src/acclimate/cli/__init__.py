@@ -25,6 +25,7 @@ def main() -> None:
     try:
         app()
     except AcclimateError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; repeat the command to resume")
+        sys.exit(f"error: {' '.join(str(error).splitlines())}")
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(f"error: {where}{(error.strerror or str(error)).lower()}; check the path")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, progress_bar, say, say_json
+from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_json
 
 Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
 Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
@@ -21,13 +21,18 @@ def adapt(
     run: Run,
     images: Images,
     out: Annotated[Path, typer.Option(help="Where the domain's state goes, a few kilobytes.")],
+    method: Annotated[
+        str,
+        typer.Option(help="See `acclimate list methods`; several are joined: embedding+prior."),
+    ] = "embedding",
     into: Annotated[
         Path | None, typer.Option(help="Go on from an earlier state of the same domain.")
     ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Adapt to a new domain from unlabelled images: no labels, no retraining, no gradient."""
+    """Adapt to a new domain from unlabelled images: no labels, no retraining, and no gradient
+    unless the method is tent."""
     from acclimate.adapt import adapt as adapt_to
     from acclimate.data.images import find_images
     from acclimate.distributed import pick_device
@@ -39,21 +44,20 @@ def adapt(
     earlier = None if into is None else DomainState.load(into)
     quarantine = _lenient(len(paths))
     with progress_bar() as watch:
-        site = adapt_to(trained, paths, into=earlier, quarantine=quarantine, watch=watch)
-    assert site.state is not None and site.trust is not None
-    trust = dataclasses.asdict(site.trust)
-    site.state.save(out, notes=trust)
+        site = adapt_to(
+            trained, paths, method=method, into=earlier, quarantine=quarantine, watch=watch
+        )
+    assert site.state is not None
+    facts: dict[str, Any] = {"method": site.method, "n": site.state.count}
+    if site.trust is not None:
+        facts |= dataclasses.asdict(site.trust)
+    if site.label_prior is not None:
+        facts["label_prior"] = site.label_prior
+    site.state.save(out, notes=facts)
     if json:
-        say_json({"state": str(out), "unreadable": _problems(quarantine), **trust})
+        say_json({"state": str(out), "unreadable": _problems(quarantine), **facts})
         return
-    say(f"adapted on {site.trust.n} images; nearest training domain: {site.trust.nearest_domain}")
-    say(
-        f"distance to it {site.trust.nearest_distance:.2f} (training domains lie within "
-        f"{site.trust.typical_distance:.2f} of their nearest other); expected error of μ "
-        f"{site.trust.expected_error:.2g}"
-    )
-    for warning in site.trust.warnings:
-        say(f"note: {warning}")
+    _show(site)
     for problem in _problems(quarantine):
         say(f"skipped {problem['image']}: {problem['reason']}")
     say(f"state: {out}")
@@ -110,6 +114,25 @@ def predict(
         )
         return
     say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")
+
+
+def _show(site: Any) -> None:
+    say(f"adapted on {site.state.count} images by {site.method}")
+    if site.label_prior is not None:
+        most = sorted(site.label_prior.items(), key=lambda item: -item[1])[:5]
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in most)
+        say(f"classes: {shares}" + (", …" if len(site.label_prior) > len(most) else ""))
+    if site.trust is None:
+        return
+    say(
+        f"nearest training domain: {site.trust.nearest_domain}, at distance "
+        f"{site.trust.nearest_distance:.2f} (training domains lie within "
+        f"{site.trust.typical_distance:.2f} of their nearest other)"
+    )
+    if site.trust.expected_error is not None:
+        say(f"expected error of μ on the same scale: {site.trust.expected_error:.2g}")
+    for warning in site.trust.warnings:
+        say(f"note: {warning}")
 
 
 def _csv(

@@ -17,12 +17,6 @@ class Catalogue(StrEnum):
     presets = "presets"
 
 
-METHODS = {
-    "embedding": "the domain's embedding μ, folded into the classifier (adaptive models)",
-    "none": "the model as it is (plain models)",
-}
-
-
 @app.command("list", epilog="Example: acclimate list algorithms")
 def list_(
     what: Annotated[Catalogue, typer.Argument(help="Which table to show.")], json: Json = False
@@ -34,6 +28,8 @@ def list_(
         return
     keys = list(rows[0])
     say_table(keys, [[str(row[key]) for key in keys] for row in rows])
+    if what is Catalogue.methods:
+        say("\nMethods follow each other when joined by +, e.g. embedding+prior.")
     if what is Catalogue.backbones:
         say("\nEvery timm model name is a backbone too, e.g. resnet50 or convnext_tiny.")
 
@@ -48,7 +44,9 @@ def entries(what: Catalogue) -> list[dict[str, str]]:
 
         return [{"name": name, "about": row.about} for name, row in EMBEDDINGS.items()]
     if what is Catalogue.methods:
-        return [{"name": name, "about": about} for name, about in METHODS.items()]
+        from acclimate.methods import METHODS
+
+        return [{"name": name, "about": row.about} for name, row in METHODS.items()]
     if what is Catalogue.backbones:
         from acclimate.models import list_backbones
 

@@ -33,16 +33,27 @@ PHASES = {
 }
 
 
+def first_process() -> bool:
+    """Under torchrun one process speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def say(text: str = "") -> None:
+    if not first_process():
+        return
     Console(highlight=False, soft_wrap=True, markup=False).print(text)
 
 
 def say_json(value: Mapping[str, Any]) -> None:
+    if not first_process():
+        return
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
     """Text to the left, numbers to the right."""
+    if not first_process():
+        return
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     rows = list(rows)
     for column, name in enumerate(header):
@@ -60,7 +71,7 @@ def percent(value: float | None) -> str:
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
     """A bar per phase on stderr; nothing in processes other than the first."""
-    if quiet or int(os.environ.get("RANK", "0")) > 0:
+    if quiet or not first_process():
         yield unwatched
         return
     columns = (

@@ -8,6 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_json, say_table
+from acclimate.errors import ConfigError
 from acclimate.records import Score
 
 Names = Annotated[list[str] | None, typer.Option(help="Repeat it, or separate with commas.")]
@@ -54,13 +55,18 @@ def train(
         "model.backbone": backbone,
         "model.weights": None if weights is None else str(weights),
         "train.steps": steps,
+        "train.epochs": None if steps is None else 0.0,  # a preset's epochs give way
         "seed": seed,
     }
     chosen = gather_settings(preset, config, flags, settings or [])
-    folder = out or Path("runs") / f"{data.stem}-{chosen.algorithm}-{chosen.seed}"
+    folder = out or Path("runs") / f"{_name_of(data)}-{chosen.algorithm}-{chosen.seed}"
     manifest = Manifest.open(data)
-    with progress_bar() as watch:
-        result = train_run(chosen, manifest, folder, device=device, watch=watch)
+    try:
+        with progress_bar() as watch:
+            result = train_run(chosen, manifest, folder, device=device, watch=watch)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; repeat the command to resume", err=True)
+        raise typer.Exit(130) from None
     _show_run(folder, already=result.already, json=json)
 
 
@@ -76,11 +82,17 @@ def evaluate(
     ] = None,
     points: Annotated[int | None, typer.Option(help="Unlabelled images that make μ.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed that chooses them.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Score unseen domains by this method too; can be repeated."),
+    ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Score a run per domain: top-1, top-5, worst domain, and the controls."""
     if data is None:
+        if method:
+            raise ConfigError("--method scores anew; name the data to score as well")
         _show_run(run, already=True, json=json)
         return
     from acclimate.evaluate import evaluate_run
@@ -88,13 +100,16 @@ def evaluate(
     changes = {"adapt.source": source, "adapt.points": points, "seed": seed}
     given = {key: value for key, value in changes.items() if value is not None}
     with progress_bar() as watch:
-        scores, unreadable = evaluate_run(run, data, given, device=device, watch=watch)
+        found = evaluate_run(run, data, given, methods=_names(method), device=device, watch=watch)
     if json:
-        say_json({**_as_json(scores), "unreadable": unreadable})
-    else:
-        _show_scores(scores)
-        if unreadable:
-            say(f"{len(unreadable)} unreadable images were left out, e.g. {unreadable[0]}")
+        facts = {"unreadable": found.unreadable, "same_data": found.same_data}
+        say_json({**_as_json(found.scores), **facts})
+        return
+    _show_scores(found.scores)
+    if found.unreadable:
+        say(f"{len(found.unreadable)} unreadable images left out, e.g. {found.unreadable[0]}")
+    if not found.same_data and any(score.role == "train" for score in found.scores):
+        say("note: not the run's own data: training domains may be scored on images trained on")
 
 
 def gather_settings(
@@ -119,6 +134,13 @@ def gather_settings(
     values = merged(values, nested(given))
     values = merged(values, parse_assignments(assignments))
     return from_dict(RunConfig, values, where="settings")
+
+
+def _name_of(data: Path) -> str:
+    """What to call a run on `data`: its name, without the ending of a table."""
+    path = data.resolve()
+    tables = (".parquet", ".csv", ".jsonl", ".ndjson")
+    return path.stem if path.suffix.lower() in tables else path.name
 
 
 def _names(given: list[str] | None) -> tuple[str, ...]:

@@ -36,6 +36,14 @@ class Quarantine:
             if self._too_many():
                 raise TooManyUnreadable(self._complaint(image))
 
+    def refresh(self) -> None:
+        """Take in what other processes of the run listed at the same path, and check the limit."""
+        with self._lock:
+            if self._path is not None:
+                self._reasons = _read_back(self._path)
+            if self._too_many():
+                raise TooManyUnreadable(self._complaint(next(iter(self._reasons))))
+
     @property
     def entries(self) -> list[tuple[str, str]]:
         """(image, reason) in the order of discovery."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from acclimate.embeddings.base import Embedding
+from acclimate.embeddings.baselines import Mean, Posterior, Softmax
 from acclimate.embeddings.domains import DomainTable, embed_rows
 from acclimate.embeddings.prototype import Prototype
 from acclimate.embeddings.state import DomainState, Payload, digest_of
@@ -29,6 +30,11 @@ class Row:
 
 EMBEDDINGS: dict[str, Row] = {
     "prototype": Row(Prototype, "prototypical training over domains (the paper's)"),
+    "mean": Row(Mean, "backbone features of an ERM model; embedding.dim does not apply"),
+    "softmax": Row(Softmax, "features of a classifier that tells the training domains apart"),
+    "posterior": Row(
+        Posterior, "class probabilities of an ERM model; embedding.dim does not apply"
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from acclimate.data.source import Source, to_float
 from acclimate.distributed import World
 from acclimate.embeddings.base import Embedding
 from acclimate.embeddings.state import DomainState
+from acclimate.errors import RunError
 from acclimate.files import write_atomically
 from acclimate.randomness import stream
 
@@ -53,10 +55,63 @@ class DomainTable:
     def names(self) -> Sequence[str]:
         return list(self.states)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All states stacked; `from_tensors` takes them apart again."""
+        states = list(self.states.values())
+        stacked = {
+            part: torch.stack([getattr(state, part) for state in states])
+            for part in ("total", "squares", "reference")
+        }
+        stacked["count"] = torch.tensor([state.count for state in states])
+        stacked["reach"] = torch.tensor([state.reach for state in states], dtype=torch.float64)
+        return stacked
+
+    @classmethod
+    def from_tensors(
+        cls, names: Sequence[str], tensors: Mapping[str, Tensor], model: str
+    ) -> "DomainTable":
+        return cls(
+            {
+                name: DomainState(
+                    model,
+                    tensors["total"][i],
+                    tensors["squares"][i],
+                    int(tensors["count"][i]),
+                    tensors["reference"][i],
+                    float(tensors["reach"][i]),
+                )
+                for i, name in enumerate(names)
+            }
+        )
+
     @property
     def means(self) -> Tensor:
         """μ of each training domain: [N, d] float64."""
         return torch.stack([state.mean for state in self.states.values()])
+
+
+def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None:
+    """Φ and the training domains' states: what Step A leaves to Step B."""
+    tensors = {f"embedding/{key}": value for key, value in embedding.state_dict().items()}
+    tensors |= {f"domains/{key}": value for key, value in table.tensors().items()}
+    whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    metadata = {"names": json.dumps(table.names)}
+    write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+
+
+def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = json.loads(file.metadata()["names"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        raise RunError(f"{path} is damaged; delete it to repeat Step A") from None
+    parts: dict[str, dict[str, Tensor]] = {"embedding": {}, "domains": {}}
+    for key, value in tensors.items():
+        part, name = key.split("/", 1)
+        parts[part][name] = value
+    embedding.load_state_dict(parts["embedding"])
+    return DomainTable.from_tensors(names, parts["domains"], model="")
 
 
 def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) -> None:

@@ -58,9 +58,15 @@ class DomainState:
 
     @property
     def variance(self) -> float:
-        """σ² = E‖Φ(x) − μ‖² over the images seen."""
+        """Mean of ‖Φ(x) − μ‖² over the images seen."""
         spread = self.squares / self.count - self.mean.square()
         return max(float(spread.sum()), 0.0)
+
+    @property
+    def sampling_variance(self) -> float | None:
+        """σ² = E‖Φ(x) − μ‖² of the domain, estimated without bias; one image tells nothing."""
+        variance = self.variance
+        return variance * self.count / (self.count - 1) if self.count > 1 else None
 
     @property
     def bound(self) -> float:
@@ -69,7 +75,10 @@ class DomainState:
 
     def radius(self, delta: float = 0.05) -> float | None:
         """Theorem 1's radius of μ, or None where there are too few images for it to hold."""
-        return mean_radius(self.count, self.variance, self.bound, delta=delta)
+        variance = self.sampling_variance
+        if variance is None:
+            return None
+        return mean_radius(self.count, variance, self.bound, delta=delta)
 
     def updated(self, phi: Tensor) -> "DomainState":
         """With the images whose features are `phi` [n, d]."""

@@ -8,7 +8,7 @@ from acclimate.models.backbones import (
     freeze_batch_norm,
     list_backbones,
 )
-from acclimate.models.predictors import Conditioned, Output, Plain, Predictor
+from acclimate.models.predictors import Conditioned, Output, Plain, Predictor, takes_features
 from acclimate.models.weights import fit_weights, read_weights
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "freeze_batch_norm",
     "list_backbones",
     "read_weights",
+    "takes_features",
 ]

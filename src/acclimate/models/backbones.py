@@ -119,14 +119,15 @@ def list_backbones() -> list[dict[str, str]]:
     ]
 
 
-def freeze_batch_norm(module: nn.Module) -> None:
-    """Keep every batch norm in `module` in eval mode for good, its affine parameters untrained."""
+def freeze_batch_norm(module: nn.Module, *, affine: bool = True) -> None:
+    """Keep every batch norm in `module` in eval mode for good, and with `affine` also its scales
+    and shifts untrained."""
     for part in module.modules():
         if isinstance(part, _BatchNorm):
             part.__dict__["train"] = _EvalOnly(part)
             part.train()
             for parameter in part.parameters(recurse=False):
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(not affine)
 
 
 @final

@@ -276,3 +276,8 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 _CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "film": _Film, "bias": _Bias}
+
+
+def takes_features(predictor: Predictor) -> bool:
+    """Whether it works on feature vectors instead of images."""
+    return predictor.backbone.size == 0

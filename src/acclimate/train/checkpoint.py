@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from acclimate.errors import RunError
 from acclimate.files import write_atomically
 from acclimate.train.averaging import Average
 
@@ -59,9 +60,12 @@ def load_checkpoint(
     """Fill what was saved; a fresh `Progress` where there is no checkpoint."""
     if not path.exists():
         return Progress()
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        raise RunError(f"{path} is damaged; delete it to start this phase again") from None
     module.load_state_dict(_below(tensors, "module/"))
     if average is not None:
         average.restore(_below(tensors, "average/"))

@@ -77,24 +77,24 @@ class Loop:
             progress = self._after(optimiser, progress, step + 1)
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         if self.phase.keep == "best" and progress.best_step is not None:
-            self.objective.load_state_dict(load_file(self._best, device="cpu"))
+            best = load_file(self._best(progress.best_step), device="cpu")
+            self.objective.load_state_dict(best)
         elif self._average is not None:
             self._average.apply()
         return progress
-
-    def clear(self) -> None:
-        """Remove what only a resumed run would need."""
-        if self.world.main:
-            self._checkpoint.unlink(missing_ok=True)
-            self._best.unlink(missing_ok=True)
 
     @property
     def _checkpoint(self) -> Path:
         return self.folder / f"checkpoint-{self.phase.name}.safetensors"
 
-    @property
-    def _best(self) -> Path:
-        return self.folder / f"best-{self.phase.name}.safetensors"
+    def _best(self, step: int) -> Path:
+        # By step: a checkpoint then names the very weights that it means.
+        return self.folder / f"best-{self.phase.name}-{step}.safetensors"
+
+    def _drop_beaten(self, progress: Progress) -> None:
+        for path in self.folder.glob(f"best-{self.phase.name}-*"):
+            if progress.best_step is None or path != self._best(progress.best_step):
+                path.unlink()
 
     def _step(
         self, module: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
@@ -138,6 +138,7 @@ class Loop:
                 save_checkpoint(
                     self._checkpoint, self.objective, optimiser, progress, self._average
                 )
+                self._drop_beaten(progress)
             self.world.wait()
         return progress
 
@@ -151,7 +152,7 @@ class Loop:
                 progress.best_score is None or mean > progress.best_score
             )
             if better and self.phase.keep == "best" and self.world.main:
-                save_weights(self._best, self.objective)
+                save_weights(self._best(progress.step), self.objective)
         if self.world.main:
             for score in scores:
                 append(self.folder / "records.jsonl", score)

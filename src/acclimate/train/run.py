@@ -1,7 +1,5 @@
 """A run: Step A, the training domains' μ, Step B, final scores. Resumes by itself."""
 
-import hashlib
-import json
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -10,18 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from acclimate import __version__
-from acclimate.config import RunConfig, as_dict
+from acclimate.config import RunConfig
 from acclimate.data.batches import DomainSampler, Loader
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source
 from acclimate.distributed import World, joined
 from acclimate.embeddings import DomainState, DomainTable, Embedding, embed_rows
-from acclimate.embeddings.domains import sample_rows, save_domain_map
-from acclimate.errors import RunError
-from acclimate.files import write_json
+from acclimate.embeddings.domains import (
+    load_embedding,
+    sample_rows,
+    save_domain_map,
+    save_embedding,
+)
 from acclimate.manifest import Manifest
 from acclimate.models import Predictor
 from acclimate.objective import Batch
@@ -29,7 +29,8 @@ from acclimate.plan import Plan, make_plan
 from acclimate.randomness import derive
 from acclimate.records import DOMAIN_MAP, Finished, Started, append, read
 from acclimate.scoring import Evaluator
-from acclimate.train.checkpoint import Progress, save_weights
+from acclimate.train.checkpoint import Progress
+from acclimate.train.folder import alone, claim, digest_of, finished_before, identity, tidy
 from acclimate.train.loop import Loop, Phase, check_shares
 from acclimate.trained import Trained, build_networks
 from acclimate.watch import Watch, unwatched
@@ -56,11 +57,13 @@ def train(
         check_shares(plan.config.train.per_domain, world, plan.config.train.optimiser)
         if plan.algorithm.adaptive:
             check_shares(plan.config.embedding.per_domain, world, plan.config.embedding.optimiser)
-        identity = _identity(plan)
-        done = _finished_before(out, identity)
+        wanted = identity(plan)
+        done = finished_before(out, wanted)
         if done is not None:
+            if world.main:
+                tidy(out)
             return RunResult(out, done, already=True)
-        return _Run(plan, out, world, watch, identity).go()
+        return _Run(plan, out, world, watch, wanted).go()
 
 
 class _Run:
@@ -73,18 +76,20 @@ class _Run:
 
     def go(self) -> RunResult:
         predictor, embedding = self._build()
-        _claim(self.out, self.identity, self.world)
+        with alone(self.out, self.world):
+            claim(self.out, self.identity, self.world)
+            return self._train(predictor, embedding)
+
+    def _train(self, predictor: Predictor, embedding: Embedding | None) -> RunResult:
         source = self._open()
         self._announce()
-        table = None
-        if embedding is not None:
-            self._learn_embedding(source, embedding)
-            table = self._embed_domains(source, embedding)
+        table = None if embedding is None else self._embedded(source, embedding)
         prior = self.plan.label_prior()
         trained = Trained(
             self.config,
             self.plan.classes,
             self.plan.train_domains,
+            self.plan.manifest.digest(),
             tuple(prior.tolist()),
             self.size,
             predictor,
@@ -124,18 +129,25 @@ class _Run:
     def _open(self) -> FeatureSource | ImageSource:
         manifest = self.plan.manifest
         self.quarantine = Quarantine(
-            self.out / "quarantine.jsonl" if self.world.main else None,
+            self.out / "quarantine.jsonl",
             total=len(manifest),
             max_share=self.config.data.max_unreadable,
         )
         return open_source(manifest, self.size, self.config.data, self.quarantine)
 
-    def _learn_embedding(self, source: FeatureSource | ImageSource, embedding: Embedding) -> None:
-        """Step A. Finished once embedding.safetensors is there."""
+    def _embedded(self, source: FeatureSource | ImageSource, embedding: Embedding) -> DomainTable:
+        """Step A and the training domains' μ; both are kept in embedding.safetensors."""
         path = self.out / "embedding.safetensors"
-        if path.exists():
-            embedding.load_state_dict(load_file(path, device="cpu"))
-            return
+        if not path.exists():
+            self._learn_embedding(source, embedding)
+            table = self._embed_domains(source, embedding)
+            self.quarantine.refresh()
+            if self.world.main:
+                save_embedding(path, embedding, table)
+            self.world.wait()
+        return load_embedding(path, embedding)
+
+    def _learn_embedding(self, source: FeatureSource | ImageSource, embedding: Embedding) -> None:
         settings = self.config.embedding
         domains = self.plan.train_rows
         seed = derive(self.config.seed, "embedding")
@@ -159,16 +171,11 @@ class _Run:
             watch=self.watch,
         )
         loop.run()
-        if self.world.main:
-            save_weights(path, embedding)
-        self.world.wait()
-        loop.clear()
 
     def _embed_domains(
         self, source: FeatureSource | ImageSource, embedding: Embedding
     ) -> DomainTable:
-        """μ of each training domain, and Φ standardised by them. Cheap beside training, and the
-        same each time it is done."""
+        """μ of each training domain, and Φ standardised by them."""
         states = {}
         for done, name in enumerate(self.plan.train_domains, start=1):
             rows = self.plan.manifest.rows(domain=name, split="train")
@@ -238,7 +245,6 @@ class _Run:
             validate=evaluator.validation,
             watch=self.watch,
         )
-        self.main_loop = loop
         return loop.run()
 
     def _finish(self, trained: Trained, evaluator: Evaluator, progress: Progress) -> Finished:
@@ -246,11 +252,15 @@ class _Run:
         kept = progress.best_step if kept_best else progress.step
         assert kept is not None
         trained.predictor.eval()
+        if self.world.main:
+            trained.save(self.out)  # before scoring: whatever fails there, the model is kept
         scores = []
-        domains = len(self.plan.manifest.domains)
+        domains = len({*self.plan.train_domains, *self.plan.val_domains, *self.plan.test_domains})
         for score in evaluator.final(kept):
             scores.append(score)
             self.watch("scoring", len({s.domain for s in scores}), domains, score.domain)
+        self.world.wait()
+        self.quarantine.refresh()
         finished = Finished(
             kept_step=kept,
             kept_by=self._kept_by() if kept_best else "last step",
@@ -259,13 +269,12 @@ class _Run:
             quarantined=len(self.quarantine),
         )
         if self.world.main:
-            trained.save(self.out)
             if trained.table is not None:
                 save_domain_map(self.out / DOMAIN_MAP, self._states(trained, evaluator))
             for score in scores:
                 append(self.out / "records.jsonl", score)
             append(self.out / "records.jsonl", finished)
-            self.main_loop.clear()
+            tidy(self.out)
         self.world.wait()
         return finished
 
@@ -274,7 +283,7 @@ class _Run:
         states = {name: ("train", state) for name, state in trained.table.states.items()}
         for name in (*self.plan.val_domains, *self.plan.test_domains):
             state = evaluator.unseen(name).state
-            if state is not None:
+            if state is not None and state.count:
                 states[name] = (self.plan.role(name), state)
         return states
 
@@ -291,98 +300,32 @@ class _Run:
     def _announce(self) -> None:
         if not self.world.main:
             return
-        resumed = max((loss.step for loss in read(self.out / "records.jsonl").losses), default=0)
+        losses = read(self.out / "records.jsonl").losses
         append(
             self.out / "records.jsonl",
             Started(
                 time=datetime.now(UTC).isoformat(timespec="microseconds"),
                 version=__version__,
-                config_digest=_digest(self.identity["config"]),
+                config_digest=digest_of(self.identity["config"]),
                 data_digest=self.identity["data"],
                 device=_device_name(self.world.device),
                 processes=self.world.size,
-                resumed_at=resumed,
+                resumed_at=f"{losses[-1].phase} {losses[-1].step}" if losses else None,
             ),
         )
-
-
-def _identity(plan: Plan) -> dict[str, Any]:
-    return {
-        "format": "acclimate-run-1",
-        "version": __version__,
-        "config": as_dict(plan.config),
-        "data": plan.manifest.digest(),
-        "source": plan.manifest.source,
-        "classes": list(plan.classes),
-        "train_domains": list(plan.train_domains),
-        "val_domains": list(plan.val_domains),
-        "test_domains": list(plan.test_domains),
-    }
-
-
-def _finished_before(out: Path, identity: dict[str, Any]) -> Finished | None:
-    """The end of this very run, if it is there; another run's folder is refused."""
-    path = out / "run.json"
-    if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        for part in ("data", "config"):
-            if _has_progress(out) and stored[part] != identity[part]:
-                raise RunError(
-                    f"{out} holds another run ({_difference(part, stored, identity)}); "
-                    f"choose another --out, or repeat the command that made it"
-                )
-        return read(out / "records.jsonl").finished if (out / "model.json").exists() else None
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not empty and not a run folder; choose another --out")
-    return None
-
-
-def _claim(out: Path, identity: dict[str, Any], world: World) -> None:
-    """Make `out` this run's folder; what a run without a checkpoint left behind is cleared."""
-    if world.main and not _has_progress(out):
-        for name in ("records.jsonl", "quarantine.jsonl"):
-            (out / name).unlink(missing_ok=True)
-        write_json(out / "run.json", identity)
-    world.wait()
-
-
-def _has_progress(out: Path) -> bool:
-    marks = ("checkpoint-*.safetensors", "embedding.safetensors", "model.json")
-    return any(any(out.glob(mark)) for mark in marks)
-
-
-def _difference(part: str, stored: dict[str, Any], wanted: dict[str, Any]) -> str:
-    if part == "data":
-        return "its data differ"
-    old, new = _flat(stored["config"]), _flat(wanted["config"])
-    key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
-    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _set_statistics(
     features: np.ndarray, predictor: Predictor, embedding: Embedding | None
 ) -> None:
     """Feature mode: inputs are standardised with the training rows' mean and deviation."""
-    mean, std = features.mean(0), features.std(0)
+    # In float64: a float32 sum over millions of rows drifts.
+    mean, std = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
     std = np.where(std > 0, std, 1.0)
     for module in (predictor, embedding):
         if module is not None:
             backbone: Any = module.backbone
-            backbone.set_statistics(torch.from_numpy(mean), torch.from_numpy(std).float())
+            backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,0 +1,225 @@
+"""Penalties over all domains of a batch at once: pure functions of features and domain numbers.
+
+Domains may have different numbers of rows. One without what a penalty needs (two rows) is left out
+of its mean, and a batch of one domain costs exactly 0. Everything is computed in float32 or wider,
+whatever the precision around it.
+
+Every distance here is between points of an inner product space (mean embeddings, covariances), so
+all pairs come from one matrix of inner products: ‖a_i − a_j‖² = ⟨a_i,a_i⟩ + ⟨a_j,a_j⟩ − 2⟨a_i,a_j⟩.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median squared distance: no scale of its own
+DOMAINBED_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows by domain. The m domains present are numbered 0..m-1 in order of domain number."""
+
+    index: Tensor  # [b] a row's domain
+    rank: Tensor  # [b] its place among the rows of that domain
+    count: Tensor  # [m] rows of each domain
+    order: Tensor  # [b] rows, domain by domain
+    start: Tensor  # [m] where in `order` a domain begins
+
+    @staticmethod
+    def of(domain: Tensor) -> "Groups":
+        _, index, count = torch.unique(domain, return_inverse=True, return_counts=True)
+        order = torch.argsort(index, stable=True)
+        start = count.cumsum(0) - count
+        place = torch.arange(len(index), device=index.device) - start[index[order]]
+        rank = torch.empty_like(index).index_copy(0, order, place)
+        return Groups(index, rank, count, order, start)
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def members(self, like: Tensor) -> Tensor:
+        """1 where a row is of a domain, in the type of `like`: [b, m]"""
+        present = torch.arange(len(self), device=self.index.device)
+        return (self.index[:, None] == present).to(like.dtype)
+
+    def row(self, group: Tensor, place: Tensor) -> Tensor:
+        """The row at `place` of `group`, counted round where the group is shorter: [k] -> [k]"""
+        return self.order[self.start[group] + place % self.count[group]]
+
+
+def widened(x: Tensor) -> Tensor:
+    """float32 or wider."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _in_full_precision(
+    penalty: Callable[Concatenate[Tensor, P], Tensor],
+) -> Callable[Concatenate[Tensor, P], Tensor]:
+    @wraps(penalty)
+    def wrapped(x: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return penalty(widened(x), *args, **kwargs)
+
+    return wrapped
+
+
+@_in_full_precision
+def mmd2(hidden: Tensor, domain: Tensor, widths: Tensor | None = None) -> Tensor:
+    """Mean over pairs of domains of the unbiased squared MMD. [b, d], [b] -> []
+
+    The kernel is the mean over `widths` w of exp(−‖x − y‖²/w), so that k(x, x) = 1; by default they
+    are FACTORS times the batch's median squared distance, held constant. Two samples of one
+    distribution give about 0, at times a little less.
+    """
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(hidden)
+    squared = _squared_distances(hidden)
+    if widths is None:
+        widths = median_squared_distance(squared) * hidden.new_tensor(FACTORS)
+    members, n = groups.members(hidden), groups.count.to(hidden.dtype)
+    kernel = _mean_kernel(squared, widths)
+    sums = members.T @ kernel @ members
+    others = (sums.diagonal() - members.T @ kernel.diagonal()) / (n * (n - 1)).clamp_min(1)
+    inner = torch.diagonal_scatter(sums / torch.outer(n, n), others)
+    return _mean_over_pairs(inner, groups.count > 1)
+
+
+@_in_full_precision
+def mmd2_domainbed(hidden: Tensor, domain: Tensor) -> Tensor:
+    """DomainBed's: a sum of kernels exp(−γ‖x − y‖²), biased. [b, d], [b] -> []"""
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(hidden)
+    members, n = groups.members(hidden), groups.count.to(hidden.dtype)
+    widths = 1 / hidden.new_tensor(DOMAINBED_GAMMAS)
+    kernel = len(widths) * _mean_kernel(_squared_distances(hidden), widths)
+    inner = members.T @ kernel @ members / torch.outer(n, n)
+    return _mean_over_pairs(inner, groups.count > 0)
+
+
+@_in_full_precision
+def coral(hidden: Tensor, domain: Tensor) -> Tensor:
+    """Mean over pairs of domains of ‖C_i − C_j‖²/(4d²), as in Deep CORAL. [b, d], [b] -> []"""
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(hidden)
+    centred, _ = _centred(hidden, groups)
+    inner = _covariance_products(centred, groups) / (4 * hidden.shape[1] ** 2)
+    return _mean_over_pairs(inner, groups.count > 1)
+
+
+@_in_full_precision
+def coral_domainbed(hidden: Tensor, domain: Tensor) -> Tensor:
+    """DomainBed's: ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d², means as well as covariances."""
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(hidden)
+    centred, means = _centred(hidden, groups)
+    means = means - means.mean(0)  # differences stay, cancellation shrinks
+    inner = means @ means.T / hidden.shape[1]
+    inner = inner + _covariance_products(centred, groups) / hidden.shape[1] ** 2
+    return _mean_over_pairs(inner, groups.count > 1)
+
+
+@_in_full_precision
+def irm(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    """IRMv1's squared gradient by a scale s of the logits at s = 1, mean over domains.
+
+    The mean gradient of a domain's even rows times that of its odd ones is an unbiased square.
+    [b, c], [b], [b] -> []
+    """
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(logits)
+    half = 2 * groups.index + groups.rank % 2
+    sums = logits.new_zeros(2 * len(groups)).index_add(0, half, _slopes(logits, y))
+    even, odd = (groups.count + 1) // 2, groups.count // 2
+    means = sums.view(-1, 2) / torch.stack([even, odd], dim=1).clamp_min(1)
+    # A domain of one row has no odd rows: its product is 0, and it does not count.
+    product: Tensor = (means[:, 0] * means[:, 1]).sum() / (odd > 0).sum().clamp_min(1)
+    return product
+
+
+@_in_full_precision
+def irm_square(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+    """As `irm`, by the plain square of a domain's mean gradient: biased, never below 0."""
+    groups = Groups.of(domain)
+    if len(groups) < 2:
+        return _nothing(logits)
+    sums = groups.members(logits).T @ _slopes(logits, y)
+    return (sums / groups.count).square().mean()
+
+
+def median_squared_distance(squared: Tensor) -> Tensor:
+    """The (lower) median of squared distances between distinct rows, without gradient and above 0.
+
+    [b, b] with b > 1 -> []
+    """
+    b = len(squared)
+    # Behind the first number, each row of b + 1 ends in one of the diagonal.
+    distinct = squared.detach().flatten()[1:].view(b - 1, b + 1)[:, :-1]
+    return distinct.median().clamp_min(torch.finfo(squared.dtype).tiny ** 0.5)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """0 with a gradient of 0."""
+    return x[:0].sum()
+
+
+def _slopes(logits: Tensor, y: Tensor) -> Tensor:
+    """Gradient of a row's cross-entropy by a scale of its logits: Σ_k p_k z_k − z_y. [b]"""
+    return (logits.softmax(1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]
+
+
+def _squared_distances(x: Tensor) -> Tensor:
+    """[b, d] -> [b, b], with an exact 0 on the diagonal"""
+    x = x - x.detach().mean(0)  # less cancellation; distances stay
+    norms = x.square().sum(1)
+    squared = (norms[:, None] + norms - 2 * x @ x.T).clamp_min(0)
+    same = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    return squared.masked_fill(same, 0)
+
+
+def _mean_kernel(squared: Tensor, widths: Tensor) -> Tensor:
+    """Mean of exp(−squared/w) over widths w: [b, b], [k] -> [b, b]"""
+    kernel = torch.zeros_like(squared)
+    for width in widths:  # one at a time: k matrices at once would only cost memory
+        kernel = kernel + torch.exp(-squared / width)
+    return kernel / len(widths)
+
+
+def _centred(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Rows less their domain's mean, and the means: [b, d] -> [b, d], [m, d]"""
+    # Two passes: a large common offset would otherwise cost digits.
+    offset = hidden.detach().mean(0)
+    sums = groups.members(hidden).T @ (hidden - offset)
+    means = sums / groups.count[:, None] + offset
+    return hidden - means[groups.index], means
+
+
+def _covariance_products(centred: Tensor, groups: Groups) -> Tensor:
+    """⟨C_i, C_j⟩ of the domains' covariances, without forming a [d, d] matrix. [b, d] -> [m, m]
+
+    C_i = X_iᵀX_i/(n_i − 1), so ⟨C_i, C_j⟩ = ‖X_i X_jᵀ‖²/((n_i − 1)(n_j − 1)).
+    """
+    members = groups.members(centred)
+    sums = members.T @ (centred @ centred.T).square() @ members
+    free = (groups.count - 1).clamp_min(1).to(centred.dtype)
+    return sums / torch.outer(free, free)
+
+
+def _mean_over_pairs(inner: Tensor, valid: Tensor) -> Tensor:
+    """Mean of ‖a_i − a_j‖² over pairs of valid points. [m, m] inner products, [m] -> []"""
+    own = inner.diagonal()
+    squared = own[:, None] + own - 2 * inner
+    pairs = torch.outer(valid, valid).to(inner.dtype).triu(1)
+    mean: Tensor = (squared * pairs).sum() / pairs.sum().clamp_min(1)
+    return mean
