@@ -62,7 +62,8 @@ def complaint(values: dict[str, Any]) -> str:
             # The common prefix must not make a far name look near.
             {"embedding": {"optimiser": {"zzz": 0}}},
             "run.toml: there is no setting 'embedding.optimiser.zzz'; there is "
-            "embedding.optimiser.accumulate, embedding.optimiser.beta1, embedding.optimiser.clip, embedding.optimiser.lr, "
+            "embedding.optimiser.accumulate, embedding.optimiser.beta1, "
+            "embedding.optimiser.clip, embedding.optimiser.lr, "
             "embedding.optimiser.momentum, embedding.optimiser.name, "
             "embedding.optimiser.schedule, embedding.optimiser.warmup, "
             "embedding.optimiser.weight_decay",
