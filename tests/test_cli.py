@@ -211,7 +211,10 @@ class TestErrors:
         empty = tmp_path / "empty"
         empty.mkdir()
         message = error_of(cli("adapt", run, empty, "--out", tmp_path / "s.safetensors"))
-        assert message.startswith(f"error: {empty} holds no images")
+        assert message == (
+            f"error: {empty} holds no images (.bmp .gif .jpeg .jpg .png .tif .tiff .webp); give a "
+            "folder or files with images"
+        )
 
     def test_only_broken_images(self, cli: Any, run: Path, tmp_path: Path) -> None:
         (tmp_path / "zero.jpg").touch()
@@ -222,15 +225,39 @@ class TestErrors:
             f"error: none of 1 images can be read, e.g. {tmp_path / 'zero.jpg'}: empty file; "
             "give at least one readable image"
         )
-        message = error_of(cli("predict", run, tmp_path / "text.png", "--out", out))
-        assert "an adaptive model predicts for a domain" in message
+        message = error_of(cli("adapt", run, tmp_path / "text.png", "--out", out))
+        assert message == (
+            f"error: none of 1 images can be read, e.g. {tmp_path / 'text.png'}: not a JPEG, PNG, "
+            "WebP, BMP, TIFF or GIF image; give at least one readable image"
+        )
         assert not out.exists()
+
+    def test_an_adaptive_model_wants_a_domain(self, cli: Any, run: Path, tree: Path) -> None:
+        message = error_of(cli("predict", run, tree, "--out", "p.csv"))
+        assert message == (
+            "error: an adaptive model predicts for a domain; give its state with --domain FILE "
+            "(make it with `acclimate adapt`)"
+        )
+
+    def test_a_path_that_cannot_be_written(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--algorithm", "erm", "--out", "/dev/null/run"))
+        assert message == "error: /dev/null/run: not a directory; check the path"
+
+    def test_steps_go_before_the_epochs_of_a_preset(self) -> None:
+        from acclimate.cli.training import gather_settings
+
+        flags = {"train.steps": 20, "train.epochs": 0.0}
+        chosen = gather_settings("lt-imagenet", None, flags, [])
+        assert (chosen.train.steps, chosen.train.epochs) == (20, 0.0)
 
     def test_manifest_without_a_column(self, cli: Any, tmp_path: Path) -> None:
         table = tmp_path / "photos.csv"
         table.write_text("image,label,site\na.jpg,cat,home\n")
         message = error_of(cli("train", table))
-        assert "photos.csv has no column 'domain'" in message
+        assert message == (
+            "error: photos.csv has no column 'domain'; it has image, label, site. Name the column "
+            "'domain'"
+        )
 
     def test_unknown_domain(self, cli: Any, tree: Path) -> None:
         message = error_of(cli("train", tree, "--test-domains", "wst"))
