@@ -316,7 +316,7 @@ def test_the_face() -> None:
 def test_long_input_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, domains = small()
     whole = KernelClassifier().fit(X, y, domains).adapt(X[:20])
-    monkeypatch.setattr("acclimate.kernel._CHUNK", 7)
+    monkeypatch.setattr("acclimate.kernel.maps.CHUNK", 7)
     parts = KernelClassifier().fit(X, y, domains).adapt(X[:20])
     np.testing.assert_allclose(parts.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     assert parts.trust.expected_error == pytest.approx(whole.trust.expected_error)

@@ -1,81 +1,19 @@
-"""The kernel form of the method: marginal transfer learning on feature arrays.
+"""The classifier in the space of κ: fit on domains, adapt to another, predict."""
 
-A predictor is a function of a domain and a row, f(P, x), in the space of the kernel
-
-    κ((P, x), (P′, x′)) = f_κ(k_P(P, P′), k_X(x, x′)),    k_P(P, P′) = 𝔎(μ(P), μ(P′)),
-
-where μ(P) is the mean over P of the feature map φ′ of another kernel, k′_X. Here k_X, k′_X and
-𝔎 are Gaussian, with a width each, and so bounded by 1, as the paper's appendix asks of them. 𝔎 is
-1-Lipschitz in μ/width (Hölder, α = 1): a μ that is off by r moves f(P, x) by at most ‖f‖ r/width.
-
-φ′ is a finite map of random Fourier features. Their inner product is itself a kernel, bounded by
-2, and the Gaussian in expectation: what is proven of kernels holds for it as it stands.
-"""
-
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from acclimate.errors import ConfigError, RunError, unknown
+from acclimate.kernel import maps
+from acclimate.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
 from acclimate.randomness import derive, stream
 from acclimate.theory import images_needed, mean_radius
 
 EXACT_ROWS = 5000  # a kernel matrix of 200 MB, and its eigenvectors
 WIDTH_ROWS = 1000  # the median over half a million distances is steady
 FEW_ROWS = 20
-_CHUNK = 4096
-
-
-@dataclass(frozen=True)
-class Widths:
-    """A Gaussian of width s is exp(−‖a − b‖²/(2s²))."""
-
-    mean: float  # of k′_X, whose features make μ
-    embedding: float  # of 𝔎, on μ
-    input: float  # of k_X
-
-
-@dataclass(frozen=True)
-class Combination:
-    """f_κ of (k_P, k_X), and the same κ written as a sum of Gaussians of "P", "X" or both."""
-
-    f: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    gaussians: tuple[str, ...]
-
-
-# Sums and products of kernels are kernels (Schur), so each row is one. On 0 ≤ k_P, k_X ≤ 1 the
-# slopes in (k_P, k_X) are at most (1, 1), (1, 1) and (1, 2): each is Lipschitz.
-COMBINATIONS: Mapping[str, Combination] = MappingProxyType(
-    {
-        # Every domain its own function of x, alike for like domains; 0 far from all of them.
-        "product": Combination(lambda p, x: p * x, ("PX",)),
-        # f(P, x) = g(P) + h(x): a domain moves the class prior, it cannot change what x means.
-        "sum": Combination(lambda p, x: p + x, ("P", "X")),
-        # One function for all domains plus the product's: far from all of them, the shared one.
-        "shared": Combination(lambda p, x: x + p * x, ("X", "PX")),
-    }
-)
-
-
-def gaussian(a: np.ndarray, b: np.ndarray, width: float) -> np.ndarray:
-    """exp(−‖a − b‖²/(2 width²)).  # [n, d], [m, d] -> [n, m]"""
-    from sklearn.metrics.pairwise import rbf_kernel
-
-    return np.asarray(rbf_kernel(a / width, b / width, gamma=0.5))
-
-
-def kappa(
-    one: tuple[np.ndarray, np.ndarray],
-    two: tuple[np.ndarray, np.ndarray],
-    widths: Widths,
-    combine: str = "product",
-) -> np.ndarray:
-    """κ between pairs (μ, x).  # ([n, d], [n, f]), ([m, d], [m, f]) -> [n, m]"""
-    k_p = gaussian(one[0], two[0], widths.embedding)
-    return COMBINATIONS[combine].f(k_p, gaussian(one[1], two[1], widths.input))
 
 
 @dataclass(frozen=True)
@@ -166,7 +104,7 @@ class KernelClassifier:
         psi = self._map(means, rows, owner, widths)
         weights = 1 / (len(means) * np.bincount(owner)[owner])
         regression = LogisticRegression(C=self.C, fit_intercept=False, tol=1e-6, max_iter=10_000)
-        regression.fit(_mapped(psi, means, owner, rows), codes, sample_weight=weights)
+        regression.fit(mapped(psi, means, owner, rows), codes, sample_weight=weights)
         self._fitted = _Fitted(classes, domain_names, means, phi, widths, psi, regression)
         return self
 
@@ -220,11 +158,11 @@ class KernelClassifier:
 
     def _map(
         self, means: np.ndarray, rows: np.ndarray, owner: np.ndarray, widths: Widths
-    ) -> "_Exact | _Nystroem":
+    ) -> "Exact | NystroemMap":
         if not self.approximate:
-            return _Exact.of(means[owner], rows, widths, self.combine)
+            return Exact.of(means[owner], rows, widths, self.combine)
         chosen = _evenly(owner, self.components, stream(self.seed, "kernel", "landmarks"))
-        return _Nystroem.of(means[owner[chosen]], rows[chosen], widths, self.combine)
+        return NystroemMap.of(means[owner[chosen]], rows[chosen], widths, self.combine)
 
 
 @dataclass(frozen=True)
@@ -245,72 +183,11 @@ class AdaptedKernel:
         if not len(rows):
             return np.zeros((0, len(self.classes)))
         owner = np.zeros(len(rows), dtype=int)
-        features = _mapped(self.fitted.map, self.mean[None], owner, rows)
+        features = mapped(self.fitted.map, self.mean[None], owner, rows)
         return np.asarray(self.fitted.regression.predict_proba(features))
 
     def predict(self, rows: Any) -> list[str]:
         return [self.classes[index] for index in self.predict_proba(rows).argmax(1)]
-
-
-@dataclass(frozen=True)
-class _Exact:
-    """Ψ on the span of the training rows: K = UΛUᵀ, Ψ(z) = Λ^(−½) Uᵀ κ(training rows, z)."""
-
-    means: np.ndarray
-    rows: np.ndarray
-    widths: Widths
-    combine: str
-    root: np.ndarray  # UΛ^(−½): [n, rank]
-
-    @classmethod
-    def of(cls, means: np.ndarray, rows: np.ndarray, widths: Widths, combine: str) -> "_Exact":
-        values, vectors = np.linalg.eigh(kappa((means, rows), (means, rows), widths, combine))
-        kept = values > values[-1] * len(rows) * np.finfo(float).eps
-        return cls(means, rows, widths, combine, vectors[:, kept] / np.sqrt(values[kept]))
-
-    def transform(self, means: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        training = (self.means, self.rows)
-        features: np.ndarray = kappa((means, rows), training, self.widths, self.combine) @ self.root
-        return features
-
-
-@dataclass(frozen=True)
-class _Nystroem:
-    """Ψ ≈ a Nyström map for each Gaussian in κ, side by side."""
-
-    widths: Widths
-    maps: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, means: np.ndarray, rows: np.ndarray, widths: Widths, combine: str) -> "_Nystroem":
-        from sklearn.kernel_approximation import Nystroem
-
-        maps = []
-        for of in COMBINATIONS[combine].gaussians:
-            # Many rows share a domain's μ; a repeated landmark adds nothing.
-            landmarks = np.unique(_scaled(of, means, rows, widths), axis=0)
-            nystroem = Nystroem(gamma=0.5, n_components=len(landmarks), random_state=0)
-            maps.append((of, nystroem.fit(landmarks)))
-        return cls(widths, tuple(maps))
-
-    def transform(self, means: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return np.hstack(
-            [m.transform(_scaled(of, means, rows, self.widths)) for of, m in self.maps]
-        )
-
-
-def _mapped(
-    psi: _Exact | _Nystroem, means: np.ndarray, owner: np.ndarray, rows: np.ndarray
-) -> np.ndarray:
-    """Ψ of rows [n, f] of the domains means[owner], chunk by chunk: μ per row is wide."""
-    places = np.split(np.arange(len(rows)), range(_CHUNK, len(rows), _CHUNK))
-    return np.concatenate([psi.transform(means[owner[place]], rows[place]) for place in places])
-
-
-def _scaled(of: str, means: np.ndarray, rows: np.ndarray, widths: Widths) -> np.ndarray:
-    """Where the Gaussian of `of` has width 1."""
-    scaled = {"P": means / widths.embedding, "X": rows / widths.input}
-    return np.hstack([scaled[part] for part in of])
 
 
 @dataclass(frozen=True)
@@ -320,7 +197,7 @@ class _Fitted:
     means: np.ndarray  # [N, d]
     phi: Any
     widths: Widths
-    map: _Exact | _Nystroem
+    map: Exact | NystroemMap
     regression: Any
 
     def features_of(self, rows: Any) -> np.ndarray:
@@ -363,7 +240,7 @@ def _judge(fitted: _Fitted, mean: np.ndarray, variance: float, bound: float, n: 
 
 def _moments(phi: Any, rows: np.ndarray) -> tuple[np.ndarray, float, float]:
     """(μ = mean of φ′ [d], mean of ‖φ′(x) − μ‖², the largest ‖φ′(x) − μ‖), chunk by chunk."""
-    chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+    chunks = [rows[start : start + maps.CHUNK] for start in range(0, len(rows), maps.CHUNK)]
     mean = sum(phi.transform(chunk).sum(axis=0) for chunk in chunks) / len(rows)
     squared = [np.square(phi.transform(chunk) - mean).sum(axis=1) for chunk in chunks]
     gaps = np.concatenate(squared)
