@@ -79,7 +79,11 @@ DEFAULTS_AND_RANGES = {
     "irm": {"penalty": (1e2, "log10", -1, 5), "anneal": (500, "log10", 0, 4)},
     "group-dro": {"eta": (1e-2, "log10", -3, -1)},
     "mixup": {"alpha": (0.2, "log10", -1, 1)},
-    "mldg": {"beta": (1.0, "log10", -1, 1), "meta_test": (2, "choice", 1, 2)},
+    "mldg": {
+        "beta": (1.0, "log10", -1, 1),
+        "meta_test": (2, "choice", 1, 2),
+        "inner_lr": (1e-2, "log10", -3, -1),
+    },
     "coral": {"penalty": (1.0, "log10", -1, 1)},
     "mmd": {"penalty": (1.0, "log10", -1, 1)},
     "dann": {
@@ -518,6 +522,8 @@ PARALLEL = {
     "irm": {"penalty": 5.0, "anneal": 1},
     "group-dro": {"eta": 0.5},
     "da-mixup": {"alpha": 1.0},
+    "mldg": {"inner_lr": 0.5},
+    "da-mldg": {"inner_lr": 0.5},
     "dann": {},
     "da-cdann": {"gradient_penalty": 0.1},
 }

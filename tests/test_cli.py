@@ -325,8 +325,8 @@ class TestErrors:
         cli("train", tree, "--algorithm", "erm", "--out", plain, *as_flags(TINY))
         message = error_of(cli("adapt", plain, unlabelled, "--out", tmp_path / "s.safetensors"))
         assert message == (
-            "error: a plain model (erm) has nothing to adapt; train with --algorithm da-erm, or "
-            "predict with it as it is"
+            "error: a plain model (erm) has no embedding to adapt; choose another --method, such "
+            "as prior, or train with --algorithm da-erm"
         )
         code, _, _ = cli("predict", plain, unlabelled, "--out", tmp_path / "p.csv")
         assert code == 0

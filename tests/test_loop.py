@@ -22,6 +22,7 @@ from acclimate.manifest import Manifest
 from acclimate.models import Plain, build_backbone
 from acclimate.objective import Batch, Losses, Objective, mean_by
 from acclimate.records import read
+from acclimate.train.averaging import Average
 from acclimate.train.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
 from acclimate.train.loop import Loop, Phase, check_shares, learning_rate, make_optimiser
 
@@ -346,7 +347,7 @@ def test_averages_against_a_loop(kind: str, manifest: Manifest, tmp_path: Path) 
         path.append(weights(objective))
     expected = {key: value.double() for key, value in path[0 if kind == "ema" else 4].items()}
     for count, point in enumerate(path[1:] if kind == "ema" else path[5:], start=2):
-        new = 1 - 0.7 if kind == "ema" else 1 / count
+        new = max(1 / count, 1 - 0.7) if kind == "ema" else 1 / count
         expected = {key: (1 - new) * v + new * point[key].double() for key, v in expected.items()}
     objective = erm()
     folder = tmp_path / "averaged"
@@ -377,3 +378,40 @@ def test_an_average_resumes_bit_by_bit(kind: str, manifest: Manifest, tmp_path: 
     loop(manifest, tmp_path / "resumed", resumed, phase).run()
     for key, value in weights(whole).items():
         assert torch.equal(weights(resumed)[key], value), key
+
+
+def test_a_slow_average_forgets_the_first_weights(manifest: Manifest, tmp_path: Path) -> None:
+    """The default decay over a short run is a mean over it, not the weights it began with."""
+    objective = erm()
+    average = Average(objective, AverageConfig(kind="ema"), steps=300)
+    with torch.no_grad():
+        for done in range(1, 301):
+            for value in objective.parameters():
+                value.fill_(float(done))
+            average.update(done)
+    for name, _ in objective.named_parameters():
+        torch.testing.assert_close(average.mean[name].mean().item(), 150.5, rtol=1e-4, atol=0)
+
+
+def test_penalties_need_several_images_of_a_domain() -> None:
+    check_shares(4, World(), OptimiserConfig(accumulate=2), least_rows=2)
+    with pytest.raises(ConfigError) as caught:
+        check_shares(4, World(), OptimiserConfig(accumulate=4), least_rows=2)
+    assert str(caught.value) == (
+        "the penalty needs 2 images of a domain at a time, and gets 1; raise train.per_domain or "
+        "lower train.optimiser.accumulate"
+    )
+
+
+def test_an_adversary_follows_the_run_s_schedule() -> None:
+    choice = choose("dann")
+    predictor = Plain(build_backbone("mlp", in_features=4), 3, head="mlp", width=8, hidden=8)
+    objective = choice.build(
+        predictor, choice.settings, domains=3, classes=3, world=World(), seed=0
+    )
+    settings = OptimiserConfig(name="sgd", lr=0.1, schedule="cosine", warmup=5)
+    own, theirs = make_optimiser(objective, settings, objective.adversary).param_groups
+    assert (theirs["lr"], theirs["momentum"], theirs["settings"].schedule) == (0.1, 0.9, "cosine")
+    assert len(theirs["params"]) == len(list(objective.discriminator.parameters()))
+    known = {id(parameter) for parameter in theirs["params"]}
+    assert not known & {id(parameter) for parameter in own["params"]}

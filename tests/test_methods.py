@@ -513,12 +513,12 @@ def models(runs: dict[str, Path]) -> dict[str, Trained]:
     [
         ("erm", "none"),
         ("erm", "prior"),
-        ("erm", "t3a+prior"),
+        ("erm", "t3a"),
         ("da-erm", "none"),
         ("da-erm", "t3a"),
         ("da-erm", "embedding"),
         ("da-erm", "embedding+prior"),
-        ("da-erm", "embedding+t3a+prior"),
+        ("da-erm", "embedding+t3a"),
     ],
 )
 def test_states_save_and_serve_again(
@@ -609,8 +609,8 @@ def test_states_are_for_their_model_and_are_not_mixed(
     with pytest.raises(ConfigError) as failed:
         adapt(erm, X[:9], method="embedding+prior")
     assert str(failed.value) == (
-        "a plain model (erm) has nothing to adapt; train with --algorithm da-erm, or predict with "
-        "it as it is"
+        "a plain model (erm) has no embedding to adapt; choose another --method, such as prior, or "
+        "train with --algorithm da-erm"
     )
 
 
@@ -703,8 +703,8 @@ def test_adapt_and_predict_on_a_plain_run(cli: Any, tree: Path, tmp_path: Path) 
     assert one != table.read_text()
     said = cli("adapt", run, west, "--method", "tent", "--out", site)
     assert said.splitlines() == ["adapted on 24 images by tent", f"state: {site}"]
-    said = cli("adapt", run, west, "--method", "t3a+prior", "--out", site)
-    assert said.startswith("adapted on 24 images by t3a+prior\nclasses: ")
+    said = cli("adapt", run, west, "--method", "tent+prior", "--out", site)
+    assert said.startswith("adapted on 24 images by tent+prior\nclasses: ")
     assert cli("adapt", run, west, "--method", "bn", "--out", site) == (
         "error: method 'bn' works on batch norm, and this model has only group norm; use prior, "
         "t3a or tent"
@@ -724,3 +724,12 @@ def test_list_methods(cli: Any) -> None:
     rows = json.loads(cli("list", "methods", "--json"))["methods"]
     assert [row["name"] for row in rows] == list(METHODS)
     assert "embedding+prior" in cli("list", "methods")
+
+
+def test_prior_and_t3a_do_not_go_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_chain("embedding+prior+t3a")
+    assert str(caught.value) == (
+        "method 'embedding+prior+t3a': t3a scores by templates, which are no class probabilities "
+        "to correct and leave no bias to keep a correction in; use prior or t3a"
+    )

@@ -404,3 +404,31 @@ def test_averaged_weights_are_kept(
     one, two = weights(tmp_path / "plain"), weights(tmp_path / "averaged")
     name = next(name for name in one if name.endswith("weight"))
     assert not torch.equal(one[name], two[name])
+
+
+@pytest.mark.parametrize("name", ["dann", "da-group-dro", "irm", "mldg"])
+@pytest.mark.parametrize("stop_at", [3, 5])
+def test_methods_with_state_resume_to_the_same_weights(
+    features: Manifest, tiny: Tiny, tmp_path: Path, name: str, stop_at: int
+) -> None:
+    config = tiny(name, test_domains=["site-4"], hparams={"anneal": 4} if name == "irm" else {})
+
+    def stop(phase: str, done: int, total: int, note: str) -> None:
+        if (phase, done) == ("main", stop_at):
+            raise Killed
+
+    train(config, features, tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(config, features, tmp_path / "killed", watch=stop)
+    train(config, features, tmp_path / "killed")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_comparing_domains_needs_two_in_a_batch(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        train(tiny("coral", **{"train.domains_per_step": 1}), features, tmp_path / "run")
+    assert str(error.value) == (
+        "coral compares domains and needs 2 in each batch; raise train.domains_per_step from 1"
+    )

@@ -27,7 +27,6 @@ from acclimate.methods import (
     nothing_to_embed,
 )
 from acclimate.models import Predictor, takes_features
-from acclimate.theory import images_needed
 from acclimate.trained import Trained
 from acclimate.watch import Watch, unwatched
 
@@ -193,11 +192,8 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     warnings = []
     if state.count < FEW_IMAGES:
         number = "1 image" if state.count == 1 else f"{state.count} images"
-        warnings.append(f"only {number}: with {FEW_IMAGES} or more μ is steadier")
+        warnings.append(f"only {number}: with {FEW_IMAGES} or more the adaptation is steadier")
     variance = state.sampling_variance
-    if radius is None and variance is not None:
-        wanted = images_needed(float("inf"), variance, state.bound)
-        warnings.append(f"the 95 % radius of μ is not guaranteed below {wanted} images")
     if distance > typical:
         warnings.append(
             "this domain lies farther from every training domain than any of those from its "

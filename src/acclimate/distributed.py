@@ -1,14 +1,16 @@
 """Processes that share one run. Started by `torchrun`; a single process needs nothing."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
+from torch.autograd import Function
 
 from acclimate.errors import ConfigError, unknown
 
@@ -37,8 +39,20 @@ class World:
         """
         if self.size == 1:
             return local
-        parts = all_gather(local.contiguous())  # type: ignore[no-untyped-call]
-        return torch.stack(list(parts), dim=1).flatten(0, 1)
+        whole: Tensor = _Gather.apply(local, self.rank, self.size)  # type: ignore[no-untyped-call]
+        return whole
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Elementwise mean over the processes, with gradients to every process."""
+        if self.size == 1:
+            return tensor
+        mean: Tensor = _Mean.apply(tensor, self.size)  # type: ignore[no-untyped-call]
+        return mean
+
+    def spread(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with the first process's."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over the processes, without gradients."""
@@ -56,6 +70,37 @@ class World:
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, rank: int, size: int) -> Tensor:
+        ctx.rank, ctx.size = rank, size
+        own = local.contiguous()
+        parts = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(parts, own)
+        return torch.stack(parts, dim=1).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        total = grad.contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.rank :: ctx.size], None, None
+
+
+class _Mean(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        total = tensor.contiguous().clone()
+        dist.all_reduce(total)
+        return total / size
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.contiguous().clone()
+        dist.all_reduce(total)
+        return total / ctx.size, None
 
 
 @contextmanager
@@ -76,6 +121,21 @@ def joined(device: str = "auto") -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         dist.destroy_process_group()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep large blocks for reuse instead of giving them back to the system.
+
+    On a CPU a convolutional network spends half of its time fetching them again otherwise
+    (EfficientNet-Lite0, 224 px, batch 64, 2 cores: 14.5 img/s, and 30.1 with this).
+    """
+    trim_threshold, mmap_threshold, one_gib = -1, -3, 1 << 30  # names and numbers of malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return  # not glibc
+    mallopt(mmap_threshold, one_gib)
+    mallopt(trim_threshold, one_gib)
 
 
 def pick_device(name: str = "auto") -> torch.device:

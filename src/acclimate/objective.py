@@ -57,6 +57,7 @@ class Objective(nn.Module, ABC):
     """Parameters and state that training changes, and the loss that says how."""
 
     least_domains: ClassVar[int] = 1
+    least_rows: ClassVar[int] = 1  # of a domain in a batch, below which a penalty would be 0
     adversary: Adversary | None = None
 
     @abstractmethod

@@ -69,6 +69,11 @@ def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True
     manifest = _learnable(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
     resolved = _resolved(config, manifest, train)
+    if resolved.train.domains_per_step < algorithm.build.least_domains:
+        raise ConfigError(
+            f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
+            f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
+        )
     return Plan(resolved, algorithm, manifest, train, val, test)
 
 

@@ -26,6 +26,7 @@ class CoralConfig:
 class Coral(Algorithm):
     Config = CoralConfig
     least_domains = 2
+    least_rows = 2
 
     def forward(self, batch: Batch, step: int) -> Losses:
         output = self.predict(batch)

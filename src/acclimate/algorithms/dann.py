@@ -96,7 +96,7 @@ class DANN(Algorithm):
         hidden = hidden.detach().requires_grad_(weight > 0)
         scores = self.discriminator(hidden, batch.y)
         loss = self._mean(scores, batch)
-        if weight > 0:
+        if weight > 0 and len(Groups.of(batch.domain)) > 1:
             total = F.cross_entropy(widened(scores), batch.domain, reduction="sum")
             (slope,) = torch.autograd.grad(total, hidden, create_graph=True)
             loss = loss + weight * slope.square().sum(1).mean()

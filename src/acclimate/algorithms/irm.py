@@ -39,6 +39,7 @@ class IRM(Algorithm):
 
     Config = IRMConfig
     least_domains = 2
+    least_rows = 2
 
     def forward(self, batch: Batch, step: int) -> Losses:
         logits = self.predict(batch).logits

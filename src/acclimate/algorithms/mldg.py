@@ -24,7 +24,9 @@ class MLDGConfig:
         2, "domains left out of the inner step, at most half of a batch's",
         at_least=1, search=choice(1, 2),
     )  # fmt: skip
-    inner_lr: float = setting(1e-2, "length of the inner gradient step", at_least=0)
+    inner_lr: float = setting(
+        1e-2, "length of the inner gradient step", at_least=0, search=log10(-3, -1)
+    )
     first_order: bool = setting(
         False, "leave out second derivatives: cheaper, and some backbones have none"
     )
@@ -33,12 +35,11 @@ class MLDGConfig:
 class MLDG(Algorithm):
     """R_train(θ) + β R_test(θ − a ∇R_train(θ)), by a random split of the batch's domains.
 
-    The inner step is plain gradient descent of length a, differentiated through. It is not the
-    run's learning rate, which belongs to Adam: 1e-2 moves the weights about as far as one of Adam's
-    steps at DomainBed's 5e-5 does. `penalty` records the second term; a batch of one domain has
-    none. The meta-test images see the inner weights and copies of the buffers, so that running
-    statistics of batch norm stay those of the outer weights. Data parallelism does not average the
-    inner gradients: each process takes its inner step on its own share of the batch.
+    The inner step is plain gradient descent of length a, differentiated through; it is not the
+    run's learning rate, which belongs to Adam. `penalty` records the second term; a batch of one
+    domain has none. The meta-test images see the inner weights and copies of the buffers, so that
+    running statistics of batch norm stay those of the outer weights. Inner gradients are averaged
+    over processes, so that all take the same inner step.
     """
 
     Config = MLDGConfig
@@ -73,7 +74,7 @@ class MLDG(Algorithm):
         )
         stepped: dict[str, Tensor] = {n: b.clone() for n, b in self.predictor.named_buffers()}
         for (name, weight), gradient in zip(own.items(), gradients, strict=True):
-            stepped[name] = weight - self.config.inner_lr * gradient
+            stepped[name] = weight - self.config.inner_lr * self.world.mean(gradient)
         return stepped
 
     @staticmethod

@@ -27,6 +27,7 @@ class MMDConfig:
 class MMD(Algorithm):
     Config = MMDConfig
     least_domains = 2
+    least_rows = 2
 
     def forward(self, batch: Batch, step: int) -> Losses:
         output = self.predict(batch)

@@ -1,9 +1,11 @@
 """The command line: the only place that prints. Library errors become one line and exit code 1."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from acclimate import __version__
 from acclimate.errors import AcclimateError
 
 app = typer.Typer(
@@ -16,12 +18,28 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"acclimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Classifiers that adapt themselves to a domain they have never seen."""
+
+
 def main() -> None:
     """Entry point of the `acclimate` command."""
     # Imported here so that each command's module can import `app`.
-    from acclimate.cli import adapting, catalogue, datasets, demonstration, training
+    # In the order of work, which is also the order of --help.
+    from acclimate.cli import datasets, training, adapting, demonstration, catalogue  # noqa: I001
 
-    assert all((adapting, catalogue, datasets, demonstration, training))
+    assert all((datasets, training, adapting, demonstration, catalogue))
     try:
         app()
     except AcclimateError as error:

@@ -12,6 +12,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_json
 
+ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
 Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
 
@@ -20,7 +21,7 @@ Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
 def adapt(
     run: Run,
     images: Images,
-    out: Annotated[Path, typer.Option(help="Where the domain's state goes, a few kilobytes.")],
+    out: Annotated[Path, typer.Option(help="Where the domain's state goes, some 25 KB.")],
     method: Annotated[
         str,
         typer.Option(help="See `acclimate list methods`; several are joined: embedding+prior."),
@@ -122,15 +123,25 @@ def _show(site: Any) -> None:
         most = sorted(site.label_prior.items(), key=lambda item: -item[1])[:5]
         shares = ", ".join(f"{name} {percent(share)}" for name, share in most)
         say(f"classes: {shares}" + (", …" if len(site.label_prior) > len(most) else ""))
+        if most[0][1] > ONE_CLASS:
+            say(
+                f"note: nearly every image is taken for '{most[0][0]}'; unless that is so, the "
+                f"model is too weak or too sure of itself for this method"
+            )
     if site.trust is None:
         return
-    say(
-        f"nearest training domain: {site.trust.nearest_domain}, at distance "
-        f"{site.trust.nearest_distance:.2f} (training domains lie within "
-        f"{site.trust.typical_distance:.2f} of their nearest other)"
+    trust = site.trust
+    like = (
+        "is like the training domains"
+        if trust.nearest_distance <= trust.typical_distance
+        else ("is unlike every training domain")
     )
-    if site.trust.expected_error is not None:
-        say(f"expected error of μ on the same scale: {site.trust.expected_error:.2g}")
+    say(
+        f"this domain {like}: {trust.nearest_distance:.2f} from the nearest, "
+        f"{trust.nearest_domain} (they lie up to {trust.typical_distance:.2f} apart)"
+    )
+    if trust.expected_error is not None:
+        say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")
     for warning in site.trust.warnings:
         say(f"note: {warning}")
 

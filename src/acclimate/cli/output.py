@@ -87,7 +87,9 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
 
         def watch(phase: str, done: int, total: int, note: str) -> None:
             if phase not in tasks:
-                tasks[phase] = progress.add_task(PHASES.get(phase, phase), total=total, note="")
+                *before, last = phase.rpartition(": ")
+                name = "".join([*before, PHASES.get(last, last)])
+                tasks[phase] = progress.add_task(name, total=total, note="")
             progress.update(tasks[phase], completed=done, note=note)
 
         yield watch

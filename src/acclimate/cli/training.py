@@ -11,8 +11,6 @@ from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_j
 from acclimate.errors import ConfigError
 from acclimate.records import Score
 
-Names = Annotated[list[str] | None, typer.Option(help="Repeat it, or separate with commas.")]
-
 
 @app.command(
     epilog="Example: acclimate train PACS --algorithm da-erm --test-domains sketch --out runs/pacs"
@@ -22,8 +20,14 @@ def train(
         Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
     ],
     algorithm: Annotated[str | None, typer.Option(help="See `acclimate list algorithms`.")] = None,
-    test_domains: Names = None,
-    val_domains: Names = None,
+    test_domains: Annotated[
+        list[str] | None,
+        typer.Option(help="Kept out of training, scored at the end; repeat or use commas."),
+    ] = None,
+    val_domains: Annotated[
+        list[str] | None,
+        typer.Option(help="Kept out of training, used to choose weights; repeat or use commas."),
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="See `acclimate list backbones`.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A local pretrained-weights file.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps of Step B.")] = None,
@@ -161,6 +165,8 @@ def _show_run(folder: Path, *, already: bool, json: bool) -> None:
         say_json({**run, **_as_json(scores)})
         return
     _show_scores(scores)
+    if not any(score.role == "test" for score in scores):
+        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
     say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
     if finished.quarantined:
         say(f"{finished.quarantined} unreadable images were skipped: {folder}/quarantine.jsonl")

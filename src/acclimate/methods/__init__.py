@@ -54,6 +54,11 @@ def find_chain(text: str) -> Chain:
     if "none" in names and len(names) > 1:
         rest = "+".join(name for name in names if name != "none")
         raise ConfigError(f"method '{text}': 'none' stands alone; write '{rest}'")
+    if {"prior", "t3a"} <= {*names}:
+        raise ConfigError(
+            f"method '{text}': t3a scores by templates, which are no class probabilities to "
+            f"correct and leave no bias to keep a correction in; use prior or t3a"
+        )
     if "embedding" in names[1:]:
         rest = "+".join(name for name in names if name != "embedding")
         raise ConfigError(
@@ -72,8 +77,8 @@ def chain_of(state: DomainState) -> Chain:
 def nothing_to_embed(algorithm: str) -> ConfigError:
     """The error of `embedding` on a plain model."""
     return ConfigError(
-        f"a plain model ({algorithm}) has nothing to adapt; "
-        f"train with --algorithm da-erm, or predict with it as it is"
+        f"a plain model ({algorithm}) has no embedding to adapt; choose another --method, such as "
+        f"prior, or train with --algorithm da-erm"
     )
 
 

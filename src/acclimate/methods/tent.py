@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from acclimate.errors import ConfigError
 from acclimate.methods.base import Context, Images, Method, with_tensors
 from acclimate.methods.norms import (
     batch_norms,
@@ -50,6 +51,8 @@ class Tent(Method):
         }
         if not affine:
             raise without_norms("tent", "the scales of normalisation layers", predictor)
+        if batch_norms(predictor) and len(images) < 2:
+            raise ConfigError("tent with batch norm needs at least 2 images; give more")
         copied = with_tensors(predictor, affine)
         learned = {name: copied.get_parameter(name) for name in affine}
         self._minimise(copied, list(learned.values()), images)

@@ -280,8 +280,12 @@ def notes(summary: Summary) -> Iterable[str]:
     algorithms: dict[str, list[RunView]] = defaultdict(list)
     for run in summary.finished:
         algorithms[run.algorithm].append(run)
+    covered = [sorted((run.data, run.seed) for run in runs) for runs in algorithms.values()]
+    paired = len(covered) > 1 and all(one == covered[0] for one in covered)
+    if paired and len({data for data, _ in covered[0]}) > 1:
+        yield "Each seed has a data set of its own, the same for every algorithm."
     for algorithm, runs in sorted(algorithms.items()):
-        yield from _coverage(_name(algorithm), runs)
+        yield from _coverage(_name(algorithm), runs, paired=paired)
         mixed = [path for path, values in _settings(runs).items() if len(values) > 1]
         if mixed:
             listed = ", ".join(mixed)
@@ -298,15 +302,16 @@ def notes(summary: Summary) -> Iterable[str]:
             yield f"{_name(plain)} and {_name(adaptive)} also differ in {', '.join(unequal)}."
 
 
-def _coverage(label: str, runs: Sequence[RunView]) -> Iterable[str]:
-    if len({run.data for run in runs}) > 1:
+def _coverage(label: str, runs: Sequence[RunView], *, paired: bool) -> Iterable[str]:
+    """`paired`: every algorithm was run on the same data sets, so that their means compare."""
+    if len({run.data for run in runs}) > 1 and not paired:
         yield f"{label} was run on more than one data set; its means are over all of them."
     trials: dict[tuple[str, int], dict[str, list[str]]] = {}
     for run in runs:
         domains = trials.setdefault((run.data, run.seed), {})
         for domain in sorted({score.domain for score in run.final if score.role == "test"}):
             domains.setdefault(domain, []).append(run.name)
-    if len({frozenset(domains) for domains in trials.values()}) > 1:
+    if len({frozenset(domains) for domains in trials.values()}) > 1 and not paired:
         yield f"The seeds of {label} were not scored on the same test domains."
     together = {tuple(names) for domains in trials.values() for names in domains.values()}
     for names in sorted(names for names in together if len(names) > 1):

@@ -12,8 +12,9 @@ from acclimate.config import AverageConfig
 class Average:
     """The running average of a module's floating-point state; validation and the result use it.
 
-    ema: w̄ ← d·w̄ + (1 − d)·w after each step. window: the plain mean over every step after
-    `start` of the run, SWAD's dense averaging with a window given instead of searched.
+    ema: w̄ ← d·w̄ + (1 − d)·w after each step, and the plain mean until there are 1/(1 − d) of
+    them, lest the first weights stay for good. window: the plain mean over every step after `start`
+    of the run, SWAD's dense averaging with a window given instead of searched.
     """
 
     def __init__(self, module: nn.Module, config: AverageConfig, steps: int) -> None:
@@ -28,7 +29,8 @@ class Average:
         if done <= self.first:
             return
         self.count += 1
-        new = 1 / self.count if self.config.kind == "window" else 1 - self.config.decay
+        forgotten = 0.0 if self.config.kind == "window" else 1 - self.config.decay
+        new = max(1 / self.count, forgotten)
         for name, value in self._floating():
             if self.count == 1:
                 self.mean[name] = value.detach().clone()

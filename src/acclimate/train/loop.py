@@ -76,6 +76,7 @@ class Loop:
             self._step(module, optimiser, self.prepare(batch), step)
             progress = self._after(optimiser, progress, step + 1)
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+        self._agree()
         if self.phase.keep == "best" and progress.best_step is not None:
             best = load_file(self._best(progress.best_step), device="cpu")
             self.objective.load_state_dict(best)
@@ -111,7 +112,7 @@ class Loop:
             with self._precision():
                 losses: Losses = module(batch.part(part, settings.accumulate), step)
             (losses.total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
-            self._add(losses, len(batch) / settings.accumulate)
+            self._add(losses, len(batch) / settings.accumulate, penalised=not moving)
         resting = [group for i, group in enumerate(optimiser.param_groups) if i != moving]
         for parameter in (p for group in resting for p in group["params"]):
             parameter.grad = None  # optimisers leave parameters without a gradient alone
@@ -146,9 +147,12 @@ class Loop:
         assert self.validate is not None
         started = time.perf_counter()
         self.objective.eval()
+        self._agree()
         with self._average.applied() if self._average is not None else nullcontext():
             scores, mean = self.validate(progress.step)
-            better = mean is not None and (
+            # Before its window an average has nothing to offer that could be kept.
+            ready = self._average is None or self._average.count > 0
+            better = (mean is not None and ready) and (
                 progress.best_score is None or mean > progress.best_score
             )
             if better and self.phase.keep == "best" and self.world.main:
@@ -158,6 +162,11 @@ class Loop:
                 append(self.folder / "records.jsonl", score)
         self._since += time.perf_counter() - started  # its time is not training time
         return Progress(progress.step, progress.step, mean) if better else progress
+
+    def _agree(self) -> None:
+        """Running statistics of batch norm are each process's own: all take the first one's."""
+        for buffer in self.objective.buffers():
+            self.world.spread(buffer)
 
     def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
         risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
@@ -173,7 +182,7 @@ class Loop:
                 phase=self.phase.name,
                 step=done,
                 risk=risk / images,
-                penalty=penalty / images if penalised else None,
+                penalty=penalty / penalised if penalised else None,
                 lr=optimiser.param_groups[0]["lr"],
                 images_per_second=round(images / seconds, 1),
             )
@@ -184,16 +193,20 @@ class Loop:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
         self._since = time.perf_counter()
 
-    def _add(self, losses: Losses, images: float) -> None:
+    def _add(self, losses: Losses, images: float, *, penalised: bool) -> None:
+        """An adversary's own loss in its turns is not a penalty of the model."""
         self._sums[0] += losses.risk.detach() * images
         self._sums[3] += images
-        if losses.penalty is not None:
+        if losses.penalty is not None and penalised:
             self._sums[1] += losses.penalty.detach() * images
-            self._sums[2] += 1
+            self._sums[2] += images
 
 
-def check_shares(per_domain: int, world: World, optimiser: OptimiserConfig) -> None:
-    """Every process and every part must get equally many images of each domain."""
+def check_shares(
+    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
+) -> None:
+    """Every process and every part must get equally many images of each domain, and a part enough
+    for the objective to see more than single images of a domain."""
     if per_domain % world.size:
         raise ConfigError(
             f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
@@ -204,6 +217,11 @@ def check_shares(per_domain: int, world: World, optimiser: OptimiserConfig) -> N
         raise ConfigError(
             f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
             f"optimiser's accumulate a divisor of {share}"
+        )
+    if per_domain // parts < least_rows:
+        raise ConfigError(
+            f"the penalty needs {least_rows} images of a domain at a time, and gets "
+            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
         )
 
 
@@ -216,8 +234,13 @@ def make_optimiser(
     own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
     groups = [_group(own, settings)]
     if adversary is not None:
-        against = adversary.optimiser
-        against = against if against.lr is not None else replace(against, lr=settings.lr)
+        theirs_own = adversary.optimiser
+        against = replace(
+            settings,  # schedule, warm-up and kind are the run's
+            lr=settings.lr if theirs_own.lr is None else theirs_own.lr,
+            weight_decay=theirs_own.weight_decay,
+            beta1=theirs_own.beta1,
+        )
         groups.append(_group(theirs, against))
     return torch.optim.Adam(groups) if settings.name == "adam" else torch.optim.SGD(groups)
 

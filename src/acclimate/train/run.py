@@ -14,7 +14,7 @@ from acclimate.config import RunConfig
 from acclimate.data.batches import DomainSampler, Loader
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source
-from acclimate.distributed import World, joined
+from acclimate.distributed import World, joined, keep_freed_memory
 from acclimate.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.embeddings.domains import (
     load_embedding,
@@ -54,7 +54,10 @@ def train(
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone."""
     plan = make_plan(config, manifest)
     with joined(device) as world:
-        check_shares(plan.config.train.per_domain, world, plan.config.train.optimiser)
+        if world.device.type == "cpu":
+            keep_freed_memory()
+        main = plan.config.train
+        check_shares(main.per_domain, world, main.optimiser, plan.algorithm.build.least_rows)
         if plan.algorithm.adaptive:
             check_shares(plan.config.embedding.per_domain, world, plan.config.embedding.optimiser)
         wanted = identity(plan)
