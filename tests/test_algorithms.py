@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acclimate.algorithms import Algorithm, choose
+from acclimate.algorithms import Algorithm, choose, names
 from acclimate.config import OptimiserConfig
 from acclimate.data.batches import DomainSampler, Loader
 from acclimate.data.source import FeatureSource
@@ -514,7 +514,14 @@ def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) ->
 # Two processes
 
 
-PARALLEL = {
+PARALLEL: dict[str, dict[str, Any]] = {
+    "erm": {},
+    "da-erm": {},
+    "da-irm": {"penalty": 5.0, "anneal": 1},
+    "da-group-dro": {"eta": 0.5},
+    "mixup": {"alpha": 1.0},
+    "da-dann": {"gradient_penalty": 0.1},
+    "cdann": {},
     "coral": {"penalty": 10.0},
     "da-coral": {"form": "domainbed"},
     "mmd": {"penalty": 10.0},
@@ -559,6 +566,10 @@ def run_process(rank: int, port: int, folder: str) -> None:
         states[name] = trained(world, parallel)
     torch.save(states, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+def test_every_algorithm_is_compared() -> None:
+    assert {*PARALLEL} == {*names()}
 
 
 @pytest.mark.slow

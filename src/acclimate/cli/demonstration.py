@@ -50,7 +50,11 @@ def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
         say_json({**to_dict(summary), "report": str(page)})
         return
     grid = comparison(summary)
-    narrow = [i for i, name in enumerate(grid.header) if name not in WIDE]
+    narrow = [
+        i
+        for i, name in enumerate(grid.header)
+        if name not in WIDE and not name.startswith("Better than")
+    ]
     say_table(
         [grid.header[i] for i in narrow], [[row[i].text for i in narrow] for row in grid.rows]
     )
