@@ -12,7 +12,7 @@ import acclimate
 SOURCE = Path(acclimate.__file__).parent
 LADDER = (
     {"errors"},
-    {"files", "randomness", "watch", "theory"},
+    {"files", "randomness", "watch", "theory", "tensors"},
     {"config", "presets", "columns", "readers", "validation", "manifest", "records", "kernel"},
     {"inspection", "build", "objective", "distributed", "penalties", "data", "models"},
     {"embeddings", "algorithms"},

@@ -243,6 +243,15 @@ def nested(assignments: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The inverse of `nested`: {"train": {"steps": 5}} -> {"train.steps": 5}"""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        below = isinstance(value, Mapping)
+        result |= flat(value, f"{prefix}{key}.") if below else {f"{prefix}{key}": value}
+    return result
+
+
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """`["train.steps=5", "model.backbone=small-cnn"]` -> nested values."""
     values: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """The demonstration: ERM and DA-ERM on the embedded benchmark, same data, steps and capacity."""
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ from acclimate.report import find_runs, summarise
 from acclimate.report.html import page
 from acclimate.report.summary import Summary
 from acclimate.train import train
+from acclimate.train.folder import digest_of
 from acclimate.watch import Watch, unwatched
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.
@@ -53,17 +52,13 @@ def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple
             settings = nested({**SETTINGS, "algorithm": algorithm, "seed": seed})
             config = from_dict(RunConfig, settings, where="demo")
             # Runs of another version's settings are left alone, and not mixed in.
-            folder = out / f"{algorithm}-{seed}-{_short_digest(SETTINGS, asdict(data))}"
+            folder = out / f"{algorithm}-{seed}-{digest_of([SETTINGS, asdict(data)])[:6]}"
             train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))
             runs += find_runs(folder)
     summary = summarise(runs)
     report = out / "report.html"
     write_text(report, page(summary, title="Acclimate: demo", intro=INTRO))
     return summary, report
-
-
-def _short_digest(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def _prefixed(watch: Watch, algorithm: str, seed: int) -> Watch:

@@ -1,7 +1,6 @@
 """A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from acclimate.algorithms import choose
@@ -22,9 +21,10 @@ from acclimate.embeddings import (
     find_embedding,
 )
 from acclimate.errors import RunError
-from acclimate.files import write_atomically, write_json
+from acclimate.files import write_json
 from acclimate.models import Backbone, Conditioned, Plain, Predictor, build_backbone
 from acclimate.models import freeze_batch_norm as freeze
+from acclimate.tensors import below, save_tensors
 
 FORMAT = "acclimate-model-1"
 
@@ -56,12 +56,10 @@ class Trained:
         return digest_of(_tensors(self.predictor, self.embedding))
 
     def save(self, folder: Path) -> None:
-        tensors = {
-            name: value.contiguous() for name, value in _tensors(self.predictor, self.embedding)
-        }
+        tensors = dict(_tensors(self.predictor, self.embedding))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
-        write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
+        save_tensors(folder / "model.safetensors", tensors)
         # The description comes last: where it is, the weights are.
         write_json(folder / "model.json", self._description())
 
@@ -96,13 +94,13 @@ class Trained:
             description["in_features"],
             pretrained=False,
         )
-        predictor.load_state_dict(_below(tensors, "predictor."))
+        predictor.load_state_dict(below(tensors, "predictor."))
         table = None
         if embedding is not None:
-            embedding.load_state_dict(_below(tensors, "embedding."))
+            embedding.load_state_dict(below(tensors, "embedding."))
             embedding.to(device).eval()
             table = DomainTable.from_tensors(
-                description["train_domains"], _below(tensors, "domains/"), description["digest"]
+                description["train_domains"], below(tensors, "domains/"), description["digest"]
             )
         predictor.to(device).eval()
         return cls(
@@ -179,10 +177,6 @@ def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[st
         if module is not None
         for name, value in module.state_dict().items()
     ]
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

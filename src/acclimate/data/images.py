@@ -23,11 +23,10 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from acclimate import readers
 from acclimate.errors import ImageError
 
-IMAGE_EXTENSIONS: frozenset[str] = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
-)
+IMAGE_EXTENSIONS: frozenset[str] = frozenset(f".{kind}" for kind in readers.IMAGE_EXTENSIONS)
 MAX_PIXELS = 100_000_000
 Source = Path | bytes
 

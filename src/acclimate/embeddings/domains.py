@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from acclimate.data.source import Source, to_float
@@ -16,8 +15,8 @@ from acclimate.distributed import World
 from acclimate.embeddings.base import Embedding
 from acclimate.embeddings.state import DomainState
 from acclimate.errors import RunError
-from acclimate.files import write_atomically
 from acclimate.randomness import stream
+from acclimate.tensors import below, save_tensors
 
 EVALUATION_BATCH = 256
 
@@ -94,9 +93,7 @@ def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None
     """Φ and the training domains' states: what Step A leaves to Step B."""
     tensors = {f"embedding/{key}": value for key, value in embedding.state_dict().items()}
     tensors |= {f"domains/{key}": value for key, value in table.tensors().items()}
-    whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    metadata = {"names": json.dumps(table.names)}
-    write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+    save_tensors(path, tensors, {"names": json.dumps(table.names)})
 
 
 def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
@@ -106,12 +103,8 @@ def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError:
         raise RunError(f"{path} is damaged; delete it to repeat Step A") from None
-    parts: dict[str, dict[str, Tensor]] = {"embedding": {}, "domains": {}}
-    for key, value in tensors.items():
-        part, name = key.split("/", 1)
-        parts[part][name] = value
-    embedding.load_state_dict(parts["embedding"])
-    return DomainTable.from_tensors(names, parts["domains"], model="")
+    embedding.load_state_dict(below(tensors, "embedding/"))
+    return DomainTable.from_tensors(names, below(tensors, "domains/"), model="")
 
 
 def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) -> None:
@@ -126,7 +119,7 @@ def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) 
         "names": json.dumps(list(domains)),
         "roles": json.dumps([role for role, _ in domains.values()]),
     }
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    save_tensors(path, tensors, metadata)
 
 
 def _over_processes(state: DomainState, world: World) -> DomainState:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from acclimate.errors import StateMismatch
-from acclimate.files import write_atomically
+from acclimate.tensors import below, save_tensors
 from acclimate.theory import mean_radius
 
 FORMAT = "acclimate-domain-state-1"
@@ -167,11 +166,8 @@ class DomainState:
             "notes": json.dumps(dict(notes or {}), sort_keys=True),
         }
         # Copies: safetensors refuses tensors that share memory, as an empty state's do.
-        copies = {
-            key: value.clone(memory_format=torch.contiguous_format)
-            for key, value in tensors.items()
-        }
-        write_atomically(Path(path), lambda temporary: save_file(copies, temporary, metadata))
+        copies = {key: value.clone() for key, value in tensors.items()}
+        save_tensors(Path(path), copies, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> "DomainState":
@@ -186,7 +182,7 @@ class DomainState:
         if metadata.get("format") != FORMAT:
             raise StateMismatch(f"{path}: not a domain state; make one with `acclimate adapt`")
         payloads = {
-            name: Payload(_below(tensors, f"payload/{name}/"), mergeable)
+            name: Payload(below(tensors, f"payload/{name}/"), mergeable)
             for name, mergeable in json.loads(metadata["payloads"]).items()
         }
         return cls(
@@ -208,10 +204,6 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
         digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:

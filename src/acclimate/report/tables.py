@@ -4,10 +4,11 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from acclimate.config import flat
 from acclimate.report.summary import Difference, Estimate, Key, Line, RunView, Summary
 
 DASH = "–"
@@ -325,18 +326,10 @@ def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:
     """Each setting's values over `runs`, as JSON; without those that name a run."""
     found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
-        for path, value in _flat(run.config):
+        for path, value in flat(run.config).items():
             if path not in ("algorithm", "seed", "test_domains", "val_domains"):
                 found[path].add(json.dumps(value))
     return dict(sorted(found.items()))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _name(algorithm: str) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from acclimate.errors import RunError
-from acclimate.files import write_atomically
+from acclimate.tensors import below, save_tensors
 from acclimate.train.averaging import Average
 
 
@@ -47,8 +46,7 @@ def save_checkpoint(
             elif value is not None:
                 scalars[key] = value
     metadata = {"progress": json.dumps(progress.__dict__), "scalars": json.dumps(scalars)}
-    whole = {name: value.detach().contiguous() for name, value in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(whole, temporary, metadata))
+    save_tensors(path, tensors, metadata)
 
 
 def load_checkpoint(
@@ -66,9 +64,9 @@ def load_checkpoint(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError:
         raise RunError(f"{path} is damaged; delete it to start this phase again") from None
-    module.load_state_dict(_below(tensors, "module/"))
+    module.load_state_dict(below(tensors, "module/"))
     if average is not None:
-        average.restore(_below(tensors, "average/"))
+        average.restore(below(tensors, "average/"))
     slots = {key: value for key, value in tensors.items() if key.startswith("optimiser/")}
     slots |= json.loads(metadata["scalars"])
     state: dict[int, dict[str, Any]] = {}
@@ -80,14 +78,5 @@ def load_checkpoint(
     return Progress(**json.loads(metadata["progress"]))
 
 
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
 def save_weights(path: Path, module: nn.Module) -> None:
-    whole = {name: value.detach().contiguous() for name, value in module.state_dict().items()}
-    write_atomically(path, lambda temporary: save_file(whole, temporary))
+    save_tensors(path, module.state_dict())

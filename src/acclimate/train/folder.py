@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate import __version__
-from acclimate.config import as_dict
+from acclimate.config import as_dict, flat
 from acclimate.distributed import World
 from acclimate.errors import RunError
 from acclimate.files import write_json
@@ -112,16 +112,6 @@ def _stored(path: Path) -> dict[str, Any]:
 def _difference(part: str, stored: dict[str, Any], wanted: dict[str, Any]) -> str:
     if part == "data":
         return "its data differ"
-    old, new = _flat(stored["config"]), _flat(wanted["config"])
+    old, new = flat(stored["config"]), flat(wanted["config"])
     key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
     return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
