@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from acclimate import errors
-from acclimate.errors import AcclimateError, RecordError, UnknownName, unknown
+from acclimate.errors import AcclimateError, RecordError, SchemaError, UnknownName, unknown
 from acclimate.files import append_line, write_atomically, write_json, write_text
 from acclimate.randomness import derive, stream
 from acclimate.records import (
@@ -161,6 +161,16 @@ def test_damage_before_the_end_is_refused(path: Path, line: str, message: str) -
     append_line(path, line)
     append(path, loss(2))
     assert complaint(path) == f"{path}, line 2: {message}"
+
+
+def test_another_schema_is_told_from_damage(path: Path) -> None:
+    append_line(path, '{"schema": 2, "kind": "loss"}')
+    with pytest.raises(SchemaError):
+        read(path)
+    path.write_text("garbage\n")
+    with pytest.raises(RecordError) as error:
+        read(path)
+    assert not isinstance(error.value, SchemaError)
 
 
 def test_bytes_that_are_no_text_are_refused(path: Path) -> None:

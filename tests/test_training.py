@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from safetensors.torch import load_file
 
 from acclimate import files, records
 from acclimate.config import RunConfig
-from acclimate.errors import ConfigError, ManifestError, RunError, TooManyUnreadable
+from acclimate.errors import ConfigError, ManifestError, RunBusy, RunError, TooManyUnreadable
 from acclimate.manifest import Manifest
 from acclimate.records import read
-from acclimate.train import train
+from acclimate.train import sitting, train
 from acclimate.trained import Trained
 from conftest import TINY, as_flags
 
@@ -247,6 +248,32 @@ def test_validation_domains_choose_the_weights_and_are_not_trained_on(
     assert next(s for s in final if s.method == "embedding").top1 == best.top1
 
 
+@pytest.mark.parametrize("name", ["erm", "da-erm"])
+@pytest.mark.parametrize("val_domains", [[], ["site-3"]])
+def test_runs_can_be_chosen_by_the_training_domains_alone(
+    features: Manifest, tiny: Tiny, tmp_path: Path, name: str, val_domains: list[str]
+) -> None:
+    """site-1 has a test split and no validation split, site-2 the other way round."""
+    place = np.arange(len(features)) % 24
+    splits = np.where(place < 16, "train", np.where(place < 20, "val", "test"))
+    splits[(features.domain_names == "site-1") & (splits == "val")] = "train"
+    splits[(features.domain_names == "site-2") & (splits == "test")] = "train"
+    labels = np.array(features.classes)[features.label_index]
+    data = Manifest.from_arrays(features.features(), labels, features.domain_names, splits=splits)
+    config = tiny(name, test_domains=["site-4"], val_domains=val_domains)
+    train(config, data, tmp_path / "run")
+    scores = read(tmp_path / "run" / "records.jsonl").scores
+    final = [s for s in scores if s.moment == "final" and s.role == "train"]
+    found = {(s.domain, s.split, s.n) for s in final}
+    assert len(found) == len(final)
+    scored = {("site-0", "test", 4), ("site-1", "test", 4), ("site-2", "val", 4)}
+    if val_domains:
+        assert found == scored | {("site-0", "val", 4)}
+    else:
+        assert found == scored | {("site-3", "test", 4)}
+    assert {s.method for s in final} == {"none" if name == "erm" else "embedding"}
+
+
 def test_roles_of_the_manifest_are_the_default(
     features: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -363,7 +390,7 @@ def test_two_trainings_in_one_folder(features: Manifest, tiny: Tiny, tmp_path: P
     from acclimate.train.folder import alone
 
     run = tmp_path / "run"
-    with alone(run, World()), pytest.raises(RunError) as error:
+    with alone(run, World()), pytest.raises(RunBusy) as error:
         train(tiny("erm"), features, run)
     assert str(error.value) == (
         f"another process is training in {run}; wait for it, or choose another --out"
@@ -422,6 +449,52 @@ def test_methods_with_state_resume_to_the_same_weights(
         train(config, features, tmp_path / "killed", watch=stop)
     train(config, features, tmp_path / "killed")
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_seconds_are_those_of_all_sittings(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step takes a second of a clock that is ours; checkpoints come at even steps."""
+    now = 1000.0
+    monkeypatch.setattr(sitting, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def until(phase: str, last: int) -> Callable[..., None]:
+        def watch(at: str, done: int, total: int, note: str) -> None:
+            nonlocal now
+            if at in ("embedding", "main"):
+                now += 1
+            if (at, done) == (phase, last):
+                raise Killed
+
+        return watch
+
+    config = tiny("da-erm", **{"train.checkpoint_every": 2, "train.steps": 6})
+    for phase, last in (("embedding", 3), ("main", 1), ("main", 5)):
+        with pytest.raises(Killed):
+            train(config, features, tmp_path / "run", watch=until(phase, last))
+        now += 500
+    # Told after a step's checkpoint, which therefore knows of one second less: 1 of the first
+    # sitting, then 1 of the second, then 3 of the third; the last one works 2 steps.
+    result = train(config, features, tmp_path / "run", watch=until("none", 0))
+    assert result.finished.seconds == 1 + 1 + 3 + 2
+
+
+def test_a_pruned_run_says_so(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny("da-erm"), features, run)
+    (run / "pruned.json").write_text("{}")
+    Trained.load(run)  # nothing is missing yet
+    for name in ("model.safetensors", "embedding.safetensors"):
+        (run / name).unlink()
+    before = sorted(path.name for path in run.iterdir())
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == (
+        f"{run}: its weights were pruned after the sweep chose another run; train it again, or use "
+        "the selected run"
+    )
+    assert train(tiny("da-erm"), features, run).already
+    assert sorted(path.name for path in run.iterdir()) == before
 
 
 def test_comparing_domains_needs_two_in_a_batch(

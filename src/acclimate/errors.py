@@ -40,8 +40,20 @@ class RunError(AcclimateError):
     """A run folder that is missing, unfinished or holds another run."""
 
 
+class RunBusy(RunError):
+    """A run folder in which another process is at work."""
+
+
+class SweepError(AcclimateError):
+    """A sweep folder that is missing, damaged or holds another sweep."""
+
+
 class RecordError(AcclimateError):
     """A records file that cannot be understood."""
+
+
+class SchemaError(RecordError):
+    """Records written by another version of the program."""
 
 
 def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "") -> UnknownName:

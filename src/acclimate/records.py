@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from acclimate.errors import RecordError
+from acclimate.errors import RecordError, SchemaError
 from acclimate.files import append_line
 
 SCHEMA = 1
@@ -72,7 +72,10 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The run is complete: which step's weights were kept, and why; `seconds` of this sitting."""
+    """The run is complete: which step's weights were kept, and why.
+
+    `seconds` are those of all sittings; of a killed one, those until its last checkpoint.
+    """
 
     kind: ClassVar[str] = "finished"
     key: ClassVar[tuple[str, ...]] = ()
@@ -139,7 +142,7 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
                 f"{path}, line {number}: not a record; restore or delete the line"
             ) from None
         if schema != SCHEMA:
-            raise RecordError(
+            raise SchemaError(
                 f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
                 f"use the version of acclimate that wrote it"
             )

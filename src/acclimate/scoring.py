@@ -135,6 +135,8 @@ class Evaluator:
             splits = ["test" if len(rows) else "val" for rows in tests]
             seen = dict(zip(self.plan.train_domains, splits, strict=True))
             yield from self._seen_scores("final", step, seen)
+            if self.plan.val_domains:
+                yield from self._unlooked_at(step, seen)
         for domain in (*self.plan.val_domains, *self.plan.test_domains):
             yield self._unseen_score("final", step, domain)
             if self.embedding is not None:
@@ -145,6 +147,17 @@ class Evaluator:
                 yield self.method_score("final", step, domain, method)
                 if method == "prior" and self.embedding is None and self._confusion.any():
                     yield self._black_box_score("final", step, domain)
+
+    def _unlooked_at(self, step: int, scored: Mapping[str, str]) -> Iterator[Score]:
+        """Validation splits that neither chose the weights nor were scored: with them, one can
+        still choose among runs by the training domains alone."""
+        splits = {
+            domain: "val"
+            for domain, split in scored.items()
+            if split == "test" and len(self.plan.manifest.rows(domain=domain, split="val"))
+        }
+        if splits:
+            yield from self._seen_scores("final", step, splits)
 
     def unseen(self, domain: str) -> Unseen:
         if domain not in self._unseen:

@@ -79,6 +79,11 @@ class Trained:
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
         description = _read_description(folder)
+        if _is_pruned(folder):
+            raise RunError(
+                f"{folder}: its weights were pruned after the sweep chose another run; train it "
+                f"again, or use the selected run"
+            )
         try:
             tensors = load_file(folder / "model.safetensors", device="cpu")
         except (SafetensorError, FileNotFoundError):
@@ -125,23 +130,14 @@ def build_networks(
     pretrained: bool,
     world: World | None = None,
 ) -> tuple[Predictor, Embedding | None]:
-    """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded."""
+    """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded.
+
+    Φ comes first: its random weights are then those that `build_embedding` alone gives.
+    """
     model = config.model
-
-    def backbone() -> Backbone:
-        built = build_backbone(
-            model.backbone,
-            pretrained=pretrained and model.pretrained,
-            weights=(model.weights or None) if pretrained else None,
-            in_features=in_features,
-        )
-        if model.freeze_batch_norm != "no":
-            freeze(built, affine=model.freeze_batch_norm == "all")
-        return built
-
     if not choose(config.algorithm, config.hparams).adaptive:
         predictor: Predictor = Plain(
-            backbone(),
+            _backbone(config, in_features, pretrained=pretrained),
             classes,
             head=model.head,
             width=model.width,
@@ -149,16 +145,11 @@ def build_networks(
             dropout=model.dropout,
         )
         return predictor, None
-    embedding = find_embedding(config.embedding.name).build(
-        backbone(),
-        config.embedding,
-        domains=domains,
-        classes=classes,
-        world=world or World(),
-        seed=config.seed,
+    embedding = build_embedding(
+        config, classes, domains, in_features, pretrained=pretrained, world=world
     )
     predictor = Conditioned(
-        backbone(),
+        _backbone(config, in_features, pretrained=pretrained),
         classes,
         mu_dim=embedding.dim,
         condition=model.condition,
@@ -167,6 +158,43 @@ def build_networks(
         dropout=model.dropout,
     )
     return predictor, embedding
+
+
+def build_embedding(
+    config: RunConfig,
+    classes: int,
+    domains: int,
+    in_features: int | None,
+    *,
+    pretrained: bool,
+    world: World | None = None,
+) -> Embedding:
+    """Φ on its own."""
+    return find_embedding(config.embedding.name).build(
+        _backbone(config, in_features, pretrained=pretrained),
+        config.embedding,
+        domains=domains,
+        classes=classes,
+        world=world or World(),
+        seed=config.seed,
+    )
+
+
+def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    model = config.model
+    built = build_backbone(
+        model.backbone,
+        pretrained=pretrained and model.pretrained,
+        weights=(model.weights or None) if pretrained else None,
+        in_features=in_features,
+    )
+    if model.freeze_batch_norm != "no":
+        freeze(built, affine=model.freeze_batch_norm == "all")
+    return built
+
+
+def _is_pruned(folder: Path) -> bool:
+    return (folder / "pruned.json").exists() and not (folder / "model.safetensors").exists()
 
 
 def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """From Φ to μ: the states of many domains."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +23,29 @@ EVALUATION_BATCH = 256
 
 @torch.no_grad()
 def embed_rows(
-    embedding: Embedding, source: Source, rows: np.ndarray, world: World, model: str = ""
+    embedding: Embedding,
+    source: Source,
+    rows: np.ndarray,
+    world: World,
+    model: str = "",
+    *,
+    seen: Callable[[np.ndarray, Tensor], None] | None = None,
 ) -> DomainState:
-    """The state of a domain's readable `rows`, worked out by all processes together."""
+    """The state of a domain's readable `rows`, worked out by all processes together.
+
+    `seen` is told of the rows of each batch and their Φ, each process of its own share.
+    """
     embedding.eval()
     state = DomainState.empty(model, embedding.dim)
     mine = rows[world.share(len(rows))]
     for start in range(0, len(mine), EVALUATION_BATCH):
-        stored, good = source.take(mine[start : start + EVALUATION_BATCH])
+        batch = mine[start : start + EVALUATION_BATCH]
+        stored, good = source.take(batch)
         if good.any():
-            x = to_float(stored[torch.from_numpy(good)], world.device)
-            state = state.updated(embedding.phi(x))
+            phi = embedding.phi(to_float(stored[torch.from_numpy(good)], world.device))
+            state = state.updated(phi)
+            if seen is not None:
+                seen(batch[good], phi)
     return _over_processes(state, world)
 
 
@@ -101,6 +113,8 @@ def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
         with safe_open(path, framework="pt") as file:
             names = json.loads(file.metadata()["names"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise RunError(f"{path} is gone; restore it, or repeat Step A") from None
     except SafetensorError:
         raise RunError(f"{path} is damaged; delete it to repeat Step A") from None
     embedding.load_state_dict(below(tensors, "embedding/"))

@@ -32,7 +32,10 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer,
     progress: Progress,
     average: Average | None = None,
+    *,
+    seconds: float = 0.0,
 ) -> None:
+    """`seconds` that the run has worked until now, over all its sittings."""
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
@@ -45,7 +48,11 @@ def save_checkpoint(
                 tensors[key] = value
             elif value is not None:
                 scalars[key] = value
-    metadata = {"progress": json.dumps(progress.__dict__), "scalars": json.dumps(scalars)}
+    metadata = {
+        "progress": json.dumps(progress.__dict__),
+        "scalars": json.dumps(scalars),
+        "seconds": repr(seconds),
+    }
     save_tensors(path, tensors, metadata)
 
 
@@ -76,6 +83,19 @@ def load_checkpoint(
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
     return Progress(**json.loads(metadata["progress"]))
+
+
+def seconds_worked(folder: Path) -> float:
+    """What earlier sittings worked, as far as their checkpoints know."""
+    return max(map(_seconds, folder.glob("checkpoint-*.safetensors")), default=0.0)
+
+
+def _seconds(path: Path) -> float:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return float(file.metadata().get("seconds", 0))
+    except SafetensorError:
+        return 0.0  # whoever needs the checkpoint will say that it is damaged
 
 
 def save_weights(path: Path, module: nn.Module) -> None:

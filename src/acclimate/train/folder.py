@@ -1,89 +1,121 @@
-"""The folder of a run: whose it is, whether it is finished, and that only one works in it."""
+"""The folder of a run or of a shared Φ: whose it is, whether it is finished, and that only one
+process works in it."""
 
 import fcntl
-import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from acclimate import __version__
-from acclimate.config import as_dict, flat
 from acclimate.distributed import World
-from acclimate.errors import RunError
+from acclimate.errors import RunBusy, RunError
 from acclimate.files import write_json
-from acclimate.plan import Plan
 from acclimate.records import Finished, read
+from acclimate.train.identity import difference
+from acclimate.train.identity import digest_of as digest_of
 
+PHI = "embedding.safetensors"
 WORKING = ("checkpoint-*.safetensors", "best-*.safetensors")
-PROGRESS = ("checkpoint-*.safetensors", "embedding.safetensors", "model.json")
+PROGRESS = ("checkpoint-*.safetensors", PHI, "model.json")
 
 
-def identity(plan: Plan) -> dict[str, Any]:
-    """What makes a run the same run: its settings and its data."""
-    return {
-        "format": "acclimate-run-1",
-        "version": __version__,
-        "config": as_dict(plan.config),
-        "data": plan.manifest.digest(),
-        "source": plan.manifest.source,
-        "classes": list(plan.classes),
-        "train_domains": list(plan.train_domains),
-        "val_domains": list(plan.val_domains),
-        "test_domains": list(plan.test_domains),
-    }
+@dataclass(frozen=True)
+class Kind:
+    """What a folder may hold: how it is called, and the file that says which one it is."""
+
+    name: str
+    file: str
+    place: str  # how a message calls the setting that names the folder
 
 
-def digest_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+RUN = Kind("run", "run.json", "--out")
+SHARED = Kind("embedding", "embedding.json", "folder")
+
+
+def refuse_others(out: Path, kind: Kind, wanted: dict[str, Any]) -> None:
+    """An error where `out` holds another one of its kind, or something else."""
+    path = out / kind.file
+    if path.exists():
+        found = difference(stored_identity(path), wanted) if _has_progress(out) else None
+        if found is not None:
+            raise RunError(
+                f"{out} holds another {kind.name} ({found}); "
+                f"choose another {kind.place}, or repeat the command that made it"
+            )
+    elif out.exists() and (not out.is_dir() or any(_visible(out))):
+        article = "an" if kind is SHARED else "a"
+        raise RunError(
+            f"{out} is not empty and not {article} {kind.name} folder; choose another {kind.place}"
+        )
 
 
 def finished_before(out: Path, wanted: dict[str, Any]) -> Finished | None:
     """The end of this very run, if it is there; another run's folder is refused."""
-    path = out / "run.json"
-    if path.exists():
-        stored = _stored(path)
-        for part in ("data", "config"):
-            if _has_progress(out) and stored[part] != wanted[part]:
-                raise RunError(
-                    f"{out} holds another run ({_difference(part, stored, wanted)}); "
-                    f"choose another --out, or repeat the command that made it"
-                )
-        return read(out / "records.jsonl").finished if (out / "model.json").exists() else None
-    if out.exists() and (not out.is_dir() or any(_visible(out))):
-        raise RunError(f"{out} is not empty and not a run folder; choose another --out")
-    return None
+    refuse_others(out, RUN, wanted)
+    return read(out / "records.jsonl").finished if (out / "model.json").exists() else None
 
 
-def claim(out: Path, wanted: dict[str, Any], world: World) -> None:
-    """Make `out` this run's folder; what a run without a checkpoint left behind is cleared."""
+def claim(out: Path, kind: Kind, wanted: dict[str, Any], world: World) -> None:
+    """Make `out` this one's folder; what was left behind without a checkpoint is cleared."""
     world.wait()  # every process has looked at the folder before the first one writes
     if world.main and not _has_progress(out):
         for name in ("records.jsonl", "quarantine.jsonl"):
             (out / name).unlink(missing_ok=True)
-        write_json(out / "run.json", wanted)
+        write_json(out / kind.file, wanted)
     world.wait()
 
 
 @contextmanager
 def alone(out: Path, world: World) -> Iterator[None]:
-    """Hold the folder's lock: a second training in it would spoil both."""
-    if not world.main:
+    """Hold the folder's lock: a second training in it would spoil both.
+
+    The system lets go of the lock of a process that dies, however it dies.
+    """
+    if world.main:
+        out.mkdir(parents=True, exist_ok=True)
+        with _locked(out) as lock:
+            try:
+                world.wait()
+                yield
+            finally:
+                # While it is still held: whoever opened the file before sees that it is gone.
+                Path(lock.name).unlink(missing_ok=True)
+    else:
+        world.wait()
         yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
+
+
+def _locked(out: Path) -> TextIO:
+    """The folder's lock file, locked."""
+    path = out / ".lock"
+    while True:
+        lock = path.open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(
+        except BlockingIOError:
+            lock.close()
+            raise RunBusy(
                 f"another process is training in {out}; wait for it, or choose another --out"
             ) from None
-        try:
-            yield
-        finally:
-            (out / ".lock").unlink(missing_ok=True)
+        except OSError as error:
+            lock.close()
+            raise RunError(
+                f"{out} cannot be locked ({error.strerror}); choose a folder on a file system that "
+                f"has locks"
+            ) from None
+        if _is_at(lock, path):
+            return lock
+        lock.close()  # its last holder removed it meanwhile; others would lock a new file
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def tidy(out: Path) -> None:
@@ -93,15 +125,7 @@ def tidy(out: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _has_progress(out: Path) -> bool:
-    return any(any(out.glob(mark)) for mark in PROGRESS)
-
-
-def _visible(out: Path) -> Iterator[Path]:
-    return (path for path in out.iterdir() if not path.name.startswith("."))
-
-
-def _stored(path: Path) -> dict[str, Any]:
+def stored_identity(path: Path) -> dict[str, Any]:
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -109,9 +133,9 @@ def _stored(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _difference(part: str, stored: dict[str, Any], wanted: dict[str, Any]) -> str:
-    if part == "data":
-        return "its data differ"
-    old, new = flat(stored["config"]), flat(wanted["config"])
-    key = next(key for key in sorted({*old, *new}) if old.get(key) != new.get(key))
-    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+def _has_progress(out: Path) -> bool:
+    return any(any(out.glob(mark)) for mark in PROGRESS)
+
+
+def _visible(out: Path) -> Iterator[Path]:
+    return (path for path in out.iterdir() if not path.name.startswith("."))

@@ -52,6 +52,7 @@ class Loop:
     prepare: Callable[[Batch], Batch] = lambda batch: batch
     validate: Callable[[int], tuple[list[Score], float | None]] | None = None
     watch: Watch = unwatched
+    clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
@@ -137,7 +138,12 @@ class Loop:
             self._record(optimiser, done)
             if self.world.main:
                 save_checkpoint(
-                    self._checkpoint, self.objective, optimiser, progress, self._average
+                    self._checkpoint,
+                    self.objective,
+                    optimiser,
+                    progress,
+                    self._average,
+                    seconds=self.clock(),
                 )
                 self._drop_beaten(progress)
             self.world.wait()
