@@ -14,6 +14,7 @@ from acclimate.config import (
     RunConfig,
     Search,
     as_dict,
+    choice,
     from_dict,
     merged,
     nested,
@@ -299,14 +300,14 @@ def test_presets_are_the_papers(name: str) -> None:
 def test_presets_hold_the_papers_grids() -> None:
     assert PRESETS["small-scale"].grids == {}  # DomainBed's ranges, which the fields declare
     assert PRESETS["lt-imagenet"].grids == {
-        "embedding.optimiser.lr": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
-        "hparams.penalty": (0.0, 5.0),
+        "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+        "hparams.penalty": Search("uniform", 0.0, 5.0),
     }
     assert PRESETS["geo-yfcc"].grids == {
-        "embedding.optimiser.lr": (1e-2, 1e-3, 1e-4, 1e-5),
-        "embedding.optimiser.weight_decay": (1e-4, 1e-5, 1e-6),
-        "train.epochs": (3.0, 6.0, 12.0, 25.0),
-        "hparams.penalty": (0.0, 1.5),
+        "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
+        "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
+        "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
+        "hparams.penalty": Search("uniform", 0.0, 1.5),
     }
 
 

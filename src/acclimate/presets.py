@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import nested
+from acclimate.config import Search, choice, nested
 from acclimate.errors import unknown
 
 
@@ -12,7 +12,7 @@ from acclimate.errors import unknown
 class Preset:
     about: str
     settings: Mapping[str, Any]
-    grids: Mapping[str, tuple[Any, ...]]
+    grids: Mapping[str, Search]
 
 
 PRESETS: dict[str, Preset] = {
@@ -71,8 +71,8 @@ PRESETS: dict[str, Preset] = {
             "adapt.source": "held-out",
         },
         grids={
-            "embedding.optimiser.lr": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
-            "hparams.penalty": (0.0, 5.0),
+            "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+            "hparams.penalty": Search("uniform", 0.0, 5.0),
         },
     ),
     "geo-yfcc": Preset(
@@ -101,10 +101,10 @@ PRESETS: dict[str, Preset] = {
             "adapt.source": "held-out",
         },
         grids={
-            "embedding.optimiser.lr": (1e-2, 1e-3, 1e-4, 1e-5),
-            "embedding.optimiser.weight_decay": (1e-4, 1e-5, 1e-6),
-            "train.epochs": (3.0, 6.0, 12.0, 25.0),
-            "hparams.penalty": (0.0, 1.5),
+            "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
+            "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
+            "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
+            "hparams.penalty": Search("uniform", 0.0, 1.5),
         },
     ),
 }

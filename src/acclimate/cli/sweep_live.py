@@ -1,0 +1,143 @@
+"""What a running sweep shows: a table that keeps itself up to date, or a line per job."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from acclimate.cli.output import PHASES
+from acclimate.protocol import Sweep, embedding_folder, run_folder
+from acclimate.sweep.driver import Event, Listener
+from acclimate.sweep.progress import Progress, progress_of
+from acclimate.sweep.queue import Queue
+
+PLACES = ("done", "running", "failed", "waiting")
+LEAST_DONE = 0.5  # runs' worth of work, before which nothing is said of the time left
+SHOWN = 12  # running jobs that are shown one by one
+
+
+@contextmanager
+def progress_shown(folder: Path, sweep: Sweep, *, already: int) -> Iterator[Listener]:
+    """On stderr: live on a terminal, one plain line per finished or failed job elsewhere."""
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield _Lines(console, len(sweep.jobs)).heard
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield _Table(live, folder, sweep, already).heard
+
+
+class _Lines:
+    def __init__(self, console: Console, jobs: int) -> None:
+        self.console, self.jobs = console, jobs
+
+    def heard(self, queue: Queue, event: Event | None) -> None:
+        if event is None or event.kind in ("started", "busy"):
+            return
+        note = f": {event.note}" if event.note else ""
+        counts = f"[{queue.count('done')}/{self.jobs}]"
+        self.console.print(f"{counts} {event.kind} {event.id}{note}")
+
+
+class _Table:
+    def __init__(self, live: Live, folder: Path, sweep: Sweep, already: int) -> None:
+        self.live, self.folder, self.sweep, self.already = live, folder, sweep, already
+        self.began = self.drawn = time.monotonic()
+        self.embeddings = {job.id for job in sweep.embeddings}
+
+    def heard(self, queue: Queue, event: Event | None) -> None:
+        if event is not None and event.kind in ("failed", "died"):
+            self.live.console.print(f"{event.kind} {event.id}: {event.note}")
+        now = time.monotonic()
+        if event is None and now - self.drawn >= 1.0:
+            self.drawn = now
+            self.live.update(self._drawing(queue, now - self.began), refresh=True)
+
+    def _drawing(self, queue: Queue, elapsed: float) -> Group:
+        parts: list[Table | Text] = [counts_table(self.sweep, queue)]
+        running = {
+            id: progress_of(self._folder(id))
+            for id, state in queue.states.items()
+            if state == "running"
+        }
+        if running:
+            parts.append(_running(running))
+        halves = sum(map(done_share, running.values()))
+        parts.append(Text(time_line(queue, elapsed, self.already, halves), style="dim"))
+        return Group(*parts)
+
+    def _folder(self, id: str) -> Path:
+        place = embedding_folder if id in self.embeddings else run_folder
+        return place(self.folder, id)
+
+
+def _running(jobs: Mapping[str, Progress]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for id, progress in list(jobs.items())[:SHOWN]:
+        table.add_row(Text(f"  {id}"), Text(phase_of(progress)))
+    if len(jobs) > SHOWN:
+        table.add_row(Text(f"  and {len(jobs) - SHOWN} more"), Text(""))
+    return table
+
+
+def counts_table(sweep: Sweep, queue: Queue) -> Table:
+    """How many jobs of each algorithm are where; blocked ones are waiting too."""
+    counts: dict[str, Counter[str]] = {}
+    for job in sweep.jobs:
+        name = f"{job.algorithm} {job.variant}".strip()
+        state = queue.states[job.id]
+        counts.setdefault(name, Counter())["waiting" if state == "blocked" else state] += 1
+    if sweep.embeddings:
+        found = [queue.states[job.id] for job in sweep.embeddings]
+        counts["(embeddings)"] = Counter(found)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("algorithm")
+    for place in PLACES:
+        table.add_column(place, justify="right")
+    for name, places in counts.items():
+        table.add_row(Text(name), *(str(places[place]) for place in PLACES))
+    return table
+
+
+def phase_of(progress: Progress) -> str:
+    if not progress.phase:
+        return "starting"
+    total = f"/{progress.total}" if progress.total else ""
+    return f"{PHASES.get(progress.phase, progress.phase)} {progress.step}{total}"
+
+
+def done_share(progress: Progress) -> float:
+    """Of a run: how much of Step B is behind it."""
+    known = progress.phase == "main" and progress.total > 0
+    return progress.step / progress.total if known else 0.0
+
+
+def time_line(queue: Queue, elapsed: float, already: int, under_way: float = 0.0) -> str:
+    """`under_way` are runs' worth of work that running ones have behind them."""
+    done = queue.count("done") - already + under_way
+    left = sum(queue.states[job.id] in ("waiting", "running") for job in queue.sweep.jobs)
+    if done < LEAST_DONE:
+        return f"{duration(elapsed)} elapsed"
+    ahead = max(left - under_way, 0.0)
+    return f"{duration(elapsed)} elapsed, about {duration(elapsed / done * ahead)} left"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(s) for s in (8, 95, 4000, 200_000)]
+    ['8 s', '1 min 35 s', '1 h 06 min', '2 d 7 h']
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

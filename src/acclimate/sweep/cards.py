@@ -1,0 +1,276 @@
+"""Model cards of the chosen runs, and what may be deleted of the others."""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from acclimate.algorithms import ADAPTIVE
+from acclimate.config import RunConfig, as_dict, flat
+from acclimate.errors import SweepError
+from acclimate.files import write_json, write_text
+from acclimate.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
+from acclimate.records import Finished, Score, Started, read
+from acclimate.selection import Choice
+
+CARD = "MODEL_CARD.md"
+PRUNED = "pruned.json"
+WEIGHTS = ("model.safetensors", "embedding.safetensors")
+SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "model.backbone")
+SHOWN_CLASSES = 20
+MEANS = {
+    "none": "not adapted",
+    "embedding": "embedding",
+    "wrong-embedding": "another domain's embedding (a control)",
+    "oracle-prior": "true class frequencies (a ceiling)",
+}
+
+
+def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[Path]:
+    """A card in the folder of each chosen run, from what that folder holds."""
+    chosen: dict[str, list[Choice]] = {}
+    for choice in choices:
+        if choice.run is not None:
+            chosen.setdefault(choice.run, []).append(choice)
+    paths = []
+    for run, reasons in chosen.items():
+        place = run_folder(folder, run)
+        facts = _read(place)
+        path = place / CARD
+        text = _card(facts, sweep, reasons, rule)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+        paths.append(path)
+    for job in sweep.jobs:  # what was chosen before more runs were done
+        if job.id not in chosen:
+            (run_folder(folder, job.id) / CARD).unlink(missing_ok=True)
+    return paths
+
+
+def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
+    """Delete the weights of finished runs that are not in `keep`; the bytes that this frees.
+
+    Records and settings stay, so that tables do not change. A Φ that runs share goes once no
+    unfinished run needs it; a kept run has its own in its model.
+    """
+    freed = 0
+    needed = set()
+    for job in sweep.jobs:
+        if job_state(folder, job.id) != "done":
+            needed.add(job.needs)
+        elif job.id not in keep:
+            freed += _delete_weights(run_folder(folder, job.id))
+    for phi in sweep.embeddings:
+        if phi.id not in needed:
+            freed += _delete_weights(embedding_folder(folder, phi.id))
+    return freed
+
+
+def _delete_weights(place: Path) -> int:
+    paths = [place / name for name in WEIGHTS if (place / name).exists()]
+    if not paths:
+        return 0
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(place / PRUNED, {"time": time, "deleted": [path.name for path in paths]})
+    freed = 0
+    for path in paths:
+        facts = path.stat()
+        freed += facts.st_size if facts.st_nlink == 1 else 0  # another name may keep the bytes
+        path.unlink()
+    return freed
+
+
+@dataclass(frozen=True)
+class _Facts:
+    name: str
+    run: dict[str, Any]  # run.json
+    started: Started
+    finished: Finished
+    scores: list[Score]  # of the kept weights
+
+    @property
+    def config(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.run["config"]
+        return found
+
+    @property
+    def adaptive(self) -> bool:
+        return str(self.config["algorithm"]).startswith(ADAPTIVE)
+
+    @property
+    def unseen(self) -> list[Score]:
+        return [score for score in self.scores if score.role != "train"]
+
+
+def _read(place: Path) -> _Facts:
+    try:
+        run = json.loads((place / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SweepError(
+            f"{place / 'run.json'} is missing or damaged; restore it, or delete the run's folder "
+            f"and repeat the sweep"
+        ) from None
+    records = read(place / "records.jsonl")
+    started = [record for record in records.all if isinstance(record, Started)]
+    if records.finished is None or not started:
+        raise SweepError(f"{place}: the run is not finished; repeat the sweep to resume it")
+    scores = [score for score in records.scores if score.moment == "final"]
+    return _Facts(place.name, run, started[-1], records.finished, scores)
+
+
+def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
+    parts = [
+        f"# {facts.config['algorithm']} on {choices[0].dataset}",
+        "",
+        *_what(facts),
+        *_data(facts),
+        *_chosen(sweep, choices, rule),
+        *_scores(facts),
+        *_use(facts),
+        *_limits(facts),
+        *_settings(facts),
+        *_made(facts),
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _what(facts: _Facts) -> list[str]:
+    model = facts.config["model"]
+    weights = "pretrained weights" if model["pretrained"] else "random weights"
+    if model["backbone"] in ("small-cnn", "mlp"):
+        weights = "random weights"
+    if model["weights"]:
+        weights = f"the weights in {Path(model['weights']).name}"
+    kind = (
+        "It adapts to a new domain from unlabelled images of it, without training."
+        if facts.adaptive
+        else "It is the same for every domain."
+    )
+    return [
+        f"A classifier of {len(facts.run['classes'])} classes: backbone {model['backbone']}, "
+        f"started from {weights}, trained with {facts.config['algorithm']}. {kind}",
+        "",
+    ]
+
+
+def _data(facts: _Facts) -> list[str]:
+    run = facts.run
+    lines = [
+        "## Data",
+        "",
+        f"- Source: {run['source']}, SHA-256 {run['data']}",
+        f"- Trained on {_listed(run['train_domains'])}",
+    ]
+    if run["val_domains"]:
+        lines.append(f"- Weights chosen by validation domains {_listed(run['val_domains'])}")
+    if run["test_domains"]:
+        lines.append(f"- Never looked at in training: {_listed(run['test_domains'])}")
+    classes = run["classes"]
+    more = len(classes) - SHOWN_CLASSES
+    shown = _listed(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
+    return [*lines, f"- Classes: {shown}", ""]
+
+
+def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[str]:
+    lines = ["## How it was chosen", ""]
+    for choice in choices:
+        compared = "" if choice.score is None else f" at {_percent(choice.score)} %"
+        variant = f", variant {choice.variant}" if choice.variant else ""
+        lines.append(
+            f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
+            f"the settings, out of {choice.candidates}, by {rule} ({RULES[rule]}){compared}"
+        )
+    return [*lines, f"- Sweep: {sweep.title}", ""]
+
+
+def _scores(facts: _Facts) -> list[str]:
+    lines = ["## Scores on unseen domains", ""]
+    if not facts.unseen:
+        return [*lines, "None was held out.", ""]
+    lines += [
+        "| domain | role | adapted by | images | top-1 | top-5 |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    for score in facts.unseen:
+        by = MEANS.get(score.method, score.method)
+        if score.adapt_n is not None:
+            by += f", from {score.adapt_n} images ({score.adapted_on})"
+        cells = (score.domain, score.role, by, str(score.n))
+        numbers = (_percent(score.top1), _percent(score.top5))
+        lines.append("| " + " | ".join(_cell(text) for text in (*cells, *numbers)) + " |")
+    return [*lines, ""]
+
+
+def _use(facts: _Facts) -> list[str]:
+    lines = ["## Use", "", "```"]
+    if facts.adaptive:
+        lines.append(f"acclimate adapt {facts.name} new-domain/ --out new-domain.safetensors")
+        domain = " --domain new-domain.safetensors"
+    else:
+        domain = ""
+    lines.append(f"acclimate predict {facts.name} new-domain/{domain} --out predictions.csv")
+    return [*lines, "```", ""]
+
+
+def _limits(facts: _Facts) -> list[str]:
+    counts = [score.n for score in facts.unseen if score.method in ("none", "embedding")]
+    lines = ["## Limits", ""]
+    if counts:
+        fewest, most = min(counts), max(counts)
+        images = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        lines.append(
+            f"- The scores are measured on {images} images a domain, of one data set; a domain "
+            f"unlike those in training may fare worse."
+        )
+    else:
+        lines.append("- Nothing is known of how it fares on domains that it was not trained on.")
+    if facts.adaptive:
+        points = facts.config["adapt"]["points"]
+        lines.append(
+            f"- Adaptation needs unlabelled images that are typical of the new domain; up to "
+            f"{points} were used above. All of them must come from one domain."
+        )
+    lines.append("- It knows the classes above and no others: any image is given one of them.")
+    if facts.finished.quarantined:
+        lines.append(f"- {facts.finished.quarantined} unreadable images were left out.")
+    return [*lines, ""]
+
+
+def _settings(facts: _Facts) -> list[str]:
+    usual = flat(as_dict(RunConfig()))
+    own = {
+        key: value
+        for key, value in flat(facts.config).items()
+        if value != usual.get(key) and key not in SAID_ELSEWHERE
+    }
+    lines = ["## Settings that differ from the defaults", ""]
+    if not own:
+        return [*lines, "None.", ""]
+    lines += ["| setting | value |", "|---|---|"]
+    lines += [f"| `{key}` | {_cell(json.dumps(value))} |" for key, value in sorted(own.items())]
+    return [*lines, ""]
+
+
+def _made(facts: _Facts) -> list[str]:
+    finished, started = facts.finished, facts.started
+    return [
+        "## Made",
+        "",
+        f"- acclimate {started.version}, on {started.device}",
+        f"- Started {started.time}, {finished.seconds:.0f} s; weights of step "
+        f"{finished.kept_step}, kept by {finished.kept_by}",
+    ]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,80 @@
+"""That every run of a sweep could start: found out now rather than after hours of others' work."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.algorithms import choose
+from acclimate.config import RunConfig, from_dict
+from acclimate.manifest import Manifest
+from acclimate.models import build_backbone
+from acclimate.plan import make_plan
+from acclimate.protocol import Job
+
+
+def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:
+    """Plan every run that differs in what plans look at, and build every backbone once."""
+    # A plan opens images to learn their size. Once per data set, its settings and backbone is
+    # enough; for other held-out domains the rows alone decide.
+    rows_only = {name: without_images(manifest) for name, manifest in manifests.items()}
+    looked_at: set[str] = set()
+    planned: set[tuple[object, ...]] = set()
+    built: set[tuple[object, ...]] = set()
+    for job in jobs:
+        model = job.config["model"]
+        network = (model["backbone"], model["pretrained"], model["weights"])
+        whole = (job.dataset, repr(job.config["data"]), network)
+        rows = (job.dataset, job.held_out, *_looked_at_in(job))
+        if whole in planned and rows in planned:
+            continue
+        config = from_dict(RunConfig, job.config, where=job.id)
+        if whole in planned:
+            make_plan(config, rows_only[job.dataset], check_files=False)
+        else:
+            manifest = manifests[job.dataset]
+            plan = make_plan(config, manifest, check_files=job.dataset not in looked_at)
+            looked_at.add(job.dataset)
+            _check_backbone(plan.config, manifest, built)
+        planned |= {whole, rows}
+
+
+def without_images(manifest: Manifest) -> Manifest:
+    """The same rows with nothing in them, for plans that need not look at images."""
+    names = [name for name in ("label", "domain", "split", "role") if name in _columns(manifest)]
+    blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
+    return replace(manifest, table=manifest.table.select(names).append_column("features", blank))
+
+
+def _columns(manifest: Manifest) -> list[str]:
+    names: list[str] = manifest.table.column_names
+    return names
+
+
+def _looked_at_in(job: Job) -> tuple[object, ...]:
+    """What of a run's settings decides whether its rows suffice."""
+    algorithm = choose(job.algorithm)
+    return (
+        algorithm.adaptive,
+        algorithm.build.least_domains,
+        job.config["embedding"]["name"],
+        job.config["adapt"]["source"],
+        job.config["data"]["unseen_classes"],
+        job.config["train"]["domains_per_step"],
+        tuple(job.config["val_domains"]),
+    )
+
+
+def _check_backbone(config: RunConfig, manifest: Manifest, built: set[tuple[object, ...]]) -> None:
+    model = config.model
+    width = manifest.features().shape[1] if manifest.has_features else None
+    key = (model.backbone, model.pretrained, model.weights, width)
+    if key not in built:
+        build_backbone(
+            model.backbone,
+            pretrained=model.pretrained,
+            weights=model.weights or None,
+            in_features=width,
+        )
+        built.add(key)

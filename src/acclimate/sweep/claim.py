@@ -1,0 +1,108 @@
+"""The folder of a sweep: which sweep it holds, and that one driver runs it."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from acclimate.errors import RunBusy, SweepError
+from acclimate.files import write_json
+from acclimate.inspection import all_domains, label_counts
+from acclimate.manifest import Manifest
+from acclimate.protocol import Sweep, is_sweep, read_sweep, write_sweep
+from acclimate.sweep.task import clear_temporary
+
+ELSEWHERE = "choose another --out, or repeat the command that made it"
+
+
+@contextmanager
+def claimed(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]:
+    """Make `folder` the sweep's, or refuse it as it is; keep other drivers out meanwhile."""
+    check_folder(folder, sweep, extend=extend)  # first without leaving a trace
+    folder.mkdir(parents=True, exist_ok=True)
+    # The kernel drops the lock with its holder, however that ends; the file itself means nothing.
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunBusy(
+                f"another process is running the sweep in {folder}; "
+                f"wait for it, or choose another --out"
+            ) from None
+        check_folder(folder, sweep, extend=extend)
+        clear_temporary(folder)
+        clear_temporary(folder / "failures")
+        if not is_sweep(folder) or _plain(read_sweep(folder)) != _plain(sweep):
+            write_sweep(folder, sweep)
+        yield
+
+
+def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
+    """Refuse a folder of something else, or of another sweep. Where data and weights lie may have
+    changed; with `extend`, jobs may have been added."""
+    if not is_sweep(folder):
+        if folder.exists() and (not folder.is_dir() or any(_visible(folder))):
+            raise SweepError(f"{folder} is not empty and not a sweep; choose another --out")
+        return
+    stored = read_sweep(folder)
+    difference = _difference(stored, sweep, extend=extend)
+    if difference:
+        raise SweepError(f"{folder} holds another sweep ({difference}); {ELSEWHERE}")
+    added = len(sweep.jobs) - len(stored.jobs)
+    if added and not extend:
+        raise SweepError(
+            f"{folder} holds {len(stored.jobs)} of these {len(sweep.jobs)} jobs; "
+            f"add the other {added} with --extend, or choose another --out"
+        )
+
+
+def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
+    names = {data.digest: data.name for data in stored.datasets}
+    for data in wanted.datasets:
+        known = next((found for found in stored.datasets if found.name == data.name), None)
+        if known is not None and known.digest != data.digest:
+            return f"its data '{data.name}' differ"
+        if known is None and data.digest in names:
+            return f"it calls the data '{names[data.digest]}', not '{data.name}'"
+    lost = {job.id for job in stored.jobs} - {job.id for job in wanted.jobs}
+    if lost:
+        return f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {min(lost)}"
+    if not extend:
+        for part in ("title", "rule", "baseline"):
+            old, new = getattr(stored, part), getattr(wanted, part)
+            if old != new:
+                return f"its {part} is '{old}', not '{new}'"
+    return ""
+
+
+def _plain(sweep: Sweep) -> object:
+    return json.loads(json.dumps(asdict(sweep)))
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) -> None:
+    """Rows of each class in each domain, so that a report needs no data."""
+    for data in sweep.datasets:
+        path = folder / "labels" / f"{data.digest[:16]}.json"
+        if not path.exists():
+            write_json(path, _labels(data.name, manifests[data.name]))
+
+
+def _labels(name: str, manifest: Manifest) -> dict[str, object]:
+    counts: np.ndarray = label_counts(manifest)
+    roles = manifest.roles()
+    return {
+        "name": name,
+        "classes": list(manifest.classes),
+        "domains": {
+            domain: {"role": roles.get(domain), "counts": row.tolist()}
+            for domain, row in zip(all_domains(manifest), counts, strict=True)
+        },
+    }

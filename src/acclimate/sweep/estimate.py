@@ -1,0 +1,148 @@
+"""How long a sweep will take: from its finished runs, or from a few steps timed on the device."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from acclimate.algorithms import ADAPTIVE
+from acclimate.config import RunConfig, from_dict
+from acclimate.distributed import pick_device
+from acclimate.manifest import Manifest
+from acclimate.plan import Plan, make_plan
+from acclimate.protocol import EmbeddingJob, Job, Sweep
+from acclimate.sweep.checks import without_images
+from acclimate.sweep.timing import Timing, time_plan
+
+STAND_FOR_OTHERS = 4  # jobs of a line that are planned; draws differ in their batches
+FROM_RUNS = "from the runs finished so far"
+FROM_STEPS = "from a few steps timed here; reading images and starting up come on top"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds of computation, and `wall`: how long that takes with jobs side by side."""
+
+    total: float
+    left: float
+    wall: float
+    how: str
+
+
+def estimate(
+    sweep: Sweep,
+    manifests: Mapping[str, Manifest],
+    *,
+    device: str = "auto",
+    max_parallel: int = 1,
+    full_speed: int | None = None,
+    done: Mapping[str, float] | None = None,
+) -> Estimate:
+    """`done` are the seconds of finished jobs by id, and of finished EmbeddingJobs where known.
+
+    `full_speed` of the `max_parallel` jobs do not slow each other down. Steps are timed alone;
+    what finished runs took has the slowing in it.
+    """
+    known = dict(done or {})
+    if any(job.id in known for job in sweep.jobs):
+        seconds, how, parallel = _from_runs(sweep, known), FROM_RUNS, max_parallel
+    else:
+        seconds, how = _from_steps(sweep, manifests, pick_device(device)), FROM_STEPS
+        parallel = full_speed or max_parallel
+    finished = {*known, *(job.needs for job in sweep.jobs if job.id in known)}
+    left = sum(value for name, value in seconds.items() if name not in finished)
+    total = sum(known.get(name, value) for name, value in seconds.items())
+    return Estimate(total=total, left=left, wall=left / max(parallel, 1), how=how)
+
+
+def _from_runs(sweep: Sweep, known: Mapping[str, float]) -> dict[str, float]:
+    """Each job takes what finished ones of its algorithm took, or else what the others did."""
+    by_algorithm: dict[str, list[float]] = defaultdict(list)
+    for job in sweep.jobs:
+        if job.id in known:
+            by_algorithm[job.algorithm].append(known[job.id])
+    means = {name: fmean(values) for name, values in by_algorithm.items()}
+    typical = fmean(means.values())
+    jobs = {job.id: means.get(job.algorithm, typical) for job in sweep.jobs}
+    learned = [known[phi.id] for phi in sweep.embeddings if phi.id in known]
+    adaptive = [value for name, value in means.items() if name.startswith(ADAPTIVE)]
+    # Step A is of the order of Step B where its time is not known.
+    per_phi = fmean(learned or adaptive or [typical])
+    return jobs | {phi.id: per_phi for phi in sweep.embeddings}
+
+
+def _from_steps(
+    sweep: Sweep, manifests: Mapping[str, Manifest], device: torch.device
+) -> dict[str, float]:
+    bare = {data.name: without_images(manifests[data.name]) for data in sweep.datasets}
+    timings = _timings(sweep, manifests, device)
+    lines: dict[tuple[str, str, str], list[Job]] = defaultdict(list)
+    for job in sweep.jobs:
+        lines[job.dataset, job.algorithm, job.variant].append(job)
+    seconds: dict[str, float] = {}
+    for jobs in lines.values():
+        timing = timings[jobs[0].dataset, _adaptive(jobs[0])]
+        some = [_plan(job, bare[job.dataset]) for job in _spread(jobs)]
+        typical = fmean(_seconds_b(plan, timing) for plan in some)
+        seconds |= {job.id: typical for job in jobs}
+    for phi in sweep.embeddings:
+        seconds[phi.id] = _seconds_a(_plan(phi, bare[phi.dataset]), timings[phi.dataset, True])
+    return seconds
+
+
+def _timings(
+    sweep: Sweep, manifests: Mapping[str, Manifest], device: torch.device
+) -> dict[tuple[str, bool], Timing]:
+    """For a plain and an adaptive job of each data set; data sets of one kind are timed once."""
+    found: dict[tuple[str, bool], Timing] = {}
+    alike: dict[tuple[object, ...], Timing] = {}
+    for job in sweep.jobs:
+        place = (job.dataset, _adaptive(job))
+        if place in found:
+            continue
+        plan = _plan(job, manifests[job.dataset])
+        size = plan.manifest.features().shape[1] if plan.manifest.has_features else 0
+        kind = (place[1], size, plan.config.model, plan.config.data.image_size)
+        if kind not in alike:
+            alike[kind] = time_plan(plan, device)
+        found[place] = alike[kind]
+    return found
+
+
+def _seconds_a(plan: Plan, timing: Timing) -> float:
+    """Step A, and μ of each training domain."""
+    config = plan.config.embedding
+    learned = config.steps * config.domains_per_step * config.per_domain
+    rows = [len(part) for part in plan.train_rows]
+    embedded = sum(min(config.points, count) if config.points else count for count in rows)
+    return learned * timing.step_a + embedded * timing.forward
+
+
+def _seconds_b(plan: Plan, timing: Timing) -> float:
+    """Step B, its validations, and the final scores, unseen domains twice for the control."""
+    train, rows = plan.config.train, plan.manifest.rows
+    learned = train.steps * train.domains_per_step * train.per_domain
+    seen = sum(len(rows(domain=name, split="val")) for name in plan.train_domains)
+    chosen_by = sum(len(rows(domain=name)) for name in plan.val_domains) or seen
+    unseen = sum(len(rows(domain=name)) for name in (*plan.val_domains, *plan.test_domains))
+    validations = -(-train.steps // train.evaluate_every)
+    scored = validations * chosen_by + seen + 2 * unseen
+    return learned * timing.step_b + scored * timing.forward
+
+
+def _plan(job: Job | EmbeddingJob, manifest: Manifest) -> Plan:
+    config = from_dict(RunConfig, job.config, where=job.id)
+    return make_plan(config, manifest, check_files=False)
+
+
+def _adaptive(job: Job) -> bool:
+    return job.algorithm.startswith(ADAPTIVE)
+
+
+def _spread(jobs: Sequence[Job]) -> list[Job]:
+    """A few of the jobs, from the first to the last."""
+    count = min(len(jobs), STAND_FOR_OTHERS)
+    places = {round(i * (len(jobs) - 1) / max(count - 1, 1)) for i in range(count)}
+    return [jobs[place] for place in sorted(places)]

@@ -1,0 +1,208 @@
+"""From a definition and its data to the list of jobs, checked before any of them starts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from acclimate.algorithms import ADAPTIVE
+from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.errors import ConfigError
+from acclimate.manifest import Manifest
+from acclimate.protocol import (
+    CROSS_VALIDATED,
+    RULES,
+    Axis,
+    DataSet,
+    EmbeddingJob,
+    Group,
+    Job,
+    Sweep,
+    job_digest,
+    job_name,
+)
+from acclimate.sweep.checks import check_runs
+from acclimate.sweep.definition import SweepConfig, data_name
+from acclimate.sweep.groups import held_out, open_domains, rule_of
+from acclimate.sweep.lines import Line, lines
+from acclimate.train.identity import digest_of, embedding_identity, weights_digest
+
+
+def define(
+    config: SweepConfig,
+    manifests: Mapping[str, Manifest],
+    *,
+    data_of_variant: Mapping[str, str] | None = None,
+    axis: Axis | None = None,
+) -> Sweep:
+    """Every job of the sweep on the data sets `manifests`, by name.
+
+    A variant in `data_of_variant` runs on that data set only, the others on each. Jobs are in an
+    order in which a sweep that is stopped half way has whole trials.
+    """
+    own_data = dict(data_of_variant or {})
+    rule = rule_of(config, manifests)
+    found = lines(config, own_data)
+    datasets = _datasets(config, manifests, own_data)
+    held = {name: held_out(config, manifests[name], rule) for name in datasets}
+    cells = [
+        _Cell(datasets[name], groups, line)
+        for name in datasets
+        for groups in held[name]
+        for line in found
+        if own_data.get(line.variant, name) == name
+    ]
+    jobs = list(_jobs(config, cells, rule))
+    check_runs(jobs, manifests)
+    embeddings, jobs = _with_embeddings(config, jobs, datasets, manifests)
+    _refuse_equal_names(jobs)
+    used = {job.dataset for job in jobs}
+    return Sweep(
+        title=config.title or ", ".join(name for name in datasets if name in used),
+        rule=rule,
+        baseline=config.baseline,
+        datasets=tuple(data for name, data in datasets.items() if name in used),
+        embeddings=tuple(embeddings),
+        jobs=tuple(jobs),
+        axis=axis,
+    )
+
+
+def count(
+    config: SweepConfig,
+    manifests: Mapping[str, Manifest],
+    *,
+    data_of_variant: Mapping[str, str] | None = None,
+) -> dict[str, int]:
+    """The runs that each selection rule would take for this sweep; rules that do not fit the data
+    are left out."""
+    own_data = dict(data_of_variant or {})
+    found = lines(config, own_data)
+    counts = {}
+    for rule in RULES:
+        try:
+            rule_of(replace(config, rule=rule), manifests)
+            held = {name: held_out(config, data, rule) for name, data in manifests.items()}
+        except ConfigError:
+            continue
+        runs = (
+            _draws(line, groups, rule)
+            for name in manifests
+            for groups in held[name]
+            for line in found
+            if own_data.get(line.variant, name) == name
+        )
+        counts[rule] = config.trials * sum(runs)
+    return counts
+
+
+def notes(config: SweepConfig) -> list[str]:
+    """What is worth saying before a sweep starts, and no error."""
+    if config.baseline in config.algorithms:
+        return []
+    return [f"the baseline {config.baseline} is not among the algorithms: no differences are shown"]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    data: DataSet
+    groups: tuple[Group, ...]
+    line: Line
+
+
+def _draws(line: Line, groups: tuple[Group, ...], rule: str) -> int:
+    """Draws of a line with `groups` held out; pairs only help to choose among several."""
+    helps = len(groups) > 1
+    return 0 if helps and (line.draws == 1 or rule not in CROSS_VALIDATED) else line.draws
+
+
+def _jobs(config: SweepConfig, cells: list[_Cell], rule: str) -> Iterator[Job]:
+    for trial in range(config.trials):
+        for draw in range(config.draws):
+            settings: dict[tuple[str, str], dict[str, Any]] = {}
+            for cell in cells:
+                if draw >= _draws(cell.line, cell.groups, rule):
+                    continue
+                key = (cell.line.algorithm, cell.line.variant)
+                if key not in settings:
+                    run = cell.line.run(config, draw_number=draw, trial=trial)
+                    settings[key] = as_dict(run)
+                yield _job(cell, settings[key], draw, trial)
+
+
+def _job(cell: _Cell, settings: Mapping[str, Any], draw: int, trial: int) -> Job:
+    names = sorted(name for group in cell.groups for name in group)
+    config = {**settings, "test_domains": names}
+    weights = weights_digest(config["model"]["weights"])
+    digest = job_digest(cell.data.digest, config, weights)
+    groups = [",".join(group) for group in cell.groups]
+    parts = [cell.line.algorithm, cell.line.variant, *groups, f"d{draw}", f"t{trial}"]
+    return Job(
+        id=job_name(parts, digest),
+        dataset=cell.data.name,
+        algorithm=cell.line.algorithm,
+        variant=cell.line.variant,
+        groups=cell.groups,
+        draw=draw,
+        trial=trial,
+        config=config,
+    )
+
+
+def _datasets(
+    config: SweepConfig, manifests: Mapping[str, Manifest], own_data: Mapping[str, str]
+) -> dict[str, DataSet]:
+    if not manifests:
+        raise ConfigError("the sweep names no data; give manifests or folders")
+    for label, name in own_data.items():
+        if name not in manifests:
+            raise ConfigError(f"variant '{label}' has no data set '{name}' to run on; add it")
+    places = {data_name(path): path for path in config.data}
+    by_digest: dict[str, str] = {}
+    for name, manifest in manifests.items():
+        first = by_digest.setdefault(manifest.digest(), name)
+        if first != name:
+            raise ConfigError(f"'{first}' and '{name}' hold the same data; name one of them")
+    return {
+        name: DataSet(
+            name=name,
+            digest=manifest.digest(),
+            source=places.get(name, manifest.source),
+            domains=manifest.domains,
+        )
+        for name, manifest in manifests.items()
+    }
+
+
+def _with_embeddings(
+    config: SweepConfig,
+    jobs: list[Job],
+    datasets: Mapping[str, DataSet],
+    manifests: Mapping[str, Manifest],
+) -> tuple[list[EmbeddingJob], list[Job]]:
+    """One EmbeddingJob per distinct Φ, and the jobs with the one that each needs."""
+    open_to = {name: set(open_domains(config, manifests[name])) for name in datasets}
+    found: dict[str, EmbeddingJob] = {}
+    placed = []
+    for job in jobs:
+        if job.algorithm.startswith(ADAPTIVE):
+            data = datasets[job.dataset]
+            unseen = set(data.domains) - (open_to[data.name] - set(job.held_out))
+            run = from_dict(RunConfig, job.config, where=job.id)
+            digest = digest_of(embedding_identity(run, data.digest, sorted(unseen)))
+            groups = [",".join(group) for group in job.groups]
+            name = job_name(["phi", run.embedding.name, *groups, f"t{job.trial}"], digest)
+            wanted = EmbeddingJob(id=name, dataset=data.name, config=job.config)
+            job = replace(job, needs=found.setdefault(digest, wanted).id)
+        placed.append(job)
+    return list(found.values()), placed
+
+
+def _refuse_equal_names(jobs: list[Job]) -> None:
+    first: dict[str, Job] = {}
+    for job in jobs:
+        other = first.setdefault(job.id, job)
+        if other is not job:
+            raise ConfigError(
+                f"variants '{other.variant}' and '{job.variant}' would share the run folder "
+                f"{job.id}; give them names that differ in letters or digits"
+            )

@@ -1,0 +1,91 @@
+"""Tasks of a Ray cluster: an existing one, or a local one for this sitting."""
+
+import importlib.util
+import logging
+import math
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+from acclimate.errors import ConfigError
+from acclimate.sweep.launchers import Died, LaunchOptions, cores
+from acclimate.sweep.task import Outcome, Task, perform
+
+
+def check_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError('--launcher ray needs Ray; pip install "acclimate[ray]"')
+
+
+def gpu_share(gpus: int, slots: int) -> float:
+    """What one of `slots` tasks takes of a GPU, so that all fit on `gpus`."""
+    return 1 / math.ceil(slots / gpus) if gpus else 0.0
+
+
+class RayLauncher:
+    patience = 10.0  # a task that a killed driver left behind may work for long
+
+    def __init__(self, options: LaunchOptions) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            _join(ray, options)
+        resources = ray.cluster_resources()
+        gpus = 0 if options.device == "cpu" else int(resources.get("GPU", 0))
+        cpus = int(resources.get("CPU", 1))
+        self.slots = options.max_parallel or gpus or cpus
+        # Ray shows a task only its own GPUs, so that there "auto" is the right one.
+        self._device = "cpu" if options.device == "cpu" else "auto"
+        self._threads = max(1, cpus // self.slots) if gpus else 1
+        self._remote = ray.remote(
+            num_cpus=min(1.0, cpus / self.slots),
+            num_gpus=gpu_share(gpus, self.slots),
+            max_retries=0,  # the driver decides what is tried again
+        )(perform)
+        self._running: dict[Any, str] = {}
+
+    def start(self, task: Task) -> None:
+        there = replace(task, device=self._device, threads=self._threads)
+        self._running[self._remote.remote(there)] = task.id
+
+    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+        if not self._running:
+            time.sleep(wait)
+            return []
+        waiting = list(self._running)
+        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=wait)
+        if ready:  # and whatever else has ended by now
+            ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        return [(self._running.pop(one), self._end(one)) for one in ready]
+
+    def _end(self, reference: Any) -> Outcome | Died:
+        try:
+            outcome: Outcome = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            return Died(type(error).__name__)
+        return outcome
+
+    def close(self) -> None:
+        for reference in self._running:
+            self._ray.cancel(reference, force=True)
+        if self._joined:
+            self._ray.shutdown()
+
+
+def _join(ray: Any, options: LaunchOptions) -> None:
+    address = options.ray_address or os.environ.get("RAY_ADDRESS")
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            slots = options.max_parallel or cores()
+            ray.init(address="local", num_cpus=slots, include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"no Ray cluster at {address or 'this machine'} ({reason}); check --ray-address"
+        ) from None

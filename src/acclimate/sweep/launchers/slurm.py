@@ -1,0 +1,92 @@
+"""Jobs of Slurm, one per task, through submitit; or submitit's own local processes."""
+
+import importlib.util
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from acclimate.errors import ConfigError
+from acclimate.sweep.launchers import Died, LaunchOptions
+from acclimate.sweep.task import Outcome, Task, perform
+
+QUEUED = 100  # jobs in Slurm's queue at a time, if nobody says otherwise
+DEFAULTS = {"timeout_min": 24 * 60}  # submitit's own five minutes are no time for training
+GPU_KEYS = ("gpus_per_node", "slurm_gres", "slurm_gpus_per_task", "slurm_gpus_per_node")
+LOOK_EVERY = 0.2  # seconds; submitit itself asks Slurm less often
+
+
+def check_submitit(options: LaunchOptions) -> None:
+    if importlib.util.find_spec("submitit") is None:
+        raise ConfigError('--launcher slurm needs submitit; pip install "acclimate[slurm]"')
+    if options.slurm_cluster not in ("slurm", "local"):
+        raise ConfigError(f"--slurm-cluster must be slurm or local, not '{options.slurm_cluster}'")
+    if options.slurm_cluster == "slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            "--launcher slurm finds no Slurm here (no srun); start it on a login node, "
+            "or use --launcher local"
+        )
+
+
+class SlurmLauncher:
+    def __init__(self, folder: Path, options: LaunchOptions) -> None:
+        import submitit
+
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        local = options.slurm_cluster == "local"
+        self.slots = options.max_parallel or (2 if local else QUEUED)
+        self.patience = 2.0 if local else 30.0
+        self._executor: Any = submitit.AutoExecutor(
+            folder=folder / "slurm", cluster=options.slurm_cluster
+        )
+        parameters = {"name": "acclimate", **DEFAULTS, **parameters_of(options.slurm)}
+        try:
+            self._executor.update_parameters(**parameters)
+        except (NameError, TypeError, ValueError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"--slurm: {reason}; see submitit's parameters") from None
+        self._device = options.device
+        gpus = any(key in parameters for key in GPU_KEYS) and options.device != "cpu"
+        cpus = int(parameters.get("cpus_per_task", 1))
+        self._threads = cpus if gpus else 1
+        self._running: dict[str, Any] = {}
+
+    def start(self, task: Task) -> None:
+        there = replace(task, device=self._device, threads=self._threads)
+        self._running[task.id] = self._executor.submit(perform, there)
+
+    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+        end = time.monotonic() + wait
+        while True:
+            ready = [id for id, job in self._running.items() if job.done()]
+            left = end - time.monotonic()
+            if ready or left <= 0:
+                return [(id, _end(self._running.pop(id))) for id in ready]
+            time.sleep(min(LOOK_EVERY, left))
+
+    def close(self) -> None:
+        for job in self._running.values():
+            job.cancel(check=False)
+
+
+def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """submitit's names: its own as they are, Slurm's with the prefix that it wants."""
+    own = {"name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node"}
+    return {
+        key if key in own or key.startswith("slurm_") else f"slurm_{key}": value
+        for key, value in given.items()
+    }
+
+
+def _end(job: Any) -> Outcome | Died:
+    """What the job returned; a job that vanished or broke on the way has died."""
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    try:
+        outcome: Outcome = job.result()
+    except (FailedJobError, UncompletedJobError, OSError, EOFError):
+        return Died(f"Slurm job {job.job_id}: {str(job.state).lower()}")
+    return outcome

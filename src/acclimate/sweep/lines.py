@@ -1,0 +1,112 @@
+"""The lines of a sweep's tables: an algorithm under a variant, with its settings and ranges."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from acclimate.algorithms import choose, names
+from acclimate.config import RunConfig, Search, as_dict, flat, from_dict, merged
+from acclimate.distributed import World
+from acclimate.errors import ConfigError, unknown
+from acclimate.presets import preset
+from acclimate.sweep.definition import SweepConfig
+from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
+from acclimate.train.loop import check_shares
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm under one variant. `draws` is 1 where nothing of it can be drawn."""
+
+    algorithm: str
+    variant: str
+    settings: Mapping[str, Any]
+    searched: Mapping[str, Search]
+    draws: int
+
+    def run(self, config: SweepConfig, *, draw_number: int, trial: int) -> RunConfig:
+        """The settings of a draw and trial, checked; the test domains are still to come."""
+        drawn = draw(self.searched, self.algorithm, seed=config.seed, draw=draw_number, trial=trial)
+        own = {
+            "algorithm": self.algorithm,
+            "seed": config.seed + trial,
+            "val_domains": sorted(config.val_domains),
+        }
+        run = from_dict(RunConfig, merged(merged(self.settings, drawn), own), where="sweep")
+        choice = choose(self.algorithm, run.hparams)
+        alone, main = World(), run.train
+        check_shares(main.per_domain, alone, main.optimiser, choice.build.least_rows)
+        if choice.adaptive:
+            check_shares(run.embedding.per_domain, alone, run.embedding.optimiser)
+        return run
+
+
+def lines(config: SweepConfig, labels: Mapping[str, str]) -> list[Line]:
+    """Every line of the sweep; `labels` are variants that differ in their data alone."""
+    _check_algorithms(config)
+    base = preset(config.preset) if config.preset else {}
+    variants: dict[str, Mapping[str, Any]] = {label: {} for label in labels}
+    variants |= config.variants
+    for name, settings in {"settings": config.settings, **variants}.items():
+        _check_hparams(name, settings, config.algorithms)
+    asked = parse_search(config.search, config.algorithms)
+    found = []
+    for label, changes in (variants or {"": {}}).items():
+        for algorithm in config.algorithms:
+            own = merged(
+                _owned(config.settings, algorithm), config.per_algorithm.get(algorithm, {})
+            )
+            own = _steps_first(merged(own, _owned(changes, algorithm)))
+            searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
+            settings = merged(_owned(base, algorithm), own)
+            draws = config.draws if searched else 1
+            found.append(Line(algorithm, label, settings, searched, draws))
+    if config.draws > 1 and all(line.draws == 1 for line in found):
+        raise ConfigError(
+            f"draws = {config.draws}, but every setting that could be drawn is fixed; name ranges "
+            f"under search, or use draws = 1"
+        )
+    return found
+
+
+def _check_algorithms(config: SweepConfig) -> None:
+    if not config.algorithms:
+        raise ConfigError("the sweep names no algorithm; see `acclimate list algorithms`")
+    for name in config.algorithms:
+        choose(name)
+        if config.algorithms.count(name) > 1:
+            raise ConfigError(f"algorithms names '{name}' twice; name it once")
+    if config.baseline not in names():
+        raise unknown(f"there is no algorithm '{config.baseline}'", config.baseline, names())
+    for name in config.per_algorithm:
+        if name not in config.algorithms:
+            raise unknown(
+                f"per_algorithm: '{name}' is not among the algorithms", name, config.algorithms
+            )
+
+
+def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[str, ...]) -> None:
+    """What one algorithm has, the others may lack; what none has is a mistake."""
+    for key in flat({"hparams": settings.get("hparams", {})}):
+        if not any(has_setting(name, key) for name in algorithms):
+            own = {f"hparams.{name}" for a in algorithms for name in as_dict(choose(a).settings)}
+            raise unknown(f"{where}: no algorithm here has a setting '{key}'", key, own)
+
+
+def _steps_first(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps that the user names go before the epochs of a preset."""
+    train = own.get("train", {})
+    without = "steps" in train and "epochs" not in train
+    return merged(own, {"train": {"epochs": 0.0}}) if without else dict(own)
+
+
+def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """`settings` without the hparams of other algorithms."""
+    if "hparams" not in settings:
+        return dict(settings)
+    own = {
+        name: value
+        for name, value in settings["hparams"].items()
+        if has_setting(algorithm, f"hparams.{name}")
+    }
+    return {**settings, "hparams": own}

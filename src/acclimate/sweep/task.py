@@ -1,0 +1,142 @@
+"""One job, as a worker does it. The same code under every launcher."""
+
+import errno
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from acclimate.config import RunConfig, from_dict
+from acclimate.errors import AcclimateError, RunBusy, SweepError
+from acclimate.manifest import Manifest
+from acclimate.protocol import (
+    Failure,
+    embedding_folder,
+    failure_path,
+    read_failure,
+    run_folder,
+    write_failure,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker needs to know, in values that JSON holds."""
+
+    sweep: str  # the sweep's folder
+    kind: Literal["embedding", "run"]
+    id: str
+    data: str  # where the data lie
+    digest: str  # what they must be
+    config: Mapping[str, Any]
+    needs: str | None = None  # the embedding to start from
+    device: str = "auto"
+    threads: int = 0  # of torch on the CPU; 0: as many as it likes
+
+    @property
+    def folder(self) -> Path:
+        place = embedding_folder if self.kind == "embedding" else run_folder
+        return place(Path(self.sweep), self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on."""
+
+    state: Literal["done", "busy", "failed", "full"]
+    error: str = ""  # one line
+    traceback: str = ""
+
+
+def perform(task: Task) -> Outcome:
+    """Do the job, or go on with it. A failure is written down and returned, never raised."""
+    try:
+        _train(task)
+        clear_temporary(task.folder)
+        failure_path(Path(task.sweep), task.id).unlink(missing_ok=True)
+        return Outcome(state="done")
+    except RunBusy as error:
+        return Outcome(state="busy", error=str(error))
+    except Exception as error:
+        if _disk_full(error):
+            return Outcome(state="full", error=_line(error))
+        return note_failure(Path(task.sweep), task.id, _line(error), traceback.format_exc())
+
+
+def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
+    """Keep a failure in the sweep's folder, counting how often the job has been tried."""
+    before = read_failure(sweep, job)
+    failure = Failure(
+        job=job,
+        error=error,
+        traceback=trace,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        attempts=1 if before is None else before.attempts + 1,
+    )
+    try:
+        write_failure(sweep, failure)
+    except OSError as problem:
+        return Outcome(state="full" if _disk_full(problem) else "failed", error=_line(problem))
+    return Outcome(state="failed", error=error, traceback=trace)
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove what a killed process left of files it was writing. Only where nobody works."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _train(task: Task) -> None:
+    import torch
+
+    from acclimate.train import train, train_embedding
+
+    if task.threads:
+        torch.set_num_threads(task.threads)
+    try:
+        manifest = _opened(task.data, task.digest)
+        config = from_dict(RunConfig, task.config, where=task.id)
+        if task.kind == "embedding":
+            train_embedding(config, manifest, task.folder, device=task.device)
+            return
+        shared = None
+        if task.needs is not None:
+            shared = embedding_folder(Path(task.sweep), task.needs)
+        train(config, manifest, task.folder, device=task.device, embedding=shared)
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # others may share the GPU
+
+
+@lru_cache(maxsize=1)
+def _opened(data: str, digest: str) -> Manifest:
+    """The last data set stays open: the next job most likely has the same."""
+    manifest = Manifest.open(Path(data))
+    if manifest.digest() != digest:
+        raise SweepError(
+            f"{data} is not the data that this sweep was made with (another digest); "
+            f"restore them, or start a sweep of their own with another --out"
+        )
+    return manifest
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, AcclimateError):
+        return text
+    if "out of memory" in text:
+        text += "; lower --max-parallel, or train.per_domain; --retry-failed tries again"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error):  # as tensor files report it
+            return True
+        error = error.__cause__ or error.__context__
+    return False

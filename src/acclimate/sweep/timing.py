@@ -1,0 +1,137 @@
+"""How long an image takes on this device: a few real steps on random images of the real shape."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from acclimate.distributed import World
+from acclimate.objective import Batch, Objective
+from acclimate.plan import SMALL, Plan
+from acclimate.train.loop import make_optimiser
+from acclimate.trained import build_networks
+
+ENOUGH_SECONDS, ENOUGH_STEPS, SLOW_SECONDS = 0.5, 5, 1.0
+FEW = 2  # domains, and images of each, where a whole batch would take half a minute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds per image: in Step A and Step B, and in a forward pass."""
+
+    step_a: float
+    step_b: float
+    forward: float
+
+
+def time_plan(plan: Plan, device: torch.device) -> Timing:
+    """Build a plan's networks and time them; weights do not matter, so none are fetched."""
+    config, world = plan.config, World(device=device)
+    width = plan.manifest.features().shape[1] if plan.manifest.has_features else None
+    predictor, embedding = build_networks(
+        config, len(plan.classes), len(plan.train_domains), width, pretrained=False, world=world
+    )
+    objective = plan.algorithm.build(
+        predictor,
+        plan.algorithm.settings,
+        domains=len(plan.train_domains),
+        classes=len(plan.classes),
+        world=world,
+        seed=config.seed,
+    )
+    for network in (objective, embedding):
+        if network is not None:
+            network.to(device)
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    shape = (width,) if width else (3, *(config.data.image_size or predictor.backbone.size,) * 2)
+    train, learn = config.train, config.embedding
+    least = plan.algorithm.build.least_rows
+    mu_dim = 0 if embedding is None else embedding.dim
+    batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
+    precision = _precision(plan, device)
+    step_b = _per_image(_stepping(objective, batch, plan, precision), len(batch), device)
+    step_a = 0.0
+    if embedding is not None:
+        rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
+        step_a = _per_image(_stepping(embedding, rows, plan, precision), len(rows), device)
+    predictor.eval()
+
+    def forward(step: int) -> None:
+        with torch.no_grad():
+            predictor(batch.x, batch.mu)
+
+    return Timing(step_a=step_a, step_b=step_b, forward=_per_image(forward, len(batch), device))
+
+
+def _batch(
+    plan: Plan,
+    device: torch.device,
+    shape: tuple[int, ...],
+    domains: int,
+    per_domain: int,
+    least: int,
+    mu_dim: int,
+) -> Batch:
+    """A batch as training has it; a smaller one where a whole one would take too long."""
+    if device.type == "cpu" and shape[-1] > SMALL and len(shape) > 1:
+        least_domains = max(plan.algorithm.build.least_domains, 2)
+        domains = min(domains, max(FEW, least_domains))
+        per_domain = min(per_domain, max(FEW, least))
+    count = domains * per_domain
+    domain = torch.arange(domains).repeat_interleave(per_domain)
+    y = torch.arange(count) % len(plan.classes)
+    x = torch.rand(count, *shape)
+    if len(shape) > 1:
+        x = x.contiguous(memory_format=torch.channels_last)
+    mu = torch.randn(count, mu_dim).to(device) if mu_dim else None
+    return Batch(x.to(device), y.to(device), domain.to(device), mu)
+
+
+def _stepping(
+    objective: Objective, batch: Batch, plan: Plan, precision: AbstractContextManager[object]
+) -> Callable[[int], None]:
+    optimiser = make_optimiser(objective, plan.config.train.optimiser, objective.adversary)
+    objective.train()
+
+    def step(number: int) -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with precision:
+            total: Tensor = objective(batch, number).total
+        total.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return step
+
+
+def _per_image(step: Callable[[int], None], images: int, device: torch.device) -> float:
+    """The first step warms up and does not count, unless it is so slow that it is enough."""
+    seconds = [_timed(step, 0, device)]
+    if device.type == "cuda" or seconds[0] < SLOW_SECONDS:
+        started = time.perf_counter()
+        seconds = [_timed(step, 1, device)]
+        while len(seconds) < ENOUGH_STEPS and time.perf_counter() - started < ENOUGH_SECONDS:
+            seconds.append(_timed(step, len(seconds) + 1, device))
+    return sum(seconds) / (len(seconds) * images)
+
+
+def _timed(step: Callable[[int], None], number: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    step(number)
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _precision(plan: Plan, device: torch.device) -> AbstractContextManager[object]:
+    wanted = plan.config.train.precision
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if wanted == "bf16" or (wanted == "auto" and able):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
