@@ -1,4 +1,4 @@
-"""`demo` and `report`."""
+"""`demo`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,19 +28,6 @@ def demo(
     with progress_bar() as watch:
         summary, page = run_demo(out, range(first_seed, first_seed + seeds), watch)
     _show_summary(summary, page, json=json)
-
-
-@app.command(epilog="Example: acclimate report runs --out report.html")
-def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that holds runs, at any depth.")],
-    out: Annotated[Path | None, typer.Option(help="[default: FOLDER/report.html]")] = None,
-    json: Json = False,
-) -> None:
-    """Compare the runs below a folder: a table here, and a self-contained HTML page."""
-    from acclimate.report import find_runs, summarise, write_report
-
-    page = write_report(folder, out or folder / "report.html", title=f"Runs in {folder.name}")
-    _show_summary(summarise(find_runs(folder)), page, json=json)
 
 
 def _show_summary(summary: Any, page: Path, *, json: bool) -> None:

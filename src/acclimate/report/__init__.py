@@ -1,13 +1,36 @@
-"""The report of a folder of runs: data first (`summary`), then its views.
+"""The report of a sweep or of a folder of runs: data first, then its views.
 
-summary.py  runs -> Summary: means, standard errors, paired differences; no text, no drawing
+Data
+runs.py     run folders -> RunView: what each holds, and what its lines are called
+summary.py  runs -> Summary: means, standard errors, paired differences
+results.py  observations -> Results: a table per data set and rule, with the paired test of
+            significance.py
+load.py     a sweep, a folder of runs or (history.py) a DomainBed sweep -> Report
+beside.py   the paper's rows beside ours; missing.py says what a table lacks
+
+Views
 tables.py   a Summary in words and as text, Markdown, CSV and JSON values
-plots.py    a Summary as figures, SVG and PNG
-html.py     a Summary as one self-contained page
-Beside them, label_plots.py draws how labels are spread over the domains of a data set.
+export.py   a Report's tables as text, Markdown, LaTeX (latex.py), CSV and JSON values
+plots.py and the modules it names: figures, as SVG, PDF and PNG
+html.py     a Report as one self-contained page
 """
 
-from acclimate.report.html import write_report
+from acclimate.report.figures import write_figures
+from acclimate.report.html import write_page, write_report
+from acclimate.report.load import load_domainbed, load_report
+from acclimate.report.results import Report, Results
 from acclimate.report.summary import RunView, Summary, find_runs, summarise
 
-__all__ = ["RunView", "Summary", "find_runs", "summarise", "write_report"]
+__all__ = [
+    "Report",
+    "Results",
+    "RunView",
+    "Summary",
+    "find_runs",
+    "load_domainbed",
+    "load_report",
+    "summarise",
+    "write_figures",
+    "write_page",
+    "write_report",
+]

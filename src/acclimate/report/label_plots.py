@@ -1,4 +1,7 @@
-"""Plots of how labels are spread over domains, from an inspection and its manifest."""
+"""Plots of how labels are spread over domains, from an inspection and its manifest.
+
+`share_plots` draws the same from a report, in a page's colours.
+"""
 
 from __future__ import annotations
 

@@ -1,139 +1,40 @@
-"""What a folder of runs shows, as data. Tables, plots and pages are views of a `Summary`.
+"""What a set of runs shows, as data. Tables, plots and pages are views of a `Summary`.
 
-Replicates are seeds: the runs of one algorithm on the same data with the same seed form a *trial*,
-so that leave-one-domain-out runs count once per seed, with all their test domains together.
+Replicates are seeds (trials, in a sweep): the runs of one algorithm on the same data with the same
+seed form a *trial*, so that leave-one-domain-out runs count once per seed, with all their test
+domains together. Variants of an algorithm are lines of their own.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from acclimate.errors import RecordError, RunError
-from acclimate.records import Finished, Records, Score, Started, read
+from acclimate.records import Score
+from acclimate.report.runs import ERM, Key, RunView, find_runs, scores_of, told_apart
 
-FORMAT = "acclimate-run-1"
-SPELLING = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
-SUFFIXES = {
-    "none": ", not adapted",
-    "wrong-embedding": ", wrong domain's embedding",
-    "oracle-prior": " + true label frequencies (oracle)",
-}
+__all__ = [
+    "ERM",
+    "Change",
+    "Difference",
+    "DomainRow",
+    "Estimate",
+    "Key",
+    "Line",
+    "RunView",
+    "Summary",
+    "against",
+    "find_runs",
+    "summarise",
+]
 # Two-sided 95 % points of Student's t for 1..30 degrees of freedom; beyond, the last is cautious.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-
-
-@dataclass(frozen=True, order=True)
-class Key:
-    """A line of the summary: how the model was trained, and how it was used on a domain."""
-
-    algorithm: str
-    method: str
-
-    @property
-    def kind(self) -> str:
-        """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know)."""
-        return {"wrong-embedding": "control", "oracle-prior": "ceiling"}.get(self.method, "method")
-
-    @property
-    def label(self) -> str:
-        base = self.algorithm.removeprefix("da-")
-        adaptive = base != self.algorithm
-        name = ("DA-" if adaptive else "") + SPELLING.get(base, base.upper())
-        if self.method == ("embedding" if adaptive else "none"):
-            return name
-        return name + SUFFIXES.get(self.method, f", {self.method}")
-
-
-ERM = Key("erm", "none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunView:
-    """What a run folder holds. `problem` says why it cannot be read; then the rest is empty."""
-
-    name: str  # relative to the folder that was searched
-    folder: Path
-    problem: str | None = None
-    algorithm: str = ""
-    seed: int = 0
-    data: str = ""
-    source: str = ""
-    classes: tuple[str, ...] = ()
-    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # role -> names
-    config: Mapping[str, Any] = field(default_factory=dict)
-    records: Records = field(default_factory=lambda: Records(()))
-    quarantined: tuple[tuple[str, str], ...] = ()  # (image, reason)
-
-    @property
-    def finished(self) -> Finished | None:
-        return self.records.finished
-
-    @property
-    def final(self) -> list[Score]:
-        return [score for score in self.records.scores if score.moment == "final"]
-
-    @property
-    def starts(self) -> list[Started]:
-        return [record for record in self.records.all if isinstance(record, Started)]
-
-
-def find_runs(folder: Path) -> list[RunView]:
-    """Every run below `folder`, in the order of their names; unfinished and damaged ones too."""
-    if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
-    found = sorted(path.parent for path in folder.rglob("run.json"))
-    return [_view(run, run.relative_to(folder).as_posix()) for run in found]
-
-
-def _view(folder: Path, name: str) -> RunView:
-    name = folder.resolve().name if name == "." else name
-    try:
-        stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        version = stored.get("format", FORMAT)
-        if version != FORMAT:
-            return RunView(name=name, folder=folder, problem=f"run.json: unknown format {version}")
-        return RunView(
-            name=name,
-            folder=folder,
-            algorithm=str(stored["config"]["algorithm"]),
-            seed=int(stored["config"]["seed"]),
-            data=str(stored["data"]),
-            source=str(stored.get("source", "")),
-            classes=tuple(stored.get("classes", ())),
-            domains={r: tuple(stored.get(f"{r}_domains", ())) for r in ("train", "val", "test")},
-            config=stored["config"],
-            records=read(folder / "records.jsonl"),
-            quarantined=_quarantined(folder / "quarantine.jsonl"),
-        )
-    except RecordError as error:
-        problem = str(error).replace(f"{folder}/", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        problem = "run.json: not the description of a run; restore it or delete the folder"
-    return RunView(name=name, folder=folder, problem=problem)
-
-
-def _quarantined(path: Path) -> tuple[tuple[str, str], ...]:
-    if not path.exists():
-        return ()
-    entries = []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            entry = json.loads(line)
-            entries.append((str(entry["image"]), str(entry["reason"])))
-        except (ValueError, KeyError, TypeError):
-            entries.append((f"{path.name}, line {number}", "the entry itself cannot be read"))
-    return tuple(entries)
 
 
 @dataclass(frozen=True)
@@ -230,8 +131,8 @@ class Summary:
         score: the best of many on the test domains would look better than it is."""
         keys = [line.key for line in self.lines if line.key.kind == "method"]
         first = f"da-{self.baseline.algorithm}"
-        others = [key for key in keys if key != self.baseline]
-        return sorted(others, key=lambda key: (key.algorithm != first, key))
+        others = [key for key in keys if not _same(key, self.baseline)]
+        return sorted(others, key=lambda key: (key.algorithm != first, key.place))
 
     def line(self, key: Key) -> Line | None:
         return next((line for line in self.lines if line.key == key), None)
@@ -239,6 +140,10 @@ class Summary:
     def difference(self, line: Key, against: Key) -> Difference | None:
         pairs = {(found.line, found.against): found for found in self.differences}
         return pairs.get((line, against))
+
+    def versus(self, line: Key) -> Difference | None:
+        """To the baseline that is `line`'s own: of the same variant, or else without variant."""
+        return self.difference(line, against(line, self.baseline, (one.key for one in self.lines)))
 
 
 @dataclass(frozen=True)
@@ -248,21 +153,31 @@ class _Cell:
     n: int
 
 
+def against(key: Key, baseline: Key, keys: Iterable[Key]) -> Key:
+    """What `key` is compared with: the baseline of the same variant if it is among `keys`."""
+    same = replace(baseline, variant=key.variant)
+    return same if same != key and same in set(keys) else baseline
+
+
+def _same(key: Key, other: Key) -> bool:
+    return replace(key, variant=other.variant) == other
+
+
 _Replicate = tuple[str, int]  # data digest, seed
 _Trials = dict[_Replicate, dict[str, _Cell]]  # -> domain -> score
 
 
 def summarise(runs: Sequence[RunView], baseline: Key = ERM) -> Summary:
     """Finished runs in numbers. Unfinished and damaged ones stay in `runs`, uncounted."""
+    runs = told_apart(runs)
     finished = [run for run in runs if run.finished is not None]
     unseen, seen = _trials(finished, "test"), _trials(finished, "train")
-    rank = {"method": 0, "control": 1, "ceiling": 2}
-    keys = sorted(unseen, key=lambda key: (rank[key.kind], key != baseline, key))
+    keys = sorted(unseen, key=lambda key: (key.place[0], key != baseline, key.place))
     lines = tuple(_line(key, unseen[key], seen.get(key, {}), finished) for key in keys)
-    against = [(key, baseline) for key in keys if key != baseline]
-    against += [(k, Key(k.algorithm, "embedding")) for k in keys if k.kind == "control"]
+    pairs = [(key, against(key, baseline, keys)) for key in keys if key != baseline]
+    pairs += [(k, replace(k, method="embedding")) for k in keys if k.kind == "control"]
     differences = tuple(
-        _difference(key, other, unseen[key], unseen.get(other, {})) for key, other in against
+        _difference(key, other, unseen[key], unseen.get(other, {})) for key, other in pairs
     )
     names = sorted(
         {name for trials in unseen.values() for cells in trials.values() for name in cells}
@@ -273,14 +188,16 @@ def summarise(runs: Sequence[RunView], baseline: Key = ERM) -> Summary:
     return Summary(tuple(runs), baseline, lines, differences, domains)
 
 
-def _trials(runs: Iterable[RunView], role: str) -> dict[Key, _Trials]:
+def _trials(runs: Sequence[RunView], role: str) -> dict[Key, _Trials]:
+    # Data sets may have domains of one name, and a trial covers all of them together.
+    several = len({run.dataset for run in runs}) > 1
     scores: dict[Key, dict[_Replicate, dict[str, list[Score]]]] = {}
     for run in runs:
-        for score in run.final:
-            if score.role == role and score.top1 is not None:
-                trials = scores.setdefault(Key(run.algorithm, score.method), {})
-                cells = trials.setdefault((run.data, run.seed), defaultdict(list))
-                cells[score.domain].append(score)
+        replicate = ("" if several else run.data, run.replicate)
+        for score in scores_of(run, role):
+            trials = scores.setdefault(Key(run.algorithm, score.method, run.variant), {})
+            cells = trials.setdefault(replicate, defaultdict(list))
+            cells[f"{run.dataset}: {score.domain}" if several else score.domain].append(score)
     return {
         key: {
             replicate: {domain: _cell(found) for domain, found in cells.items()}
@@ -305,7 +222,8 @@ def _line(key: Key, unseen: _Trials, seen: _Trials, runs: Iterable[RunView]) -> 
         top5=Estimate.of(float(np.mean(top)) for top in tops if top),
         seen=Estimate.of(_mean(cells) for cells in seen.values()),
         runs=sum(
-            run.algorithm == key.algorithm and any(s.method == key.method for s in run.final)
+            (run.algorithm, run.variant) == (key.algorithm, key.variant)
+            and any(s.method == key.method for s in run.final)
             for run in runs
         ),
         seeds=len(unseen),

@@ -4,12 +4,13 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from acclimate.config import flat
-from acclimate.report.summary import Difference, Estimate, Key, Line, RunView, Summary
+from acclimate.report.runs import NAMES
+from acclimate.report.summary import Difference, Estimate, Key, Line, RunView, Summary, against
 
 DASH = "–"
 MARKS = {"method": "", "control": " [control]", "ceiling": " [ceiling]"}
@@ -19,6 +20,7 @@ MARKS = {"method": "", "control": " [control]", "ceiling": " [ceiling]"}
 class Cell:
     text: str
     value: float | None = None  # what a column is sorted by; `None` is missing, or a name
+    best: bool = False  # of its column, which views show in bold
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
     yield Cell(line.key.label + MARKS[line.key.kind])
     for value in (line.unseen, line.worst, line.top5, line.seen):
         yield Cell(estimate(value), None if value is None else value.mean)
-    difference = summary.difference(line.key, summary.baseline)
+    difference = summary.versus(line.key)
     gain = difference.gain if difference else None
     yield Cell(points(gain), None if gain is None else gain.mean)
     if difference and difference.pairs:
@@ -107,15 +109,18 @@ def to_text(grid: Grid) -> str:
 
 
 def to_markdown(grid: Grid) -> str:
-    def row(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(map(_markdown, cells)) + " |"
-
+    """A table with the best of each column in bold."""
     ruler = "|" + "|".join(["---", *["---:"] * (len(grid.header) - 1)]) + "|"
-    body = [row(cell.text for cell in cells) for cells in grid.rows]
-    return "\n".join([row(grid.header), ruler, *body]) + "\n"
+    lines: list[Iterable[str]] = [map(markdown, grid.header)]
+    for row in grid.rows:
+        texts = ((markdown(cell.text), cell.best) for cell in row)
+        lines.append(f"**{text}**" if best else text for text, best in texts)
+    first, *body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([first, ruler, *body]) + "\n"
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
+    """Escaped, so that names of domains stay what they are."""
     for mark in "\\|*_`[]":
         text = text.replace(mark, "\\" + mark)
     return text.replace("<", "&lt;").replace("\n", " ")
@@ -134,7 +139,7 @@ def to_csv(summary: Summary) -> str:
 
 def _values(summary: Summary, line: Line) -> dict[str, Any]:
     key = line.key
-    difference = summary.difference(key, summary.baseline)
+    difference = summary.versus(key)
     values: dict[str, Any] = {**asdict(key), "label": key.label, "kind": key.kind}
     for name in ("unseen", "worst", "top5", "seen"):
         found: Estimate | None = getattr(line, name)
@@ -181,12 +186,11 @@ def headline(summary: Summary) -> str:
             return "No finished run has scores on unseen test domains."
         return "No run is finished, so there is nothing to compare yet."
     contenders = summary.contenders
-    base = summary.line(summary.baseline)
     if not contenders:
         return f"{_alone(summary.lines[0])} There is no run to compare with it."
-    difference = summary.difference(contenders[0], summary.baseline)
+    difference = summary.versus(contenders[0])
     assert difference is not None
-    if base is None:
+    if summary.line(difference.against) is None:
         line = summary.line(contenders[0])
         assert line is not None
         wanted = summary.baseline.label
@@ -231,7 +235,7 @@ def findings(summary: Summary) -> list[str]:
     """What else the page should say: other contenders, controls and ceilings."""
     found = []
     for key in summary.contenders[1:]:
-        difference = summary.difference(key, summary.baseline)
+        difference = summary.versus(key)
         if difference is not None and difference.gain is not None:
             found.append(compared(summary, difference))
     for line in summary.lines:
@@ -243,7 +247,7 @@ def findings(summary: Summary) -> list[str]:
 
 
 def _control(summary: Summary, key: Key) -> Iterable[str]:
-    difference = summary.difference(key, Key(key.algorithm, "embedding"))
+    difference = summary.difference(key, replace(key, method="embedding"))
     if difference is None or difference.gain is None:
         return
     ending = {
@@ -259,7 +263,7 @@ def _control(summary: Summary, key: Key) -> Iterable[str]:
 
 
 def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
-    base = Key(line.key.algorithm, "none")
+    base = replace(line.key, method="none")
     difference = summary.difference(line.key, base)
     if difference is None or difference.gain is None:
         return
@@ -278,29 +282,41 @@ def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
 def notes(summary: Summary) -> Iterable[str]:
     """What a careful reader must know before trusting the means."""
     yield from (found.remark + "." for found in summary.differences if found.remark and found.gain)
-    algorithms: dict[str, list[RunView]] = defaultdict(list)
+    families: dict[Key, list[RunView]] = defaultdict(list)
     for run in summary.finished:
-        algorithms[run.algorithm].append(run)
-    covered = [sorted((run.data, run.seed) for run in runs) for runs in algorithms.values()]
+        families[Key.usual(run.algorithm, run.variant)].append(run)
+    covered = [sorted((run.data, run.replicate) for run in runs) for runs in families.values()]
     paired = len(covered) > 1 and all(one == covered[0] for one in covered)
-    if paired and len({data for data, _ in covered[0]}) > 1:
+    swept = any(run.trial is not None for run in summary.finished)
+    if paired and not swept and len({data for data, _ in covered[0]}) > 1:
         yield "Each seed has a data set of its own, the same for every algorithm."
-    for algorithm, runs in sorted(algorithms.items()):
-        yield from _coverage(_name(algorithm), runs, paired=paired)
+    for key in sorted(families, key=lambda key: key.place):
+        runs = families[key]
+        # A sweep says itself which runs are missing, and draws settings on purpose.
+        if not swept:
+            yield from _coverage(key.label, runs, paired=paired)
         mixed = [path for path, values in _settings(runs).items() if len(values) > 1]
-        if mixed:
+        if mixed and not swept:
             listed = ", ".join(mixed)
-            yield f"The runs of {_name(algorithm)} differ in more than the seed: {listed}."
-    plain, adaptive = summary.baseline.algorithm, f"da-{summary.baseline.algorithm}"
-    if plain in algorithms and adaptive in algorithms:
-        mine, theirs = _settings(algorithms[adaptive]), _settings(algorithms[plain])
+            yield f"The runs of {key.label} differ in more than the seed: {listed}."
+    if all(run.draw == 0 for run in summary.finished):
+        yield from _unequal(summary.baseline, families)
+
+
+def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
+    """In what the baseline and its adaptive version differ beside the adaptation."""
+    for adaptive, runs in families.items():
+        plain = against(adaptive, baseline, families)
+        if adaptive.algorithm != f"da-{plain.algorithm}" or plain not in families:
+            continue
+        mine, theirs = _settings(runs), _settings(families[plain])
         unequal = [
             path
             for path in mine
             if mine[path] != theirs.get(path) and not path.startswith("embedding.")
         ]
         if unequal:
-            yield f"{_name(plain)} and {_name(adaptive)} also differ in {', '.join(unequal)}."
+            yield f"{plain.label} and {adaptive.label} also differ in {', '.join(unequal)}."
 
 
 def _coverage(label: str, runs: Sequence[RunView], *, paired: bool) -> Iterable[str]:
@@ -309,7 +325,7 @@ def _coverage(label: str, runs: Sequence[RunView], *, paired: bool) -> Iterable[
         yield f"{label} was run on more than one data set; its means are over all of them."
     trials: dict[tuple[str, int], dict[str, list[str]]] = {}
     for run in runs:
-        domains = trials.setdefault((run.data, run.seed), {})
+        domains = trials.setdefault((run.data, run.replicate), {})
         for domain in sorted({score.domain for score in run.final if score.role == "test"}):
             domains.setdefault(domain, []).append(run.name)
     if len({frozenset(domains) for domains in trials.values()}) > 1 and not paired:
@@ -327,13 +343,9 @@ def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for path, value in flat(run.config).items():
-            if path not in ("algorithm", "seed", "test_domains", "val_domains"):
+            if path not in NAMES:
                 found[path].add(json.dumps(value))
     return dict(sorted(found.items()))
-
-
-def _name(algorithm: str) -> str:
-    return Key(algorithm, "embedding" if algorithm.startswith("da-") else "none").label
 
 
 def _count(number: int, noun: str) -> str:

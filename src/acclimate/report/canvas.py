@@ -1,0 +1,186 @@
+"""What all figures share: inks, sizes, axes, legends, and how a figure becomes SVG, PDF or PNG.
+
+Inks stand for page colours: `svg` turns them into CSS variables, so that a page in dark mode can
+brighten them; in files they are what they say, on white. All text is at least `TEXT` points, and a
+page never draws a figure smaller than it is, so that a narrow window can be read too.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from acclimate.files import write_atomically
+from acclimate.report.summary import Summary
+
+if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# From the Okabe-Ito palette, which colour-blind readers can tell apart; near black and grey.
+INKS = {
+    "ink": "#1b1b1e",
+    "faint": "#8a8a8f",
+    "orange": "#d55e00",
+    "blue": "#0072b2",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "yellow": "#b58900",
+    "sky": "#56b4e9",
+}
+CYCLE = ("orange", "blue", "green", "purple", "yellow", "sky")
+MARKERS = ("o", "D", "s", "^", "v", "P", "X", "*")
+WIDTH = 4.8  # inches, for all figures: a page scales them alike, and a telephone shows them whole
+TEXT = 9.0
+MOST_DOMAINS = 60
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its tooltips: the id of an artist (its `gid`) -> text."""
+
+    figure: Figure
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+
+def figure_of(height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:
+    """A colour per algorithm: the baseline's first, then its adaptive version's."""
+    others = sorted(
+        set(algorithms) - {baseline, ""}, key=lambda name: (name != f"da-{baseline}", name)
+    )
+    return {name: INKS[CYCLE[i % len(CYCLE)]] for i, name in enumerate([baseline, *others])}
+
+
+def colours_of(summary: Summary) -> dict[str, str]:
+    runs = {run.algorithm for run in summary.runs if run.problem is None}
+    lines = {line.key.algorithm for line in summary.lines}
+    return palette(runs | lines, summary.baseline.algorithm)
+
+
+def markers_of(colours: Mapping[str, str]) -> dict[str, str]:
+    """A marker per algorithm, so that colours alone need not tell them apart."""
+    return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(colours)}
+
+
+def plain(ax: Axes, grid: str) -> None:
+    """Few lines, all text in ink; `grid` is "x", "y", "both" or ""."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(INKS["faint"])
+    ax.tick_params(which="both", color=INKS["faint"], labelcolor=INKS["ink"])
+    ax.tick_params(labelsize=TEXT, length=2)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_color(INKS["ink"])
+        axis.label.set_fontsize(TEXT)
+        axis.offsetText.set_fontsize(TEXT)
+        axis.offsetText.set_color(INKS["ink"])
+    if grid in ("x", "y", "both"):
+        ax.grid(axis=grid, color=INKS["faint"], alpha=0.25, linewidth=0.7)  # type: ignore[arg-type]
+    ax.set_axisbelow(True)
+
+
+def headline(ax: Axes, text: str) -> None:
+    # A folder may well be called "$5"; that is no formula.
+    ax.set_title(text, fontsize=TEXT + 0.5, loc="left", color=INKS["ink"], parse_math=False)
+
+
+def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
+    # Below the axes: inside, it would cover points in one data set or another.
+    handles, labels = ax.get_legend_handles_labels()
+    if not labels:
+        return
+    # About 60 letters fit in a line; each entry has a mark and a gap as wide as 5.
+    most = max(map(len, labels)) + 5
+    fit = max(1, min(columns, 60 // most))
+    lines = -(-len(labels) // fit)
+    found = figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=-(-len(labels) // lines),
+        fontsize=TEXT,
+        frameon=False,
+        labelcolor=INKS["ink"],
+        columnspacing=1.2,
+    )
+    for text in found.get_texts():
+        text.set_parse_math(False)
+
+
+def log_axis(axis: Any) -> None:
+    """Powers of ten as plain text: matplotlib's own are formulas, which SVG text draws badly."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    few = low > 0 and high / low < 30
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def short(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def svg(drawing: Drawing, prefix: str) -> str:
+    """An `<svg>` element to put into a page: ids start with `prefix`, inks are CSS variables."""
+    body = _svg_text(drawing.figure, salt=prefix, transparent=True)
+    body = body[body.index("<svg") :]
+    body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r' xmlns(:xlink)?="[^"]*"', "", body).replace("xlink:href", "href")
+    for name, colour in INKS.items():
+        body = body.replace(colour, f"var(--{name})")
+    for gid, title in drawing.titles.items():
+        opening = f'<g id="{gid}">'
+        marked = f'<g id="{gid}" class="mark">\n<title>{escape(title)}</title>'
+        body = body.replace(opening, marked, 1)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
+
+
+def _svg_text(figure: Figure, *, salt: str, transparent: bool) -> str:
+    import matplotlib as mpl
+
+    text = io.StringIO()
+    # A fixed salt and no date: the same runs give the same page.
+    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", transparent=transparent, metadata={"Date": None})
+    return text.getvalue()
+
+
+Format = Literal["pdf", "svg", "png"]
+
+
+def write_figure(drawing: Drawing, path: Path, kind: Format, *, dpi: int = 300) -> None:
+    """One file for a paper: text stays text in PDF and SVG; the same figure gives the same file."""
+    import matplotlib as mpl
+
+    dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        write_atomically(
+            path,
+            lambda file: drawing.figure.savefig(
+                file, format=kind, dpi=dpi, bbox_inches="tight", metadata=dates[kind]
+            ),
+        )
+
+
+def write_png(drawing: Drawing, path: Path) -> None:
+    write_figure(drawing, path, "png", dpi=150)
+
+
+def spread(count: int, width: float) -> Sequence[float]:
+    """Offsets of `count` bars or marks around a place, `width` apart."""
+    return [width * (i - (count - 1) / 2) for i in range(count)]

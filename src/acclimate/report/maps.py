@@ -1,0 +1,177 @@
+"""The map of the domains: their embeddings on a plane (the paper's Figure 4A)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from acclimate.randomness import derive
+from acclimate.records import DOMAIN_MAP
+from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, legend, short
+from acclimate.report.summary import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+
+_NAMED = 30  # up to as many points, training domains carry their names on the map too
+_LONGEST = 18
+# Where a name may stand beside its mark, the first choice first.
+_BESIDE: tuple[tuple[float, float, str, str], ...] = (
+    *((5, 0, "left", "center"), (-5, 0, "right", "center")),
+    *((0, 5, "center", "bottom"), (0, -5, "center", "top")),
+)
+
+
+@dataclass(frozen=True)
+class DomainMap:
+    """μ of a run's domains, in standardised units: mu [M, d], count [M]."""
+
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    mu: np.ndarray
+    count: np.ndarray
+
+
+def read_domain_map(run: RunView) -> DomainMap | None:
+    """The run's map; `None` where it has none, or none that can be drawn."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(run.folder / DOMAIN_MAP, "numpy") as file:
+            metadata = file.metadata() or {}
+            mu, count = file.get_tensor("mu"), file.get_tensor("count")
+        names, roles = json.loads(metadata["names"]), json.loads(metadata["roles"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    if not len(mu) == len(names) == len(roles) or not len(mu) or not np.isfinite(mu).all():
+        return None
+    return DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
+
+
+def draw_map(found: DomainMap, seed: int = 0) -> Drawing:
+    """Domains by their embedding on a plane: near on the map, alike to the model."""
+    places = flattened(found.mu, seed)
+    figure = figure_of(4.4)
+    ax, titles = figure.subplots(), {}
+    few = len(places) <= _NAMED
+    marks = {
+        # In a crowd they stand back, lest names written over them be hard to read.
+        "train": ("training", "o", INKS["faint"], 0.75 if few else 0.4),
+        "val": ("validation", "s", INKS["green"], 1.0),
+        "test": ("unseen test", "D", INKS["blue"], 1.0),
+    }
+    for role, (label, marker, colour, alpha) in marks.items():
+        members = [i for i, r in enumerate(found.roles) if r == role]
+        for i in members:
+            gid = f"point-{i}"
+            ax.plot(*places[i], marker, color=colour, alpha=alpha, markersize=5.5, gid=gid)
+            titles[gid] = f"{found.names[i]} ({role}), {int(found.count[i])} images"
+        if members:
+            ax.plot([], [], marker, color=colour, alpha=alpha, label=f"{label} ({len(members)})")
+    ax.set(xticks=[], yticks=[])
+    ax.margins(0.08)
+    ax.spines[:].set_visible(False)
+    legend(figure, ax)
+    # Test domains first: where names collide, theirs are the ones to keep.
+    order = sorted(range(len(places)), key=lambda i: (found.roles[i] == "train", i))
+    _name_marks(ax, places, found, [i for i in order if few or found.roles[i] != "train"])
+    return Drawing(figure, titles)
+
+
+_Box = tuple[float, float, float, float]  # left, bottom, right, top
+
+
+def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence[int]) -> None:
+    """Write the names that find a free spot beside their mark; tooltips name the rest.
+
+    In a crowd, a name may cover marks of training domains, never other marks or names.
+    places: [M, 2]
+    """
+    figure: Any = ax.figure
+    figure.draw_without_rendering()  # lays the axes out, so that sizes in pixels are final
+    radius = 3.5 * figure.dpi / 72
+    dots = [
+        (x - radius, y - radius, x + radius, y + radius) for x, y in ax.transData.transform(places)
+    ]
+    crowd = [dot for dot, role in zip(dots, found.roles, strict=True) if role == "train"]
+    taken = [dot for dot, role in zip(dots, found.roles, strict=True) if role != "train"]
+    left = [i for i in wanted if not _named(ax, places[i], found.names[i], taken, crowd)]
+    for i in left:
+        if found.roles[i] != "train":
+            _named(ax, places[i], found.names[i], taken, [])
+
+
+def _named(
+    ax: Axes, place: np.ndarray, name: str, taken: list[_Box], crowd: Sequence[_Box]
+) -> bool:
+    """Whether a spot was free; then the name stands there, and the spot is taken."""
+    frame = ax.get_window_extent()
+    inside = (frame.x0, frame.y0, frame.x1, frame.y1)
+    for dx, dy, across, up in _BESIDE:
+        text = _written(ax, place, short(name, _LONGEST), (dx, dy), across, up)
+        extent = text.get_window_extent()
+        box = (extent.x0, extent.y0, extent.x1, extent.y1)
+        if _within(box, inside) and not any(_meet(box, other) for other in (*taken, *crowd)):
+            taken.append(box)
+            return True
+        text.remove()
+    return False
+
+
+def _written(
+    ax: Axes, place: np.ndarray, name: str, shift: tuple[float, float], across: str, up: str
+) -> Annotation:
+    return ax.annotate(
+        name,
+        (float(place[0]), float(place[1])),
+        xytext=shift,
+        textcoords="offset points",
+        ha=across,
+        va=up,
+        fontsize=TEXT,
+        color=INKS["ink"],
+        parse_math=False,
+    )
+
+
+def _meet(one: _Box, other: _Box) -> bool:
+    apart = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
+    return not apart
+
+
+def _within(one: _Box, frame: _Box) -> bool:
+    return frame[0] <= one[0] and frame[1] <= one[1] and one[2] <= frame[2] and one[3] <= frame[3]
+
+
+def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:
+    """[M, d] -> [M, 2] by t-SNE; by principal components for few or equal domains."""
+    centred = mu - mu.mean(axis=0)
+    count = len(mu)
+    if by_components(mu):
+        left, extent, _ = np.linalg.svd(centred, full_matrices=False)
+        scores = np.zeros((count, 2))
+        kept = (left * extent)[:, :2]
+        # The sign of a component is arbitrary; fix it, so that a page is the same each time.
+        largest = kept[np.abs(kept).argmax(axis=0), np.arange(kept.shape[1])]
+        scores[:, : kept.shape[1]] = kept * np.where(largest < 0, -1.0, 1.0)
+        return scores
+    from sklearn.manifold import TSNE
+
+    model = TSNE(
+        perplexity=min(30.0, (count - 1) / 3),
+        init="pca" if mu.shape[1] > 1 else "random",
+        random_state=derive(seed, "map") % 2**32,
+        # Faster for hundreds of points, and its result does not depend on the threads at hand.
+        method="exact" if count <= 400 else "barnes_hut",
+    )
+    return np.asarray(model.fit_transform(centred), dtype=np.float64)
+
+
+def by_components(mu: np.ndarray) -> bool:
+    """Whether `flattened` takes principal components: too few or equal domains for t-SNE."""
+    return len(mu) < 8 or not bool(np.ptp(mu, axis=0).any())

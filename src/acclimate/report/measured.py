@@ -1,0 +1,66 @@
+"""What was measured: data, machine, time. The facts at the end of a page."""
+
+from collections.abc import Iterable, Sequence
+
+from acclimate.report import tables
+from acclimate.report.summary import RunView
+
+ADAPTED_ON = {
+    "held-out": "of the same domain, kept out of the scoring",
+    "test": "of the same domain, the scored ones themselves",
+}
+
+
+def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
+    """(term, text) pairs about the runs that can be read."""
+    runs = [run for run in every if run.problem is None]
+    finished = [run for run in runs if run.finished is not None]
+    data = {f"{run.source} {run.data[:16]}".strip() for run in runs}
+    yield "Data (digest)", ", ".join(sorted(data)) or tables.DASH
+    yield "Classes", _some({len(run.classes) for run in runs})
+    roles = {"train": "training", "val": "validation", "test": "unseen test"}
+    yield (
+        "Domains",
+        ", ".join(
+            f"{_some({len(run.domains.get(role, ())) for run in runs})} {word}"
+            for role, word in roles.items()
+        ),
+    )
+    yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    yield "Adapted on", "; ".join(_adapted(finished)) or "no run adapts"
+    kept = {run.finished.kept_by for run in runs if run.finished}
+    yield "Weights kept by", ", ".join(sorted(kept)) or tables.DASH
+    starts = [start for run in runs for start in run.starts]
+    machines = {f"{s.device}, {s.processes} process{'es' * (s.processes > 1)}" for s in starts}
+    yield "Machine", "; ".join(sorted(machines)) or tables.DASH
+    yield "Version", ", ".join(sorted({start.version for start in starts})) or tables.DASH
+    seconds = sum(run.finished.seconds for run in runs if run.finished)
+    resumed = any(len(run.starts) > 1 for run in finished)
+    yield "Wall time", _time(seconds) + (" (last sitting of resumed runs)" if resumed else "")
+    yield "Runs", f"{len(finished)} finished of {len(every)}"
+
+
+def _adapted(runs: Sequence[RunView]) -> Iterable[str]:
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        for score in run.final:
+            if score.role == "test" and score.method == "embedding" and score.adapt_n is not None:
+                found.setdefault(score.adapted_on or "", set()).add(score.adapt_n)
+    for source, counts in sorted(found.items()):
+        low, high = min(counts), max(counts)
+        number = str(low) if low == high else f"{low} to {high}"
+        yield f"{number} unlabelled images per domain, {ADAPTED_ON.get(source, source)}"
+
+
+def _some(numbers: set[int]) -> str:
+    """`3`, `3 or 4`; a range where there are many."""
+    if len(numbers) > 3:
+        return f"{min(numbers)} to {max(numbers)}"
+    return " or ".join(str(number) for number in sorted(numbers)) or tables.DASH
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"

@@ -1,0 +1,178 @@
+"""Which settings were drawn, how they validated, and which of them a rule chose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from acclimate.config import RunConfig, Search, flat
+from acclimate.protocol import Job, Sweep
+from acclimate.report.canvas import (
+    INKS,
+    Drawing,
+    figure_of,
+    headline,
+    legend,
+    log_axis,
+    markers_of,
+    plain,
+    short,
+    spread,
+)
+from acclimate.report.result_plots import is_logarithmic
+from acclimate.report.results import Report
+from acclimate.report.summary import Key
+from acclimate.selection import Candidate, Choice, candidate, select
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_POINTS = 600
+MOST_PANELS = 12
+_FEW_VALUES = 4
+_NAMES_OF_A_RUN = ("algorithm", "seed", "test_domains", "val_domains")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A draw that competed for a target: its settings, what the rule compared, whether it won."""
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    score: float
+    chosen: bool
+
+
+def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
+    """Every draw with a validation score under `rule`, in the order of the sweep's jobs."""
+    if report.sweep is None:
+        return []
+    jobs = [job for job in report.sweep.jobs if job.dataset == dataset]
+    runs = {run.folder.name: run.records for run in report.runs if run.problem is None}
+    found = [candidate(job, runs[job.id]) for job in jobs if job.id in runs]
+    known = [one for one in found if one is not None]
+    winners = {(_contest(choice), choice.draw) for choice in report.choices.get(rule, ())}
+    configs = {job.id: flat(job.config) for job in jobs}
+    points = []
+    for draw in sorted({one.draw for one in known}):
+        for choice in _alone(known, jobs, rule, draw):
+            if choice.run is not None and choice.score is not None:
+                chosen = (_contest(choice), draw) in winners
+                settings = configs[choice.run]
+                points.append(Tried(choice.algorithm, settings, choice.score, chosen))
+    return points
+
+
+def _alone(
+    known: Sequence[Candidate], jobs: Sequence[Job], rule: str, draw: int
+) -> Iterable[Choice]:
+    """With one draw in the running, each choice carries that draw's own score."""
+    mine = [one for one in known if one.draw == draw]
+    return select(mine, rule, expected=[job for job in jobs if job.draw == draw])
+
+
+def _contest(choice: Choice) -> tuple[str, str, str, int, tuple[str, ...]]:
+    return choice.dataset, choice.algorithm, choice.variant, choice.trial, choice.target
+
+
+def drawn_settings(sweep: Sweep, dataset: str) -> list[str]:
+    """The settings that differ between the draws of one algorithm, variant and trial."""
+    values: dict[tuple[object, ...], set[str]] = defaultdict(set)
+    for job in sweep.jobs:
+        if job.dataset == dataset:
+            for path, value in flat(job.config).items():
+                values[path, job.algorithm, job.variant, job.trial].add(repr(value))
+    varied = {str(path) for (path, *_), found in values.items() if len(found) > 1}
+    return sorted(varied - set(_NAMES_OF_A_RUN))
+
+
+def draw_search(
+    points: Sequence[Tried], settings: Sequence[str], colours: Mapping[str, str]
+) -> Drawing | None:
+    """A panel per drawn setting: its value against the score that was compared, chosen ringed."""
+    panels = {path: [p for p in points if p.settings.get(path) is not None] for path in settings}
+    panels = {path: found for path, found in panels.items() if _varies(path, found)}
+    shown = list(panels.items())[:MOST_PANELS]
+    if not shown:
+        return None
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = figure_of(1.75 * rows + 0.5)
+    axes: list[Axes] = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for ax, (path, found) in zip(axes, shown, strict=False):
+        _panel(ax, path, _thinned(found), colours)
+        headline(ax, path if len(path) <= 25 else "…" + path[-24:])
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    figure.supylabel("validation accuracy, %", fontsize=9, color=INKS["ink"])
+    markers = markers_of(colours)
+    drawn = {point.algorithm for _, found in shown for point in found}
+    for name in (name for name in colours if name in drawn):
+        label = Key.usual(name).label
+        axes[0].plot([], [], markers[name], color=colours[name], markersize=4, label=label)
+    ring: dict[str, Any] = {"color": INKS["ink"], "markerfacecolor": "none", "markersize": 8}
+    axes[0].plot([], [], "o", **ring, label="chosen")
+    legend(figure, axes[0])
+    return Drawing(figure)
+
+
+def _varies(path: str, points: Iterable[Tried]) -> bool:
+    return len({repr(point.settings[path]) for point in points}) > 1
+
+
+def _thinned(points: Sequence[Tried]) -> list[Tried]:
+    """All that were chosen and an even share of the others, lest the page weigh megabytes."""
+    others = [point for point in points if not point.chosen]
+    every = -(-len(others) // MOST_POINTS) or 1
+    return [*others[::every], *(point for point in points if point.chosen)]
+
+
+def _panel(ax: Axes, path: str, points: Sequence[Tried], colours: Mapping[str, str]) -> None:
+    values = [point.settings[path] for point in points]
+    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    scaled = numeric and len(set(values)) > _FEW_VALUES
+    # Few values: one place each, with the algorithms side by side.
+    names = sorted(set(values)) if numeric else sorted({str(value) for value in values})
+    algorithms = [name for name in colours if any(p.algorithm == name for p in points)]
+    for algorithm, offset in zip(algorithms, spread(len(algorithms), 0.13), strict=True):
+        mine = [point for point in points if point.algorithm == algorithm]
+        x = [
+            float(p.settings[path])
+            if scaled
+            else names.index(p.settings[path] if numeric else str(p.settings[path])) + offset
+            for p in mine
+        ]
+        _marks(ax, x, mine, colours[algorithm], markers_of(colours)[algorithm])
+    plain(ax, "y")
+    if not scaled:
+        ticks = [f"{name:.3g}" if numeric else short(name, 8) for name in names]
+        ax.set_xticks(range(len(names)), ticks, parse_math=False)
+        ax.set_xlim(-0.6, len(names) - 0.4)
+    elif min(values) > 0 and (_searched_by_log(path) or is_logarithmic(values)):
+        ax.set_xscale("log")
+        log_axis(ax.xaxis)
+
+
+def _marks(ax: Axes, x: Sequence[float], points: Sequence[Tried], colour: str, marker: str) -> None:
+    for chosen in (False, True):
+        places = [i for i, point in enumerate(points) if point.chosen == chosen]
+        at = [x[i] for i in places], [100 * points[i].score for i in places]
+        alpha = 0.95 if chosen else 0.5
+        ax.scatter(*at, s=14, marker=marker, color=colour, alpha=alpha, linewidths=0)
+        if chosen:
+            ax.scatter(*at, s=38, facecolors="none", edgecolors=INKS["ink"], linewidths=0.7)
+
+
+def _searched_by_log(path: str) -> bool:
+    """Whether the setting's own search range is logarithmic; an algorithm's are not known here."""
+    cls: Any = RunConfig
+    *folders, name = path.split(".")
+    for folder in folders:
+        cls = get_type_hints(cls).get(folder) if dataclasses.is_dataclass(cls) else None
+    if not dataclasses.is_dataclass(cls):
+        return False
+    search = {f.name: f.metadata.get("search") for f in dataclasses.fields(cls)}.get(name)
+    return isinstance(search, Search) and search.scale in ("log10", "log2")

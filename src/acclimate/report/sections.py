@@ -1,0 +1,274 @@
+"""The parts of a page about a sweep: its results by rule, its choices, and what went wrong."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from acclimate.config import flat
+from acclimate.protocol import RULES, Sweep
+from acclimate.report import tables
+from acclimate.report.markup import (
+    Column,
+    Entry,
+    Line,
+    bullets,
+    count,
+    folded,
+    kind_of,
+    paragraph,
+    section,
+    table,
+)
+from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row
+from acclimate.report.search_plots import drawn_settings
+from acclimate.report.share_plots import shifts
+from acclimate.report.summary import Estimate, Key, RunView
+from acclimate.selection import Choice
+
+_MOST_FILES = 50
+
+
+def sweep_line(sweep: Sweep, finished: int) -> str:
+    """The sweep in a sentence or two."""
+    jobs = sweep.jobs
+    methods = {(job.algorithm, job.variant) for job in jobs}
+    parts = [
+        count(len(methods), "method"),
+        count(len({job.draw for job in jobs}), "draw") + " of the settings",
+        count(len({job.trial for job in jobs}), "trial"),
+    ]
+    names = ", ".join(found.name for found in sweep.datasets)
+    on = f" on {names}" if names else ""
+    return (
+        f"{finished} of {count(len(jobs), 'run')} finished{on}: {', '.join(parts)}. "
+        f"Settings are chosen by {rule_name(sweep.rule)}."
+    )
+
+
+def rule_name(rule: str) -> str:
+    """`training-domains (validation splits of the training domains)`"""
+    return f"{rule} ({RULES[rule]})" if rule in RULES else rule
+
+
+def results(report: Report) -> str:
+    """A table per data set, under each rule; nothing for a folder of runs without rules."""
+    if not any(report.results.get(rule) for rule in report.rules if rule):
+        return ""
+    note = (
+        "Accuracy in percent, mean ± standard error over trials (sample standard deviation / √n); "
+        "a dash is missing, never zero. Bold: the best of our own methods. The difference is in "
+        "points, paired over domains and trials; p is of a two-sided paired t-test, corrected for "
+        "the number of methods compared (Holm)."
+    )
+    if any(
+        row.published for r in report.rules for found in report.results[r] for row in found.rows
+    ):
+        note += " Published rows are numbers from papers, on other machines and draws."
+    body = by_rule(report, lambda rule: "\n".join(map(_results, report.results.get(rule, ()))))
+    return section("Results", f"{body}\n{paragraph(note)}")
+
+
+def by_rule(report: Report, part: Callable[[str], str]) -> str:
+    """The same part for every rule, with a switch between them where there are several."""
+    found = {rule: body for rule in report.rules if (body := part(rule))}
+    if len(found) < 2:
+        return "".join(found.values())
+    options = "".join(f'<option value="{escape(rule)}">{escape(rule)}</option>' for rule in found)
+    return (
+        f'<p class="switch" hidden><label>Settings chosen by <select>{options}</select></label></p>'
+        + "".join(
+            f'\n<div data-rule="{escape(rule)}"><h3>Chosen by {escape(rule_name(rule))}</h3>\n'
+            f"{body}</div>"
+            for rule, body in found.items()
+        )
+    )
+
+
+def _results(found: Results) -> str:
+    base = found.baseline.label
+    columns = [
+        Column("Method", words=True),
+        *map(Column, found.columns),
+        Column("Average"),
+        Column(f"Difference to {base}"),
+        Column("p"),
+    ]
+    lines = [
+        Line(
+            row.key.label,
+            [
+                *(
+                    _entry(row.cells.get(name), _is_best(found, name, row))
+                    for name in found.columns
+                ),
+                _entry(row.average, _is_best(found, AVERAGE, row)),
+                *_test(row),
+            ],
+            "published" if row.published else kind_of(row.key),
+            row.note,
+        )
+        for row in found.rows
+    ]
+    name = "All data sets" if found.dataset == ALL else found.dataset
+    what = "average of each data set" if found.dataset == ALL else "accuracy on each unseen domain"
+    return table(f"{name or 'Results'}: {what}", columns, lines)
+
+
+def _is_best(found: Results, column: str, row: Row) -> bool:
+    return not row.published and row.key in found.best.get(column, frozenset())
+
+
+def _entry(value: Estimate | None, best: bool) -> Entry:
+    return Entry(tables.estimate(value), None if value is None else value.mean, best=best)
+
+
+def _test(row: Row) -> Iterable[Entry]:
+    if row.test is None:
+        return Entry(tables.DASH), Entry(tables.DASH)
+    gain, p = row.test.difference, row.test.p_holm
+    return Entry(tables.points(gain), gain.mean), Entry(p_value(p), p)
+
+
+def p_value(p: float | None) -> str:
+    if p is None:
+        return tables.DASH
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def choices(report: Report) -> str:
+    """Which draw was chosen for each target, and with what settings."""
+    sweep = report.sweep
+    if sweep is None or not any(report.choices.values()):
+        return ""
+    configs = {job.id: flat(job.config) for job in sweep.jobs}
+    drawn = {found.name: drawn_settings(sweep, found.name) for found in sweep.datasets}
+
+    def part(rule: str) -> str:
+        found = report.choices.get(rule, ())
+        return _choices(found, configs, drawn) if found else ""
+
+    chosen = report.choices.get(report.rules[0], ())
+    title = f"Table of {count(len(chosen), 'choice')}"
+    return section("What was chosen", folded(title, by_rule(report, part)))
+
+
+def _choices(
+    found: Sequence[Choice],
+    configs: Mapping[str, Mapping[str, Any]],
+    drawn: Mapping[str, Sequence[str]],
+) -> str:
+    columns = [
+        *(Column(name, words=True) for name in ("Method", "Data set", "Unseen domains")),
+        *map(Column, ("Trial", "Draw", "Validation", "Draws compared")),
+        Column("Settings", words=True),
+    ]
+    lines = []
+    for choice in found:
+        config = configs.get(choice.run or "", {})
+        paths = drawn.get(choice.dataset, ())
+        settings = ", ".join(f"{path} {_value(config[path])}" for path in paths if path in config)
+        lines.append(
+            Line(
+                Key.usual(choice.algorithm, choice.variant).label,
+                [
+                    Entry(choice.dataset),
+                    Entry(", ".join(choice.target), long=len(choice.target) > 3),
+                    Entry(str(choice.trial), choice.trial),
+                    Entry(tables.DASH if choice.draw is None else str(choice.draw), choice.draw),
+                    Entry(tables.percent(choice.score), choice.score),
+                    Entry(str(choice.candidates), choice.candidates),
+                    Entry(settings or choice.reason or "the only ones", long=True),
+                ],
+            )
+        )
+    return table("The draw chosen for each target", columns, lines)
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "default"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def failures(report: Report) -> str:
+    if not report.failures and not report.waiting:
+        return ""
+    parts = []
+    if report.waiting:
+        verb = "is" if report.waiting == 1 else "are"
+        parts.append(
+            f"<p>{count(report.waiting, 'job')} {verb} still to run; "
+            "repeat the sweep command to go on.</p>"
+        )
+    if report.failures:
+        parts.append(
+            f"<p>{count(len(report.failures), 'job')} failed; repeat the sweep command with "
+            "<code>--retry-failed</code> once the cause is mended.</p>"
+        )
+    for failure in report.failures:
+        tries = f", {count(failure.attempts, 'attempt')}"
+        time = f", last at {failure.time}" if failure.time else ""
+        trace = f"<pre>{escape(failure.traceback)}</pre>" if failure.traceback else ""
+        parts.append(
+            f"<details><summary><code>{escape(failure.job)}</code>: {escape(failure.error)}"
+            f"</summary>\n{paragraph((tries + time).removeprefix(', '))}{trace}</details>"
+        )
+    heading = "Failed jobs" if report.failures else "Jobs still to run"
+    return section(heading, "\n".join(parts))
+
+
+def label_tables(found: Sequence[Labels]) -> str:
+    """Every domain of each data set: how many rows, how shifted, its most frequent class."""
+    parts = []
+    for labels in found:
+        columns = [
+            Column("Domain", words=True),
+            Column("Role", words=True),
+            *map(Column, ("Rows", "Label shift")),
+            Column("Most frequent class", words=True),
+            Column("Its share, %"),
+        ]
+        lines = [
+            Line(
+                shift.domain,
+                [
+                    Entry(shift.role or tables.DASH),
+                    Entry(f"{shift.rows:,}", shift.rows),
+                    Entry(
+                        tables.DASH if shift.distance is None else f"{shift.distance:.2f}",
+                        shift.distance,
+                    ),
+                    Entry(shift.largest),
+                    Entry(tables.percent(shift.share), shift.share),
+                ],
+            )
+            for shift in shifts(labels)
+        ]
+        if lines:
+            title = f"Table of {count(len(lines), 'domain')} of {labels.name}"
+            parts.append(folded(title, table(f"Labels of {labels.name}", columns, lines)))
+    return "\n".join(parts)
+
+
+def uncounted(runs: Sequence[RunView]) -> str:
+    found = [run for run in runs if run.finished is None]
+    texts = [f"{run.name}: {run.problem or _progress(run)}" for run in found]
+    return section("Runs that are not counted", bullets(texts)) if texts else ""
+
+
+def _progress(run: RunView) -> str:
+    if not run.records.losses:
+        return "not finished; no training step was recorded"
+    last = run.records.losses[-1]
+    return f"not finished; last recorded at step {last.step} of phase {last.phase}"
+
+
+def quarantined(runs: Sequence[RunView]) -> str:
+    # Seeds meet the same damaged files: each is listed once.
+    files = sorted({entry for run in runs for entry in run.quarantined})
+    if not files:
+        return ""
+    body = bullets(f"{image}: {reason}" for image, reason in files[:_MOST_FILES])
+    more = len(files) - _MOST_FILES
+    rest = f"<p>and {more} more, in each run’s quarantine.jsonl</p>" if more > 0 else ""
+    return section("Files that could not be read", body + rest)

@@ -1,0 +1,123 @@
+"""How labels are spread over the domains of a report's data sets (the paper's Figure 2A)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, headline, legend, plain, short
+from acclimate.report.results import Labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_PANELS = 12
+_NAMED = 12  # as many classes as can be named below a panel
+_BINS = 50  # more classes than that are drawn in as many groups
+_ROLES = {"test": "blue", "val": "green"}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A domain with labels: how many, and how far from those of the other domains pooled."""
+
+    domain: str
+    role: str
+    rows: int
+    distance: float | None  # total variation; `None` where there is no other domain
+    largest: str  # class
+    share: float  # of the largest class
+
+
+def shifts(labels: Labels) -> list[Shift]:
+    """The domains that have labels, most shifted first."""
+    total = np.sum([found.counts for found in labels.domains.values()], axis=0, dtype=np.int64)
+    found = []
+    for name, domain in labels.domains.items():
+        counts = np.asarray(domain.counts, dtype=np.int64)
+        rows = int(counts.sum())
+        if not rows:
+            continue
+        others = total - counts
+        distance = None
+        if others.any():
+            distance = float(np.abs(counts / rows - others / others.sum()).sum() / 2)
+        top = int(counts.argmax())
+        found.append(
+            Shift(name, domain.role, rows, distance, labels.classes[top], float(counts[top] / rows))
+        )
+    return sorted(found, key=lambda shift: (-(shift.distance or 0.0), shift.domain))
+
+
+def groups_of(classes: int) -> int:
+    """How many classes share a step of the drawing: 1, unless there are too many to tell apart."""
+    return 1 if classes <= 2 * _BINS else -(-classes // _BINS)
+
+
+def draw_shares(labels: Labels) -> Drawing | None:
+    """A panel per domain, most shifted first: its class shares over those of all domains."""
+    shown = shifts(labels)[:MOST_PANELS]
+    if not shown:
+        return None
+    counts = {name: np.asarray(d.counts, dtype=np.int64) for name, d in labels.domains.items()}
+    total = np.sum(list(counts.values()), axis=0)
+    order = np.argsort(-total, kind="stable")
+    pooled = _shares(total, order)
+    shares = {shift.domain: _shares(counts[shift.domain], order) for shift in shown}
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    named = len(order) <= _NAMED
+    names = [short(labels.classes[c], 12) for c in order] if named else []
+    figure = figure_of(1.2 * rows + (0.075 * max(map(len, names), default=0)) + 0.8)
+    axes: list[Axes] = list(
+        figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    )
+    for ax, shift in zip(axes, shown, strict=False):
+        _panel(ax, shares[shift.domain], pooled, _ROLES.get(shift.role, "faint"))
+        note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
+        headline(ax, short(shift.domain, 16) + note)
+    highest = max(float(found.max()) for found in (pooled, *shares.values()))
+    if groups_of(len(order)) > 1:
+        axes[0].set_yscale("function", functions=(_root, np.square))
+    axes[0].set_ylim(0, 106 * highest)
+    for position, ax in enumerate(axes):
+        ax.set_visible(position < len(shown))
+        # A panel above an empty place is the lowest of its column, and carries the labels.
+        ax.tick_params(labelbottom=named and position + columns >= len(shown))
+        ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False, fontsize=TEXT)
+    figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
+    _entries(axes[0], shown)
+    legend(figure, axes[0])
+    return Drawing(figure)
+
+
+def _shares(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """[classes] -> [classes or groups], of 1, in the order to draw."""
+    shares = counts[order] / max(int(counts.sum()), 1)
+    size = groups_of(len(order))
+    padded = np.pad(shares, (0, -len(shares) % size))
+    summed: np.ndarray = padded.reshape(-1, size).sum(axis=1)
+    return summed
+
+
+def _root(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sqrt(np.maximum(values, 0.0)))
+
+
+def _panel(ax: Axes, shares: np.ndarray, pooled: np.ndarray, ink: str) -> None:
+    edges = np.arange(len(shares) + 1) - 0.5
+    ax.stairs(100 * shares, edges, fill=True, color=INKS[ink], alpha=0.75)
+    ax.stairs(100 * pooled, edges, color=INKS["orange"], linewidth=1.4)
+    ax.set_xlim(edges[0], edges[-1])
+    plain(ax, "y")
+
+
+def _entries(ax: Axes, shown: Sequence[Shift]) -> None:
+    words = {"train": "training domain", "val": "validation domain", "test": "test domain"}
+    for role in dict.fromkeys(shift.role for shift in shown):
+        style = {"color": INKS[_ROLES.get(role, "faint")], "alpha": 0.75}
+        ax.fill_between([], [], **style, label=words.get(role, "domain"))  # type: ignore[arg-type]
+    ax.plot([], [], color=INKS["orange"], linewidth=1.4, label="all domains")
