@@ -1,6 +1,7 @@
 """The command line: the only place that prints. Library errors become one line and exit code 1."""
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -33,13 +34,21 @@ def _options(
     """Classifiers that adapt themselves to a domain they have never seen."""
 
 
+COMMANDS = (  # in the order of work, which is also the order of --help
+    *("datasets", "training", "adapting", "sweeping", "studies", "demonstration", "reporting"),
+    "catalogue",
+)
+
+
+def load_commands() -> None:
+    """Each module registers its commands on `app`, and so can be imported only after it is made."""
+    for name in COMMANDS:
+        import_module(f"acclimate.cli.{name}")
+
+
 def main() -> None:
     """Entry point of the `acclimate` command."""
-    # Imported here so that each command's module can import `app`.
-    # In the order of work, which is also the order of --help.
-    from acclimate.cli import datasets, training, adapting, demonstration, catalogue  # noqa: I001
-
-    assert all((datasets, training, adapting, demonstration, catalogue))
+    load_commands()
     try:
         app()
     except AcclimateError as error:

@@ -15,13 +15,14 @@ class Catalogue(StrEnum):
     methods = "methods"
     backbones = "backbones"
     presets = "presets"
+    ablations = "ablations"
 
 
 @app.command("list", epilog="Example: acclimate list algorithms")
 def list_(
     what: Annotated[Catalogue, typer.Argument(help="Which table to show.")], json: Json = False
 ) -> None:
-    """Show the algorithms, embeddings, adaptation methods, backbones or presets there are."""
+    """Show the algorithms, embeddings, adaptation methods, backbones, presets or ablations."""
     rows = entries(what)
     if json:
         say_json({what.value: rows})
@@ -51,6 +52,10 @@ def entries(what: Catalogue) -> list[dict[str, str]]:
         from acclimate.models import list_backbones
 
         return list_backbones()
+    if what is Catalogue.ablations:
+        from acclimate.ablations.table import ABLATIONS
+
+        return [{"name": name, "about": row.about} for name, row in ABLATIONS.items()]
     from acclimate.presets import PRESETS
 
     return [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]

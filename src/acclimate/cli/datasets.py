@@ -7,6 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+from acclimate.errors import unknown
 
 build = typer.Typer(
     help="Make a manifest, the one table that everything reads.", no_args_is_help=True
@@ -79,6 +80,108 @@ def digits(
     _show_manifest(manifest, out, json=json)
 
 
+@build.command(
+    "long-tail",
+    epilog="Example: acclimate build long-tail photos.parquet --heads 20 --out lt.parquet",
+)
+def long_tail(
+    data: Annotated[
+        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
+    ],
+    out: Out,
+    preset: Annotated[
+        str | None, typer.Option(help="lt-imagenet: the paper's numbers, 500 classes.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Classes to sample. [default: all]", show_default=False)
+    ] = None,
+    domains: Annotated[int, typer.Option(help="N, domains to train on.")] = 50,
+    heads: Annotated[int, typer.Option(help="K, head classes of a domain.")] = 100,
+    per_class: Annotated[int, typer.Option(help="A, training images of a head class.")] = 350,
+    tail: Annotated[float, typer.Option(help="f, a tail class has this share of A.")] = 0.1,
+    val_per_class: Annotated[int, typer.Option(help="A of validation splits and domains.")] = 50,
+    test_per_class: Annotated[int, typer.Option(help="A of test splits and domains.")] = 300,
+    val_domains: Annotated[int, typer.Option(help="Unseen domains to choose by.")] = 10,
+    test_domains: Annotated[int, typer.Option(help="Unseen domains to score on.")] = 10,
+    pools: Annotated[
+        str,
+        typer.Option(help="random: 70/10/20 % of a class to train/val/test; splits: DATA's own."),
+    ] = "random",
+    constant_total: Annotated[
+        int, typer.Option(help="Divide A so that the total is that of this many domains; 0: no.")
+    ] = 0,
+    exclude: Annotated[
+        Path | None, typer.Option(help="A file of class names to leave out, one per line.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of classes, pools and domains.")] = 0,
+    json: Json = False,
+) -> None:
+    """Domains with head and tail classes, sampled from any data, as LT-ImageNet was."""
+    from acclimate.build.long_tail import LongTailSettings, build_long_tail, facts
+    from acclimate.manifest import Manifest
+
+    settings = LongTailSettings(
+        classes=_sampled_classes(preset) if classes is None else classes,
+        exclude=() if exclude is None else _listed(exclude),
+        domains=domains,
+        heads=heads,
+        per_class=per_class,
+        tail=tail,
+        val_per_class=val_per_class,
+        test_per_class=test_per_class,
+        val_domains=val_domains,
+        test_domains=test_domains,
+        pools="splits" if _one_of(pools, ("random", "splits"), "--pools") == "splits" else "random",
+        constant_total=constant_total,
+        seed=seed,
+    )
+    base = Manifest.open(data)
+    base.check()
+    manifest = build_long_tail(base, settings)
+    manifest.write(out)
+    _show_long_tail(manifest, facts(manifest), out, json=json)
+
+
+def _sampled_classes(preset: str | None) -> int:
+    """The paper's numbers are the defaults, but for the classes."""
+    return 500 if preset and _one_of(preset, ("lt-imagenet",), "--preset") else 0
+
+
+def _one_of(value: str, known: tuple[str, ...], flag: str) -> str:
+    if value not in known:
+        raise unknown(f"{flag} {value}: there is no such choice", value, known)
+    return value
+
+
+def _listed(path: Path) -> tuple[str, ...]:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def _show_long_tail(manifest: Any, how: dict[str, Any], out: Path, *, json: bool) -> None:
+    if json:
+        say_json({**_manifest_facts(manifest, out), **how})
+        return
+    roles = list(manifest.roles().values())
+    say(
+        f"{roles.count('train')} training, {roles.count('val')} validation and "
+        f"{roles.count('test')} test domains; "
+        f"{len(manifest.rows(split='train'))} training images, "
+        f"{len(manifest.rows(split='val'))} for validation, "
+        f"{len(manifest.rows(split='test'))} for test"
+    )
+    for split, cap in how["capped"].items():
+        say(
+            f"capped: {split}: {cap['wanted']} images of a head class wanted, {cap['fewest']} in "
+            f"the smallest pool; {cap['missing']} images fewer in all"
+        )
+    if how["too_small"]:
+        few = how["too_small"]
+        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
+        say(f"left out, with too few images: {', '.join(few[:5])}{more}")
+    _show_manifest(manifest, out, json=False)
+
+
 @app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
 def inspect(
     data: Annotated[
@@ -147,14 +250,18 @@ def _read_images(manifest: Any, limit: int, watch: Any) -> tuple[int, list[dict[
     return len(rows), bad
 
 
-def _show_manifest(manifest: Any, out: Path, *, json: bool) -> None:
-    facts = {
+def _manifest_facts(manifest: Any, out: Path) -> dict[str, Any]:
+    return {
         "manifest": str(out),
         "rows": len(manifest),
         "domains": len(manifest.domains),
         "classes": len(manifest.classes),
         "digest": manifest.digest(),
     }
+
+
+def _show_manifest(manifest: Any, out: Path, *, json: bool) -> None:
+    facts = _manifest_facts(manifest, out)
     if json:
         say_json(facts)
         return

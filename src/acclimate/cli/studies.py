@@ -1,0 +1,255 @@
+"""`ablate` and `theory`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Device, Json, say, say_json, say_table
+from acclimate.cli.sweeping import (
+    DryRun,
+    Launcher,
+    MaxParallel,
+    RayAddress,
+    RetryFailed,
+    Slurm,
+    SlurmCluster,
+    launch_options,
+)
+
+if TYPE_CHECKING:
+    from acclimate.ablations.study import Study
+    from acclimate.ablations.verdict import Level
+    from acclimate.sweep.launchers import LaunchOptions
+
+
+@app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
+def ablate(
+    name: Annotated[str, typer.Argument(help="See `acclimate list ablations`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs, the data and the report.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="A manifest, table or folder. [default: the embedded digits]"),
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option(help="What is compared, e.g. 2,4,8; commas or repeat.")
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option(help="[default: erm,da-erm]; commas or repeat.")
+    ] = None,
+    test_domains: Annotated[
+        list[str] | None, typer.Option(help="Unseen together, if not by role; commas or repeat.")
+    ] = None,
+    val_domains: Annotated[
+        list[str] | None, typer.Option(help="Never trained on, used to choose; commas or repeat.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Repetitions with seeds of their own.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the first trial.")] = 0,
+    preset: Annotated[str, typer.Option(help="See `acclimate list presets`.")] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run."),
+    ] = None,
+    launcher: Launcher = "local",
+    max_parallel: MaxParallel = None,
+    ray_address: RayAddress = None,
+    slurm: Slurm = None,
+    slurm_cluster: SlurmCluster = "slurm",
+    device: Device = "auto",
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """One of the paper's ablations: a sweep in which one thing varies, its plot and a verdict.
+
+    Repeating the command resumes it. Data that an ablation changes are built below --out.
+    """
+    from acclimate.ablations.study import Asked, prepare
+    from acclimate.config import parse_assignments
+
+    asked = Asked(
+        name=name,
+        data=data,
+        out=out,
+        values=_names(values),
+        algorithms=_names(algorithms),
+        test_domains=_names(test_domains),
+        val_domains=_names(val_domains),
+        trials=trials,
+        seed=seed,
+        preset=preset,
+        settings=parse_assignments(settings or []),
+    )
+    launch = launch_options(
+        launcher, max_parallel, ray_address, slurm, slurm_cluster=slurm_cluster, device=device
+    )
+    study = prepare(asked)
+    if dry_run:
+        _announce(out, study, launch, json=json)
+        return
+    _run_study(out, study, launch, retry_failed=retry_failed)
+    _show_study(out, study, json=json)
+
+
+def _announce(out: Path, study: "Study", launch: "LaunchOptions", *, json: bool) -> None:
+    from acclimate.cli.sweep_run import Conduct, Plan, conduct
+
+    plan = Plan(
+        study.sweep,
+        study.manifests,
+        study.data,
+        {study.sweep.rule: len(study.sweep.jobs)},
+        study.notes,
+    )
+    conduct(out, plan, Conduct(launch=launch, dry_run=True, json=json))
+
+
+def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_failed: bool) -> None:
+    from acclimate.ablations.study import write_data
+    from acclimate.cli.sweep_live import progress_shown
+    from acclimate.sweep.claim import claimed, write_labels
+    from acclimate.sweep.driver import look, run_sweep
+    from acclimate.sweep.launchers import chosen_launcher
+
+    chosen = chosen_launcher(launch)
+    for note in study.notes:
+        typer.echo(f"note: {note}", err=True)
+    with claimed(out, study.sweep):  # before anything is written into a folder of something else
+        write_data(study, out)
+    done = look(out, study.sweep).count("done")
+    try:
+        with progress_shown(out, study.sweep, already=done) as listener:
+            run_sweep(
+                out,
+                study.sweep,
+                study.data,
+                launch=chosen,
+                retry_failed=retry_failed,
+                listener=listener,
+            )
+        write_labels(out, study.sweep, study.manifests)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; repeat the command to resume", err=True)
+        raise typer.Exit(130) from None
+
+
+def _show_study(out: Path, study: "Study", *, json: bool) -> None:
+    from acclimate.ablations.verdict import levels, verdict
+    from acclimate.report.canvas import write_figure
+    from acclimate.report.figures import illustrations
+    from acclimate.report.html import write_page
+    from acclimate.report.load import load_report
+
+    found = levels(out, study.sweep)
+    said = verdict(found, study.sweep.baseline)
+    report = load_report(out)
+    written = [write_page(report, out / "report.html", intro=" ".join(said))]
+    for figure in illustrations(report):
+        if figure.name == "ablation":
+            written += [out / "ablation.png", out / "ablation.pdf"]
+            write_figure(figure.drawing, written[-2], "png")
+            write_figure(figure.drawing, written[-1], "pdf")
+    failures = [f"{failure.job}: {failure.error}" for failure in report.failures]
+    if json:
+        say_json(
+            {
+                "sweep": str(out),
+                "axis": asdict(study.sweep.axis) if study.sweep.axis else None,
+                "levels": [asdict(one) | {"mean": one.mean, "error": one.error} for one in found],
+                "verdict": said,
+                "failures": failures,
+                "notes": list(study.notes),
+                "report": str(written[0]),
+                "written": [str(path) for path in written[1:]],
+            }
+        )
+    else:
+        _show_levels(found, study)
+        for sentence in said:
+            say(sentence)
+        for failure in failures:
+            say(f"failed {failure}")
+        say(f"report: {written[0]}")
+        for path in written[1:]:
+            say(f"figure: {path}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _show_levels(found: "list[Level]", study: "Study") -> None:
+    """A row per value, a column per algorithm and use."""
+    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
+    known = {(one.variant, one.algorithm, one.method): one for one in found}
+    axis = study.sweep.axis
+    rows = [
+        (label, *(_level(known.get((label, *column))) for column in columns))
+        for label in (axis.places if axis else ())
+    ]
+    names = [
+        algorithm if method in ("none", "embedding") else f"{algorithm}, {method}"
+        for algorithm, method in columns
+    ]
+    say_table((axis.label if axis else "", *names), rows, title="top-1 on unseen domains, %")
+    say("± is the standard error over trials (sample standard deviation / √n).")
+    say()
+
+
+def _level(one: "Level | None") -> str:
+    if one is None:
+        return "–"
+    error = "" if one.error is None else f" ± {100 * one.error:.1f}"
+    return f"{100 * one.mean:.1f}{error}"
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
+
+
+@app.command(epilog="Example: acclimate theory runs/pacs --radius 0.5 --budget 10000")
+def theory(
+    run: Annotated[Path, typer.Argument(help="A finished run of an adaptive algorithm.")],
+    radius: Annotated[
+        float | None,
+        typer.Option(help="How near μ should be. [default: half the distance between domains]"),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The share of cases that may be worse.")] = 0.05,
+    domains: Annotated[
+        int | None, typer.Option(help="N of Theorem 2, training domains; with --points.")
+    ] = None,
+    points: Annotated[int | None, typer.Option(help="n of Theorem 2, images of each.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Images in all: Theorem 2 for every way to split them.")
+    ] = None,
+    ratio: Annotated[
+        float, typer.Option(help="Constant of Theorem 2's first term over that of its second.")
+    ] = 1.0,
+    json: Json = False,
+) -> None:
+    """What the paper's theorems say about a run: how well μ is known, and how many images it takes.
+
+    Theorem 1 bounds the error of μ from n unlabelled images. Theorem 2 has one term that falls
+    with the number of domains N and one that falls with the images n of each; its constants are
+    unknown, so that only the course of the terms means something, not their size.
+    """
+    from acclimate.cli import bounds
+    from acclimate.theory import best_split
+
+    bounds.check(radius, delta, domains, points, budget, ratio)
+    found = bounds.theorem_1(bounds.read_consistency(run), radius, delta)
+    splits: list[tuple[int, float]] = []
+    if domains is not None and points is not None:
+        splits = [(domains, points)]
+    elif budget is not None:
+        variance = bounds.relative_variance(found)
+        best = best_split(budget, ratio=ratio, variance=variance, delta=delta)
+        found["best_domains"] = best
+        splits = [(n, budget / n) for n in sorted({*bounds.round_numbers(budget), best})]
+    found["theorem_2"] = bounds.theorem_2(found, splits, ratio, delta)
+    if json:
+        say_json({"run": str(run), "delta": delta, **found})
+        return
+    bounds.show_theorem_1(found, delta)
+    if splits:
+        bounds.show_theorem_2(found)
