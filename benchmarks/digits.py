@@ -14,9 +14,9 @@ from rich.progress import Progress
 
 from acclimate import __version__
 from acclimate.demo import run_demo
-from acclimate.files import write_text
 from acclimate.report import plots
 from acclimate.report.tables import comparison, headline, to_markdown
+from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,8 +38,6 @@ def main() -> None:
         summary, page = run_demo(arguments.runs, range(arguments.seeds), watch)
     text = "\n".join(
         [
-            "# Results",
-            "",
             "## Embedded digits benchmark",
             "",
             f"Made by `make bench` ({arguments.seeds} seeds) with acclimate {__version__}, torch "
@@ -54,7 +52,7 @@ def main() -> None:
             "",
         ]
     )
-    write_text(arguments.out, text)
+    fill(arguments.out, "digits", text)
     pictures = arguments.out.parent / "images"
     plots.write_png(plots.draw_comparison(summary), pictures / "comparison.png")
     mapped = next(run for run in summary.finished if run.algorithm == "da-erm")

@@ -11,13 +11,16 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from acclimate.algorithms import choose, names
-from acclimate.cli import adapting, app, catalogue, datasets, demonstration, training
+from acclimate.cli import app, load_commands
 from acclimate.config import RunConfig, Search
 from acclimate.presets import PRESETS
+from acclimate.sweep.definition import SweepConfig
 
-assert all((adapting, catalogue, datasets, demonstration, training))
 ROOT = Path(__file__).resolve().parent.parent
-END = "<!-- end -->"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from pages import filled, section  # noqa: E402
+
+load_commands()
 SHOWN = ("Method", "Unseen domains", "Worst unseen domain", "Difference to ERM")
 
 
@@ -87,10 +90,14 @@ def settings_reference() -> str:
         parts += [f"| `{key}` | `{_value(value)}` |" for key, value in preset.settings.items()]
         if preset.grids:
             parts += ["\nThe paper searched:\n", "| setting | values |\n|---|---|"]
-            parts += [
-                f"| `{key}` | {', '.join(f'`{_value(v)}`' for v in values)} |"
-                for key, values in preset.grids.items()
-            ]
+            parts += [f"| `{key}` | {_drawn(search)} |" for key, search in preset.grids.items()]
+    parts += [
+        "\n## A sweep's own settings\n",
+        "In the TOML file of `acclimate sweep --config`, beside `[settings]` (those above), "
+        "`[search]`, `[per_algorithm.NAME]` and `[variants.LABEL]`.\n",
+        "| setting | default | what it is |\n|---|---|---|",
+    ]
+    parts += [f"| `{k}` | {d} | {about} |" for k, d, about, _ in settings(SweepConfig)]
     return "\n".join(parts) + "\n"
 
 
@@ -129,21 +136,13 @@ def _drawn(search: Search | None) -> str:
 def readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     algorithms = [f"| `{name}` | {choose(name).about} |" for name in names()]
-    text = filled(text, "algorithms", ["| name | |", "|---|---|", *algorithms])
-    return filled(text, "results", results_table())
-
-
-def filled(text: str, name: str, lines: list[str]) -> str:
-    """`text` with the part between the marks of `name` replaced."""
-    begin = f"<!-- generated: {name} -->"
-    before, rest = text.split(begin)
-    _, after = rest.split(END, 1)
-    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{END}{after}"
+    text = filled(text, "algorithms", "\n".join(["| name | |", "|---|---|", *algorithms]))
+    return filled(text, "results", "\n".join(results_table()))
 
 
 def results_table() -> list[str]:
     """The main columns of the benchmark's table in docs/results.md."""
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = section((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "digits")
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     columns = [rows[0].index(name) for name in SHOWN]
     kept = ["| " + " | ".join(row[i] for i in columns) + " |" for row in rows]

@@ -14,15 +14,19 @@ LADDER = (
     {"errors"},
     {"files", "randomness", "watch", "theory", "tensors"},
     {"config", "presets", "columns", "readers", "validation", "manifest", "records", "kernel"},
-    {"inspection", "build", "objective", "distributed", "penalties", "data", "models"},
-    {"embeddings", "algorithms"},
+    {"inspection", "build", "objective", "distributed", "penalties", "data", "models", "protocol"},
+    {"embeddings", "algorithms", "selection", "domainbed", "published"},
     {"plan", "trained", "methods", "scoring"},
     {"evaluate", "train", "adapt", "report"},
-    {"estimator", "demo"},
+    {"estimator", "demo", "sweep"},
+    {"ablations"},
     {"cli"},
 )
 RUNG = {name: number for number, names in enumerate(LADDER) for name in names}
-REPORT_SEES = {"errors", "files", "randomness", "config", "records", "manifest", "inspection"}
+REPORT_SEES = {
+    *("errors", "files", "randomness", "config", "records", "manifest", "inspection", "theory"),
+    *("protocol", "selection", "domainbed", "published"),
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -1,0 +1,77 @@
+"""Every ablation of the paper on the embedded digits: docs/ablations.md keeps tables and plots.
+
+`python benchmarks/ablations.py` runs what is not yet done of each (`acclimate ablate NAME`, kept in
+runs/ablations) and writes the page; `--only NAME` limits it. About half an hour on 2 cores.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from acclimate.ablations.table import ABLATIONS
+from acclimate.ablations.verdict import Level, levels, verdict
+from acclimate.files import write_atomically
+from acclimate.protocol import Sweep, read_sweep
+from pages import fill
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=list(ABLATIONS))
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "ablations")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "ablations.md")
+    arguments = parser.parse_args()
+    for name in arguments.only or ABLATIONS:
+        folder = arguments.runs / name
+        command = [sys.executable, "-m", "acclimate", "ablate", name, "--out", str(folder)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        image = arguments.out.parent / "images" / f"ablation-{name}.png"
+        picture = (folder / "ablation.png").read_bytes()
+        write_atomically(image, lambda path, data=picture: path.write_bytes(data))  # type: ignore[misc]
+        fill(arguments.out, name, _section(name, folder))
+
+
+def _section(name: str, folder: Path) -> str:
+    sweep = read_sweep(folder)
+    found = levels(folder, sweep)
+    said = [f"- {sentence}" for sentence in verdict(found, sweep.baseline)]
+    return "\n".join(
+        [
+            f"## `{name}`",
+            "",
+            f"{ABLATIONS[name].about}. `acclimate ablate {name} --out runs/ablations/{name}`: "
+            f"{len(sweep.jobs)} runs on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
+            "",
+            *_table(sweep, found),
+            "",
+            f"![{name}](images/ablation-{name}.png)",
+            "",
+            *said,
+        ]
+    )
+
+
+def _table(sweep: Sweep, found: list[Level]) -> list[str]:
+    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
+    variants = list(dict.fromkeys(job.variant for job in sweep.jobs))
+    known = {(one.variant, one.algorithm, one.method): one for one in found}
+    label = sweep.axis.label if sweep.axis else ""
+    names = [a if m in ("none", "embedding") else f"{a}, {m}" for a, m in columns]
+    rows = [[variant, *(_cell(known.get((variant, *c))) for c in columns)] for variant in variants]
+    lines = [[label, *names], ["---", *["---:"] * len(names)], *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _cell(one: Level | None) -> str:
+    if one is None:
+        return "–"
+    return f"{100 * one.mean:.1f}" + ("" if one.error is None else f" ± {100 * one.error:.1f}")
+
+
+if __name__ == "__main__":
+    main()
