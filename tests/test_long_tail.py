@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate.build.long_tail import LongTailSettings, build_long_tail, facts
+from acclimate.build.class_lists import ClassList, open_pool, recorded
+from acclimate.build.long_tail import LT_IMAGENET, LongTailSettings, build_long_tail, facts
 from acclimate.cli import main
 from acclimate.errors import ConfigError, ManifestError
 from acclimate.manifest import Manifest
@@ -155,6 +156,92 @@ def test_invariants(
     # Unseen domains hold classes that were trained on.
     trained = set(built.label_index[built.rows(split="train")])
     assert set(built.label_index) <= trained
+
+
+@settings(deadline=None, max_examples=60)
+@given(**ANY)
+def test_unseen_domains_and_caps_to_the_last_image(
+    per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
+) -> None:
+    asked = small(per_class=per_class, tail=tail, heads=heads, domains=domains, seed=seed)
+    built = build_long_tail(base(size), asked)
+    pool = {"test": max(round(size * 0.2), 1), "val": max(round(size * 0.1), 1)}
+    pool["train"] = size - pool["val"] - pool["test"]
+    seen = len(set(built.label_index[built.rows(split="train")]))
+    assert seen == 8 if tail else heads <= seen <= min(8, heads * domains)
+    short = Counter[str]()
+    for domain, role in built.roles().items():
+        classes = 8 if role == "train" else seen
+        for split in ("train", "val", "test") if role == "train" else (role,):
+            head = {"train": per_class, "val": 5, "test": 10}[split]
+            few = max(round(head * tail), 1) if tail else 0
+            wanted = Counter({min(head, pool[split]): heads})
+            wanted[min(few, pool[split])] += classes - heads
+            wanted[0] += 8 - classes
+            assert counts(built, domain, split) == +wanted
+            short[split] += heads * max(head - pool[split], 0)
+            short[split] += (classes - heads) * max(few - pool[split], 0)
+    capped = facts(built)["capped"]
+    assert {split: cap["missing"] for split, cap in capped.items()} == dict(+short)
+    assert all(cap["fewest"] == pool[split] for split, cap in capped.items())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    only=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
+    exclude=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
+    wanted=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_classes_come_from_the_lists(
+    only: set[str], exclude: set[str], wanted: int, seed: int
+) -> None:
+    asked = small(
+        only=tuple(only), exclude=tuple(exclude), classes=wanted, heads=1, seed=seed, domains=1
+    )
+    free = (set(only) or set(CLASSES)) & set(CLASSES) - exclude
+    if wanted > len(free):
+        with pytest.raises(ManifestError):
+            build_long_tail(base(10), asked)
+        return
+    built = build_long_tail(base(10), asked)
+    assert set(built.classes) <= free
+    assert len(built.classes) == wanted
+    assert set(built.table["label"].to_pylist()) == set(built.classes)
+    how = facts(built)
+    assert set(how["settings"]["only"]) == only
+    assert how["offered"] == 8
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    domains=st.integers(1, 12),
+    per_class=st.integers(1, 20),
+    total=st.integers(1, 12),
+    tail=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_constant_total_up_to_rounding(
+    domains: int, per_class: int, total: int, tail: float
+) -> None:
+    asked = small(domains=domains, per_class=per_class, tail=tail, constant_total=total)
+    head, few = asked.wanted("train")
+    built = build_long_tail(base(400), asked)  # pools of 280 hold 20 · 12
+    assert len(built.rows(split="train")) == domains * (3 * head + 5 * few)
+    exact = per_class * total / domains
+    assert abs(head - exact) <= 0.5 or (head == 1 and exact < 1)
+    assert facts(built)["capped"] == {}
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), pools=st.sampled_from(["random", "splits"]))
+def test_same_seed_same_table(seed: int, pools: str) -> None:
+    pool = base()
+    splits = pa.array(["train", "train", "val", "test"] * (len(pool) // 4))
+    pool = replace(pool, table=pool.table.set_column(3, "split", splits))
+    one, two = (build_long_tail(pool, small(seed=seed, pools=pools)) for _ in range(2))
+    assert one.table.equals(two.table)
+    held = [set(images(one, split=split)) for split in ("train", "val", "test")]
+    assert sum(map(len, held)) == len(set().union(*held)), "an image is in one pool only"
 
 
 @settings(deadline=None, max_examples=20)
@@ -339,6 +426,79 @@ def test_more_classes_than_there_are() -> None:
     )
 
 
+def test_a_pool_of_700_images_is_enough_for_the_papers_numbers() -> None:
+    """LT(2, 3, 350, 0.1) with pools in proportion to A: 350, 50 and 300 images."""
+    asked = replace(LT_IMAGENET, classes=0, heads=3, domains=2, val_domains=1, test_domains=1)
+    built = build_long_tail(base(700), asked)
+    assert facts(built)["capped"] == {}
+    assert counts(built, "train-001", "train") == {350: 3, 35: 5}
+    assert counts(built, "train-001", "val") == {50: 3, 5: 5}
+    assert counts(built, "test-000", "test") == {300: 3, 30: 5}
+    assert "test" in facts(build_long_tail(base(690), asked))["capped"]
+
+
+SYNSETS = ("n01440764", "n02131653", "n02132136", "n04407435", "n07739125")
+
+
+def image_net(root: Path, synsets: tuple[str, ...] = SYNSETS, each: int = 12) -> Path:
+    """synset/image, as ImageNet comes; of SYNSETS the first and third are in ILSVRC12."""
+    for synset in synsets:
+        (root / synset).mkdir(parents=True)
+        for number in range(each):
+            (root / synset / f"{synset}_{number}.JPEG").touch()
+    return root
+
+
+def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
+    root = image_net(tmp_path / "imagenet")
+    (root / "README.txt").touch()
+    (root / "empty").mkdir()
+    pool = open_pool(root, ClassList())
+    assert pool.classes == SYNSETS
+    assert (pool.domains, len(pool)) == (("all",), 60)
+    assert pool.image_name(0) == "n01440764/n01440764_0.JPEG"
+    pool.check()
+    fewer = open_pool(root, ClassList(only=SYNSETS[:3], exclude=("n02131653",)))
+    assert fewer.classes == ("n01440764", "n02132136")
+    assert open_pool(root, ClassList(exclude_ilsvrc12=True)).classes == (
+        *("n02131653", "n04407435", "n07739125"),
+    )
+    # With a level more it is a tree of domains, whatever the names and whatever lies about.
+    deep = image_net(tmp_path / "deep" / "train").parent
+    assert open_pool(deep, ClassList()).domains == ("train",)
+    (deep / "train" / "stray.JPEG").touch()
+    with pytest.raises(ManifestError, match="images without a class folder"):
+        open_pool(deep, ClassList())
+
+
+def test_lists_that_fit_nothing(tmp_path: Path) -> None:
+    def message(classes: ClassList) -> str:
+        with pytest.raises(ManifestError) as error:
+            classes.allowed(CLASSES, "base")
+        return str(error.value)
+
+    assert message(ClassList(exclude_ilsvrc12=True)) == (
+        "no class of base is a synset such as n01440764; leave --exclude-ilsvrc12 away, or name "
+        "the classes by their synsets"
+    )
+    assert message(ClassList(only=("x", "y"))) == (
+        "base has none of the 2 classes that --only lists; it has a, b, c: check the names"
+    )
+    root = image_net(tmp_path / "imagenet", each=0)
+    (root / "n01440764" / "x.JPEG").touch()
+    with pytest.raises(ManifestError) as error:
+        open_pool(root, ClassList(only=("n02131653",)))
+    assert str(error.value) == "imagenet/ has no image in the folders of its classes; add some"
+
+
+def test_long_lists_are_recorded_by_digest() -> None:
+    names = [f"class {number}" for number in range(1001)]
+    said = recorded(names)
+    assert isinstance(said, str) and said.startswith("1001 names, SHA-256 ")
+    assert recorded(names[::-1]) == said
+    assert recorded(names[:1000]) == names[:1000]
+
+
 def test_facts_of_something_else() -> None:
     with pytest.raises(ManifestError) as error:
         facts(base())
@@ -383,6 +543,26 @@ def test_the_command(cli: Any, tmp_path: Path) -> None:
     said = json.loads(text)
     assert said["digest"] != "" and said["rows"] > 0
     assert said["capped"]["train"]["fewest"] == 28
+
+
+def test_the_command_over_an_imagenet_folder(cli: Any, tmp_path: Path) -> None:
+    root, out = image_net(tmp_path / "imagenet", each=20), tmp_path / "lt.parquet"
+    listed = [{"label_id": n, "label_name": name} for n, name in enumerate(SYNSETS[:4])]
+    (tmp_path / "in5k_map.json").write_text(json.dumps(listed))
+    flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1, "--exclude-ilsvrc12"]
+    flags += ["--only", tmp_path / "in5k_map.json", "--out", out]
+    code, text = cli("build", "long-tail", root, *flags)
+    assert code == 0
+    assert "2 classes of the 2 that were offered" in text  # no other folder was looked into
+    assert "capped: train: 350 images of a head class wanted, 10 in the smallest pool" in text
+    built = Manifest.read(out)
+    built.check()
+    assert built.classes == ("n02131653", "n04407435")
+    asked = facts(built)["settings"]
+    assert asked["only"] == list(SYNSETS[:4])
+    assert (asked["exclude_ilsvrc12"], asked["per_class"]) == (True, 350)
+    code, text = cli("build", "long-tail", root, *flags, "--test-share", 0.1, "--json")
+    assert json.loads(text)["capped"]["test"]["fewest"] == 2
 
 
 def test_the_command_with_the_papers_numbers(cli: Any, tmp_path: Path) -> None:

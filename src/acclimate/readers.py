@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,35 @@ def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
     return _tree_table(sorted(tree.images), source), tuple(sorted(tree.domains))
 
 
-def _tree_table(paths: Sequence[str], source: str) -> pa.Table:
+def class_folders(root: Path) -> list[str] | None:
+    """The folders of a class/image tree, sorted; None if `root` is no such tree.
+
+    The first folder that is not empty decides: in a class's folder there are images and nothing
+    else to look into.
+    """
+    folders = sorted((entry for entry in _entries(root) if entry.is_dir()), key=lambda e: e.name)
+    for folder in folders:
+        held = _entries(Path(folder.path))
+        if any(entry.is_dir() for entry in held):
+            return None
+        if any(_is_image(entry.name) for entry in held):
+            return [folder.name for folder in folders]
+    return None
+
+
+def read_class_folders(root: Path, source: str, folders: Iterable[str]) -> pa.Table:
+    """Table of image and label, of the named folders of a class/image tree, sorted by path."""
+    above = (os.path.realpath(root),)
+    paths = sorted(path for folder in folders for path in _walk(root, folder, above))
+    if not paths:
+        raise ManifestError(f"{source} has no image in the folders of its classes; add some")
+    return _tree_table(paths, source, levels=("label",))
+
+
+def _tree_table(
+    paths: Sequence[str], source: str, levels: Sequence[str] = ("domain", "label")
+) -> pa.Table:
+    """Table of image and what the folders above it say, in the order of `levels` backwards."""
     try:
         image = pa.array(paths, pa.string())
     except UnicodeEncodeError as error:
@@ -69,9 +97,9 @@ def _tree_table(paths: Sequence[str], source: str) -> pa.Table:
         raise ManifestError(
             f"{source} has a file name that is not UTF-8, {os.fsencode(name)!r}; rename it"
         ) from None
-    parts = pc.split_pattern(image, "/", max_splits=2)
-    columns = [image, pc.list_element(parts, 1), pc.list_element(parts, 0)]
-    return pa.table(columns, names=["image", "label", "domain"])
+    parts = pc.split_pattern(image, "/", max_splits=len(levels))
+    said = {name: pc.list_element(parts, level) for level, name in enumerate(levels)}
+    return pa.table({"image": image, **dict(reversed(said.items()))})
 
 
 def _scan(root: Path) -> _Tree:

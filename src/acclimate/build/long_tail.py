@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from acclimate.build.class_lists import ClassList, recorded
 from acclimate.columns import SPLITS, grouped
 from acclimate.errors import ConfigError, ManifestError
 from acclimate.manifest import Manifest
@@ -28,7 +29,9 @@ class LongTailSettings:
     """LT(N, K, A, f). The defaults are the paper's but for the classes, of which it sampled 500."""
 
     classes: int = 0  # sampled from those of the base; 0: all
+    only: tuple[str, ...] = ()  # class names that may be sampled; none: all
     exclude: tuple[str, ...] = ()  # class names that are not sampled
+    exclude_ilsvrc12: bool = False  # nor are ILSVRC12's 1,000; classes are synsets
     domains: int = 50  # N, training domains
     heads: int = 100  # K, head classes of a domain
     per_class: int = 350  # A, training images of a head class in a domain
@@ -45,6 +48,12 @@ class LongTailSettings:
     constant_total: int = 0
     seed: int = 0
 
+    @property
+    def list_of_classes(self) -> ClassList:
+        return ClassList(
+            only=self.only, exclude=self.exclude, exclude_ilsvrc12=self.exclude_ilsvrc12
+        )
+
     def wanted(self, split: str) -> tuple[int, int]:
         """(images of a head class, images of a tail class) in a domain's `split`."""
         head: float = {"val": self.val_per_class, "test": self.test_per_class}.get(
@@ -54,6 +63,10 @@ class LongTailSettings:
             head = max(head * self.constant_total / self.domains, 1)
         tail = max(round(head * self.tail), 1) if self.tail else 0
         return round(head), tail
+
+
+# The paper says nothing of the pools. In proportion to A, 700 images of a class are enough for all.
+LT_IMAGENET = LongTailSettings(classes=500, val_share=50 / 700, test_share=300 / 700)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +194,8 @@ def _choose_classes(
     base: Manifest, pools: Mapping[str, np.ndarray], settings: LongTailSettings
 ) -> tuple[np.ndarray, list[str]]:
     """(chosen classes, as sorted indices into the base's; those with too few images)"""
-    allowed = [i for i, name in enumerate(base.classes) if name not in set(settings.exclude)]
+    names = frozenset(settings.list_of_classes.allowed(base.classes, base.source))
+    allowed = [i for i, name in enumerate(base.classes) if name in names]
     present = [
         np.bincount(base.label_index[rows], minlength=len(base.classes)) > 0
         for rows in pools.values()
@@ -290,7 +304,12 @@ def _assemble(
     sizes = [len(part.rows) for part in parts]
     table = base.table.take(pa.array(rows))
     how = {
-        "settings": asdict(settings),
+        "settings": {
+            **asdict(settings),
+            "only": recorded(settings.only),
+            "exclude": recorded(settings.exclude),
+        },
+        "offered": len(base.classes),
         "capped": {split: asdict(found) for split, found in _capped(parts, settings).items()},
         "too_small": too_small,
         "base": base.digest(),

@@ -35,8 +35,8 @@ def _options(
 
 
 COMMANDS = (  # in the order of work, which is also the order of --help
-    *("datasets", "training", "adapting", "sweeping", "studies", "demonstration", "reporting"),
-    "catalogue",
+    *("datasets", "benchmarks", "geography", "training", "adapting", "sweeping", "studies"),
+    *("demonstration", "reporting", "catalogue"),
 )
 
 

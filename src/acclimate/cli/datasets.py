@@ -1,13 +1,16 @@
 """`build` and `inspect`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
-from acclimate.errors import unknown
+from acclimate.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from acclimate.build.long_tail import LongTailSettings
 
 build = typer.Typer(
     help="Make a manifest, the one table that everything reads.", no_args_is_help=True
@@ -82,15 +85,20 @@ def digits(
 
 @build.command(
     "long-tail",
-    epilog="Example: acclimate build long-tail photos.parquet --heads 20 --out lt.parquet",
+    epilog="Example: acclimate build long-tail imagenet21k --preset lt-imagenet "
+    "--only in5k_map.json --exclude-ilsvrc12 --out lt.parquet",
 )
 def long_tail(
     data: Annotated[
-        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
+        Path,
+        typer.Argument(
+            help="A manifest, a table, or a folder: domain/class/image, or class/image as ImageNet."
+        ),
     ],
     out: Out,
     preset: Annotated[
-        str | None, typer.Option(help="lt-imagenet: the paper's numbers, 500 classes.")
+        str | None,
+        typer.Option(help="lt-imagenet: the paper's numbers, 500 classes, pools as 350:50:300."),
     ] = None,
     classes: Annotated[
         int | None, typer.Option(help="Classes to sample. [default: all]", show_default=False)
@@ -105,24 +113,48 @@ def long_tail(
     test_domains: Annotated[int, typer.Option(help="Unseen domains to score on.")] = 10,
     pools: Annotated[
         str,
-        typer.Option(help="random: 70/10/20 % of a class to train/val/test; splits: DATA's own."),
+        typer.Option(help="random: each class dealt out by the shares; splits: DATA's own."),
     ] = "random",
+    val_share: Annotated[
+        float | None,
+        typer.Option(help="Share of a class's validation pool. [default: 0.1]", show_default=False),
+    ] = None,
+    test_share: Annotated[
+        float | None,
+        typer.Option(help="Share of a class's test pool. [default: 0.2]", show_default=False),
+    ] = None,
     constant_total: Annotated[
         int, typer.Option(help="Divide A so that the total is that of this many domains; 0: no.")
     ] = 0,
-    exclude: Annotated[
-        Path | None, typer.Option(help="A file of class names to leave out, one per line.")
+    only: Annotated[
+        Path | None,
+        typer.Option(help="A file of classes to sample from: one per line, or in5k_map.json."),
     ] = None,
+    exclude: Annotated[
+        Path | None, typer.Option(help="A file of classes to leave out, in the same forms.")
+    ] = None,
+    exclude_ilsvrc12: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-ilsvrc12", help="Leave out ILSVRC12's classes; DATA's are synsets."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of classes, pools and domains.")] = 0,
     json: Json = False,
 ) -> None:
     """Domains with head and tail classes, sampled from any data, as LT-ImageNet was."""
+    from acclimate.build.class_lists import open_pool
+    from acclimate.build.geo.labels import read_names
     from acclimate.build.long_tail import LongTailSettings, build_long_tail, facts
-    from acclimate.manifest import Manifest
 
+    default = _preset(preset)
     settings = LongTailSettings(
-        classes=_sampled_classes(preset) if classes is None else classes,
-        exclude=() if exclude is None else _listed(exclude),
+        classes=default.classes if classes is None else classes,
+        val_share=default.val_share if val_share is None else val_share,
+        test_share=default.test_share if test_share is None else test_share,
+        only=() if only is None else read_names(only),
+        exclude=() if exclude is None else read_names(exclude),
+        exclude_ilsvrc12=exclude_ilsvrc12,
         domains=domains,
         heads=heads,
         per_class=per_class,
@@ -135,27 +167,25 @@ def long_tail(
         constant_total=constant_total,
         seed=seed,
     )
-    base = Manifest.open(data)
+    base = open_pool(data, settings.list_of_classes)
     base.check()
     manifest = build_long_tail(base, settings)
     manifest.write(out)
     _show_long_tail(manifest, facts(manifest), out, json=json)
 
 
-def _sampled_classes(preset: str | None) -> int:
-    """The paper's numbers are the defaults, but for the classes."""
-    return 500 if preset and _one_of(preset, ("lt-imagenet",), "--preset") else 0
+def _preset(name: str | None) -> "LongTailSettings":
+    from acclimate.build.long_tail import LT_IMAGENET, LongTailSettings
+
+    return (
+        LT_IMAGENET if name and _one_of(name, ("lt-imagenet",), "--preset") else LongTailSettings()
+    )
 
 
 def _one_of(value: str, known: tuple[str, ...], flag: str) -> str:
     if value not in known:
         raise unknown(f"{flag} {value}: there is no such choice", value, known)
     return value
-
-
-def _listed(path: Path) -> tuple[str, ...]:
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def _show_long_tail(manifest: Any, how: dict[str, Any], out: Path, *, json: bool) -> None:
@@ -170,6 +200,7 @@ def _show_long_tail(manifest: Any, how: dict[str, Any], out: Path, *, json: bool
         f"{len(manifest.rows(split='val'))} for validation, "
         f"{len(manifest.rows(split='test'))} for test"
     )
+    say(f"{len(manifest.classes)} classes of the {how['offered']} that were offered")
     for split, cap in how["capped"].items():
         say(
             f"capped: {split}: {cap['wanted']} images of a head class wanted, {cap['fewest']} in "
@@ -306,3 +337,15 @@ def _show_inspection(found: Any) -> None:
             f"between two domains it is {found.pairwise.mean:.2f} on average and "
             f"{found.pairwise.largest:.2f} at most ({one} and {two})"
         )
+
+
+def three_numbers(text: str) -> tuple[int, int, int]:
+    """`--split` as numbers of domains."""
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(
+            f"--split is '{text}'; give the numbers of training, validation and test domains, "
+            "such as 40,7,15"
+        )
+    train, val, test = map(int, parts)
+    return train, val, test
