@@ -14,7 +14,7 @@ import pytest
 
 from acclimate import records
 from acclimate.config import RunConfig, as_dict
-from acclimate.errors import ConfigError, UnknownName
+from acclimate.errors import ConfigError, SweepError, UnknownName
 from acclimate.manifest import Manifest
 from acclimate.protocol import (
     DataSet,
@@ -30,6 +30,7 @@ from acclimate.sweep.driver import Event
 from acclimate.sweep.launchers.ray_cluster import gpu_share
 from acclimate.sweep.launchers.slurm import parameters_of
 from acclimate.sweep.queue import Queue
+from acclimate.sweep.task import Task
 
 Tiny = Callable[..., RunConfig]
 LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))
@@ -235,6 +236,42 @@ def test_a_wrong_slurm_parameter_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"--slurm: Unknown argument 'particion' for executor"):
         launch(tmp_path)
+
+
+def test_a_job_that_slurm_refuses_is_said_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit", reason="submitit is not installed: acclimate[slurm]")
+    for name in ("srun", "sbatch"):
+        (tmp_path / name).write_text(
+            "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2; exit 1\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = chosen_launcher(LaunchOptions(launcher="slurm", device="cpu"))(tmp_path / "s")
+    task = Task(sweep=str(tmp_path / "s"), kind="run", id="one", data="", digest="", config={})
+    with pytest.raises(SweepError) as error:
+        launcher.start(task)
+    assert str(error.value) == (
+        "Slurm takes no job (sbatch: error: invalid partition); check --slurm and --max-parallel, "
+        "then repeat the command to resume"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
+def test_a_gpu_that_ray_does_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than trained without."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: acclimate[ray]")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch = chosen_launcher(LaunchOptions(launcher="ray", max_parallel=1, device="cuda"))
+    with pytest.raises(ConfigError) as error:
+        launch(tmp_path)
+    assert str(error.value) == ("--device cuda: the Ray cluster has no GPU; use cpu, or add one")
+    assert not ray.is_initialized()
 
 
 def test_a_gpu_is_shared_out_so_that_all_tasks_fit() -> None:

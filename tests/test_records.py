@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_lines_are_appended_whole(tmp_path: Path) -> None:
     for line in ("one", "zwölf", ""):
         append_line(target, line)
     assert target.read_text(encoding="utf-8") == "one\nzwölf\n\n"
+
+
+def test_a_disk_that_takes_a_part_of_a_line_gets_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+    append_line(tmp_path / "lines", "a whole line")
+    assert (tmp_path / "lines").read_text() == "a whole line\n"
 
 
 def test_files_are_put_in_place_whole(tmp_path: Path) -> None:

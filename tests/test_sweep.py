@@ -1,5 +1,6 @@
 """Sweeps: every job is done once, in the right order, whatever dies on the way."""
 
+import errno
 import json
 import re
 import signal
@@ -36,7 +37,7 @@ from acclimate.sweep.driver import Event
 from acclimate.sweep.launchers import Died, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Outcome, Task, perform
+from acclimate.sweep.task import Outcome, Task, note_failure, perform
 
 Tiny = Callable[..., RunConfig]
 LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))
@@ -553,6 +554,76 @@ def test_slots_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     # One thread each, however many there are: thread counts change rounding.
     assert local_slots(LaunchOptions(device="cpu")) == [Slot("cpu", 1)] * 12
     assert local_slots(LaunchOptions(device="cpu", max_parallel=2)) == [Slot("cpu", 1)] * 2
+
+
+def test_workers_of_other_launchers_are_guessed_as_they_will_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from acclimate.sweep.launchers import local
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local, "cores", lambda: 12)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert expected_workers(LaunchOptions(launcher="ray")) == (2, 2)  # a GPU each, as here
+    assert expected_workers(LaunchOptions(launcher="ray", ray_address="there:1")) == (1, 1)
+    assert expected_workers(LaunchOptions(launcher="slurm", max_parallel=30)) == (30, 30)
+    by_hand = LaunchOptions(launcher="slurm", slurm_cluster="local")
+    assert expected_workers(by_hand) == (2, 2)
+    monkeypatch.setenv("RAY_ADDRESS", "there:1")
+    assert LaunchOptions(launcher="ray").elsewhere
+    found = [
+        LaunchOptions(launcher="slurm").elsewhere,
+        by_hand.elsewhere,
+        LaunchOptions().elsewhere,
+    ]
+    assert found == [True, False, False]
+
+
+def test_a_folder_that_cannot_be_locked_is_not_called_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(SweepError) as error, claimed(tmp_path / "s", sweep_of([job("one")])):
+        pass
+    assert str(error.value) == (
+        f"{tmp_path / 's'} cannot be locked (No locks available); choose a folder on a file system "
+        "that has locks"
+    )
+
+
+def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Path) -> None:
+    sweep = sweep_of([job("one")])
+    left = [tmp_path / part / ".x.json.123.tmp" for part in (".", "failures", "labels")]
+    write_sweep(tmp_path, sweep)
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with claimed(tmp_path, sweep):
+        assert not any(path.exists() for path in left)
+
+
+def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) -> None:
+    """It had finished the job, and was killed before it could remove the note."""
+    sweep = sweep_of([job("one"), job("two")])
+    place = run_folder(tmp_path, "one")
+    place.mkdir(parents=True)
+    (place / "model.json").write_text("{}")
+    end = records.Finished(
+        kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
+    )
+    records.append(place / "records.jsonl", end)
+    write_sweep(tmp_path, sweep)
+    for id in ("one", "two"):
+        note_failure(tmp_path, id, "an error")
+    tally = conduct(tmp_path, sweep, Scripted({}))
+    assert [failure.job for failure in tally.failures] == ["two"]
+    assert [path.stem for path in (tmp_path / "failures").iterdir()] == ["two"]
 
 
 @pytest.mark.slow

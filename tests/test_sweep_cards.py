@@ -2,11 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from acclimate.cli import sweep_run
+from acclimate.cli.sweep_run import Conduct
 from acclimate.config import RunConfig, as_dict, from_dict, merged
 from acclimate.errors import SweepError
 from acclimate.manifest import Manifest
@@ -15,7 +18,9 @@ from acclimate.records import Finished, Score, Started, append
 from acclimate.selection import Choice, candidates, select
 from acclimate.sweep.cards import CARD, prune, write_cards
 from acclimate.sweep.definition import gather
+from acclimate.sweep.driver import Tally
 from acclimate.sweep.jobs import define
+from acclimate.sweep.launchers import LaunchOptions
 from acclimate.train import train
 from acclimate.trained import Trained
 from conftest import TINY
@@ -171,7 +176,8 @@ above. All of them must come from one domain.
 ## Made
 
 - acclimate 9.9, on a machine
-- Started 2026-01-02T03:04:05.000000+00:00, 61 s; weights of step 6, kept by validation splits
+- Started 2026-01-01T00:00:00.000000+00:00, 61 s without Step A, which it shares with other runs, \
+in 2 sittings; weights of step 6, kept by validation splits
 """
 
 
@@ -203,6 +209,36 @@ class TestCards:
         assert "(the test domains themselves: a ceiling, not a method)\n" in text
         assert "Adaptation needs" not in text
         assert "| `train.steps` | 6 |" in text
+
+    def test_validation_domains_are_said_to_choose_only_where_they_do(
+        self, sweep: Sweep, tmp_path: Path
+    ) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        place = finish(tmp_path, job)
+        run = json.loads((place / "run.json").read_text())
+        (place / "run.json").write_text(json.dumps({**run, "val_domains": ["site-4"]}))
+        end = {"kept_step": 6, "kept_score": 0.5, "seconds": 61.4, "quarantined": 0}
+        append(place / "records.jsonl", Finished(kept_by="validation domains", **end))
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert "- Weights chosen by validation domains site-4\n" in path.read_text()
+        append(place / "records.jsonl", Finished(kept_by="last step", **end))
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert "- Validation domains, not trained on: site-4\n" in path.read_text()
+
+    def test_no_use_is_shown_for_weights_that_are_gone(self, sweep: Sweep, tmp_path: Path) -> None:
+        """Another rule may choose what was pruned before."""
+        job = job_of(sweep, "da-erm", "site-0")
+        finish(tmp_path, job)
+        prune(tmp_path, sweep, set())
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert (
+            path.read_text()
+            .partition("## Use\n\n")[2]
+            .startswith(
+                "Its weights were pruned; to have them again, delete this folder and repeat the "
+                "sweep.\n\n## Limits\n"
+            )
+        )
 
     def test_only_what_was_chosen_gets_one(self, sweep: Sweep, tmp_path: Path) -> None:
         one, other = job_of(sweep, "erm", "site-0"), job_of(sweep, "erm", "site-1")
@@ -343,3 +379,78 @@ def test_real_runs(features: Manifest, tmp_path: Path, sweep: Sweep) -> None:
     pruned = {job.id for job in sweep.jobs if job.groups == (("site-0",),)} - chosen
     assert all(job_state(tmp_path, name) == "done" for name in pruned)
     assert not any(list(run_folder(tmp_path, name).glob("model.safetensors")) for name in pruned)
+
+
+# ---- what the command keeps ----------------------------------------------------------------------
+
+
+def after(folder: Path, sweep: Sweep, *, done: int | None = None) -> None:
+    """What `sweep --prune` does once its jobs have ended."""
+    jobs = len(sweep.jobs)
+    tally = Tally(
+        jobs=jobs, already=0, done=jobs if done is None else done, failures=(), blocked=()
+    )
+    how = Conduct(launch=LaunchOptions(), prune=True)
+    sweep_run._keep(folder, sweep, sweep_run.choose(folder, sweep), tally, how)
+
+
+def all_finished(folder: Path, sweep: Sweep) -> dict[str, set[str]]:
+    for job in sweep.jobs:
+        finish(folder, job)
+    return weights(folder)
+
+
+def test_with_one_draw_cross_validation_chooses_and_prunes_nothing(
+    features: Manifest, tmp_path: Path
+) -> None:
+    asked = {"data": ("sites",), "test_domains": ("site-0", "site-1"), "trials": 1}
+    config = gather(None, {**asked, "rule": "leave-one-out", "settings": TINY})
+    sweep = define(config, {"sites": features})
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep)
+    assert weights(tmp_path) == before
+    assert len(list(tmp_path.rglob(CARD))) == len(sweep.jobs) == 4
+
+
+def test_nothing_is_pruned_where_the_rule_cannot_choose(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These runs have no validation splits to be chosen by."""
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep)
+    assert weights(tmp_path) == before
+    assert capsys.readouterr().err == (
+        "nothing is pruned, as training-domains cannot choose: no finished run has an accuracy on "
+        "the validation splits of the training domains\n"
+    )
+
+
+def test_only_the_chosen_weights_stay(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = replace(sweep, rule="oracle")
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep, done=len(sweep.jobs) - 1)
+    assert weights(tmp_path) == before
+    assert capsys.readouterr().err == "nothing is pruned before every job is done\n"
+    after(tmp_path, sweep)
+    defaults = {job.id for job in sweep.jobs if job.draw == 0}  # all scores are equal
+    assert set(weights(tmp_path)) == defaults
+    assert {path.parent.name for path in tmp_path.rglob(CARD)} == defaults
+
+
+def test_nothing_is_pruned_in_place_of_what_is_gone(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another rule had other weights pruned than those that are chosen now."""
+    sweep = replace(sweep, rule="oracle")
+    all_finished(tmp_path, sweep)
+    others = {job.id for job in sweep.jobs if job.draw == 1}
+    prune(tmp_path, sweep, others)
+    after(tmp_path, sweep)
+    assert set(weights(tmp_path)) == others
+    first = job_of(sweep, "da-erm", "site-0")
+    assert capsys.readouterr().err == (
+        f"nothing is pruned, as the weights of the chosen {first.id} were pruned before; delete "
+        "its folder and repeat the sweep to have them again\n"
+    )

@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from acclimate.cli import main, sweep_live
+from acclimate.cli import main, sweep_live, sweep_run
 from acclimate.config import as_dict
 from acclimate.manifest import Manifest
-from acclimate.protocol import DataSet, Job, Sweep
+from acclimate.protocol import DataSet, EmbeddingJob, Job, Sweep, run_folder
 from acclimate.records import Loss, append
+from acclimate.sweep.driver import Event, Tally
+from acclimate.sweep.launchers import LaunchOptions
 from acclimate.sweep.progress import Progress, progress_of
 from acclimate.sweep.queue import Queue
 from conftest import TINY, as_flags
@@ -209,7 +213,7 @@ def test_the_live_table_counts_jobs_by_algorithm(tmp_path: Path) -> None:
     queue.start("erm-1")
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
     table = sweep_live._Table(None, tmp_path, sweep, already=1)  # type: ignore[arg-type]
-    console.print(table._drawing(queue, 90.0))
+    console.print(table._drawing(queue, table.sitting.began + 90.0))
     lines = [line.split() for line in console.export_text().splitlines()]
     console.file.close()
     assert lines == [
@@ -226,8 +230,114 @@ def test_the_live_table_counts_jobs_by_algorithm(tmp_path: Path) -> None:
     assert half == 0.5
     assert sweep_live.done_share(Progress("embedding", 3, 6)) == 0.0
     assert sweep_live.time_line(queue, 90.0, 1, half) == "1 min 30 s elapsed, about 2 min 30 s left"
+    # Half of what is done was done in another sitting: a run takes 180 s.
+    resumed = sweep_live.time_line(queue, 90.0, 1, half, before=1.0)
+    assert resumed == "1 min 30 s elapsed, about 7 min 30 s left"
+
+
+def small_queue(**found: Any) -> tuple[Sweep, Queue]:
+    """A Φ and the two jobs that need it, waiting unless `found` says otherwise."""
+    settings: dict[str, Any] = {"dataset": "d", "config": {}}
+    jobs = [
+        Job(
+            id=id,
+            algorithm="da-erm",
+            groups=(("a",),),
+            draw=0,
+            trial=trial,
+            needs="phi",
+            **settings,
+        )
+        for trial, id in enumerate(("one", "two"))
+    ]
+    sweep = Sweep(
+        title="",
+        rule="oracle",
+        baseline="erm",
+        datasets=(DataSet(name="d", digest="0", source="", domains=()),),
+        embeddings=(EmbeddingJob(id="phi", **settings),),
+        jobs=tuple(jobs),
+    )
+    return sweep, Queue(sweep, {"phi": "waiting", "one": "waiting", "two": "waiting", **found})
+
+
+def test_without_a_terminal_long_jobs_are_spoken_of_now_and_then(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    moments = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: moments[0])
+    sweep, queue = small_queue(phi="done", one="done")
+    place = run_folder(tmp_path, "two")
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(json.dumps({"config": as_dict(tiny("da-erm"))}))
+    loss = {"risk": 1.0, "penalty": None, "lr": 0.1, "images_per_second": 1.0}
+    append(place / "records.jsonl", Loss(phase="main", step=1, **loss))
+    text = StringIO()
+    console = Console(file=text, highlight=False, markup=False, soft_wrap=True)
+    lines = sweep_live._Lines(console, tmp_path, sweep, already=1)
+    queue.start("two")
+    lines.heard(queue, Event(id="two", kind="started"))  # one step was done in another sitting
+    append(place / "records.jsonl", Loss(phase="main", step=4, **loss))
+    for moments[0] in (0.0, 299.0, 300.0, 301.0, 599.0, 600.0):
+        lines.heard(queue, None)
+    lines.heard(queue, Event(id="two", kind="died", note="signal 9"))
+    moments[0] = 800.0
+    lines.heard(queue, None)
+    assert text.getvalue().splitlines() == [
+        "[1/2] running two (Step B: predictor 4/6); 5 min 00 s elapsed, about 3 min 20 s left",
+        "[1/2] running two (Step B: predictor 4/6); 10 min 00 s elapsed, about 6 min 40 s left",
+        "[1/2] died two: signal 9",
+    ]
+
+
+def test_an_estimate_leaves_out_what_failed_and_never_stops_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, queue = small_queue(phi="failed")
+    assert sweep_run._without_failed(sweep, queue).jobs == ()
+    assert sweep_run._without_failed(sweep, queue).embeddings == ()
+    sweep, queue = small_queue(two="failed")
+    going = sweep_run._without_failed(sweep, queue)
+    assert ([job.id for job in going.jobs], going.embeddings) == (["one"], sweep.embeddings)
+
+    def expected(launcher: str, device: str) -> Any:
+        how = sweep_run.Conduct(launch=LaunchOptions(launcher=launcher, device=device))
+        return sweep_run._expected(tmp_path, sweep_run.Plan(sweep, {}, {}, {}), how, queue)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("acclimate.sweep.estimate.estimate", no_room)
+    assert expected("slurm", "cuda") == (
+        "jobs run elsewhere, and there is no GPU here to time steps on"
+    )
+    assert expected("slurm", "cpu") == "steps cannot be timed: CUDA out of memory."
+    assert expected("local", "cpu") == "steps cannot be timed: CUDA out of memory."
 
 
 def test_durations_are_said_in_two_units() -> None:
     found = [sweep_live.duration(seconds) for seconds in (8, 95, 4000, 200_000)]
     assert found == ["8 s", "1 min 35 s", "1 h 06 min", "2 d 7 h"]
+
+
+@pytest.mark.parametrize(("done", "code"), [(2, None), (1, 1)])
+def test_a_sweep_ends_well_only_where_every_job_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int, code: int | None
+) -> None:
+    """Also where a failure could not even be written down."""
+    sweep, _ = small_queue()
+    tally = Tally(jobs=2, already=0, done=done, failures=(), blocked=())
+    monkeypatch.setattr(sweep_run, "run_sweep", lambda *_, **__: tally)
+    for name in ("_announce", "write_labels"):
+        monkeypatch.setattr(sweep_run, name, lambda *_: None)
+    how = sweep_run.Conduct(launch=LaunchOptions(device="cpu"))
+    plan = sweep_run.Plan(sweep, {}, {}, {})
+    if code is None:
+        assert sweep_run.conduct(tmp_path, plan, how) is not None
+        return
+    with pytest.raises(typer.Exit) as end:
+        sweep_run.conduct(tmp_path, plan, how)
+    assert end.value.exit_code == code

@@ -40,7 +40,9 @@ def append_line(path: Path, line: str) -> None:
     """One write per line and an fsync: a crash can tear the last line, never an earlier one."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, (line + "\n").encode())
+        rest = (line + "\n").encode()
+        while rest:  # a nearly full disk takes a part, and refuses the rest with an error
+            rest = rest[os.write(handle, rest) :]
         os.fsync(handle)
     finally:
         os.close(handle)

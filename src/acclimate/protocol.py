@@ -6,6 +6,7 @@ SWEEP/
   embeddings/ID/       a Φ that several jobs share
   failures/JOB.json    why a job failed, with its traceback
   labels/DIGEST.json   rows of each class in each domain, for the report
+  logs/, slurm/        what workers printed
 """
 
 import hashlib

@@ -79,7 +79,7 @@ class Trained:
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
         description = _read_description(folder)
-        if _is_pruned(folder):
+        if is_pruned(folder):
             raise RunError(
                 f"{folder}: its weights were pruned after the sweep chose another run; train it "
                 f"again, or use the selected run"
@@ -193,7 +193,8 @@ def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -
     return built
 
 
-def _is_pruned(folder: Path) -> bool:
+def is_pruned(folder: Path) -> bool:
+    """Did a sweep delete the weights of this run?"""
     return (folder / "pruned.json").exists() and not (folder / "model.safetensors").exists()
 
 

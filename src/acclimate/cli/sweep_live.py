@@ -20,64 +20,98 @@ from acclimate.sweep.queue import Queue
 PLACES = ("done", "running", "failed", "waiting")
 LEAST_DONE = 0.5  # runs' worth of work, before which nothing is said of the time left
 SHOWN = 12  # running jobs that are shown one by one
+QUIET = 300.0  # seconds without a line after which one says how far the running jobs are
 
 
 @contextmanager
 def progress_shown(folder: Path, sweep: Sweep, *, already: int) -> Iterator[Listener]:
-    """On stderr: live on a terminal, one plain line per finished or failed job elsewhere."""
+    """On stderr: live on a terminal; elsewhere one plain line per finished or failed job, and one
+    now and then where jobs take long."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
-        yield _Lines(console, len(sweep.jobs)).heard
+        yield _Lines(console, folder, sweep, already).heard
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield _Table(live, folder, sweep, already).heard
 
 
+class _Sitting:
+    """What the time left is worked out from."""
+
+    def __init__(self, folder: Path, sweep: Sweep, already: int) -> None:
+        self.folder, self.sweep, self.already = folder, sweep, already
+        self.began = time.monotonic()
+        self.before: dict[str, float] = {}  # shares of jobs that earlier sittings had done
+
+    def note(self, event: Event | None) -> None:
+        if event is not None and event.kind == "started" and event.id not in self.before:
+            self.before[event.id] = done_share(self._progress(event.id))
+
+    def running(self, queue: Queue) -> dict[str, Progress]:
+        """How far each running job is."""
+        found = (id for id, state in queue.states.items() if state == "running")
+        return {id: self._progress(id) for id in found}
+
+    def line(self, queue: Queue, jobs: Mapping[str, Progress], now: float) -> str:
+        under_way, before = sum(map(done_share, jobs.values())), sum(self.before.values())
+        return time_line(queue, now - self.began, self.already, under_way, before)
+
+    def _progress(self, id: str) -> Progress:
+        shared = any(job.id == id for job in self.sweep.embeddings)
+        return progress_of((embedding_folder if shared else run_folder)(self.folder, id))
+
+
 class _Lines:
-    def __init__(self, console: Console, jobs: int) -> None:
-        self.console, self.jobs = console, jobs
+    def __init__(self, console: Console, folder: Path, sweep: Sweep, already: int) -> None:
+        self.console, self.sweep = console, sweep
+        self.sitting = _Sitting(folder, sweep, already)
+        self.said = time.monotonic()
 
     def heard(self, queue: Queue, event: Event | None) -> None:
-        if event is None or event.kind in ("started", "busy"):
-            return
-        note = f": {event.note}" if event.note else ""
-        counts = f"[{queue.count('done')}/{self.jobs}]"
-        self.console.print(f"{counts} {event.kind} {event.id}{note}")
+        self.sitting.note(event)
+        if event is None:
+            if time.monotonic() - self.said >= QUIET:
+                self._say(queue, self._under_way(queue))
+        elif event.kind not in ("started", "busy"):
+            note = f": {event.note}" if event.note else ""
+            self._say(queue, f"{event.kind} {event.id}{note}")
+
+    def _say(self, queue: Queue, text: str) -> None:
+        self.said = time.monotonic()
+        self.console.print(f"[{queue.count('done')}/{len(self.sweep.jobs)}] {text}")
+
+    def _under_way(self, queue: Queue) -> str:
+        jobs = self.sitting.running(queue)
+        shown = [f"{id} ({phase_of(progress)})" for id, progress in list(jobs.items())[:SHOWN]]
+        shown += [f"and {len(jobs) - SHOWN} more"] if len(jobs) > SHOWN else []
+        return f"running {', '.join(shown)}; {self.sitting.line(queue, jobs, time.monotonic())}"
 
 
 class _Table:
     def __init__(self, live: Live, folder: Path, sweep: Sweep, already: int) -> None:
-        self.live, self.folder, self.sweep, self.already = live, folder, sweep, already
-        self.began = self.drawn = time.monotonic()
-        self.embeddings = {job.id for job in sweep.embeddings}
+        self.live, self.sweep = live, sweep
+        self.sitting = _Sitting(folder, sweep, already)
+        self.drawn = time.monotonic()
 
     def heard(self, queue: Queue, event: Event | None) -> None:
+        self.sitting.note(event)
         if event is not None and event.kind in ("failed", "died"):
             self.live.console.print(f"{event.kind} {event.id}: {event.note}")
         now = time.monotonic()
         if event is None and now - self.drawn >= 1.0:
             self.drawn = now
-            self.live.update(self._drawing(queue, now - self.began), refresh=True)
+            self.live.update(self._drawing(queue, now), refresh=True)
 
-    def _drawing(self, queue: Queue, elapsed: float) -> Group:
+    def _drawing(self, queue: Queue, now: float) -> Group:
         parts: list[Table | Text] = [counts_table(self.sweep, queue)]
-        running = {
-            id: progress_of(self._folder(id))
-            for id, state in queue.states.items()
-            if state == "running"
-        }
-        if running:
-            parts.append(_running(running))
-        halves = sum(map(done_share, running.values()))
-        parts.append(Text(time_line(queue, elapsed, self.already, halves), style="dim"))
+        jobs = self.sitting.running(queue)
+        if jobs:
+            parts.append(_running_table(jobs))
+        parts.append(Text(self.sitting.line(queue, jobs, now), style="dim"))
         return Group(*parts)
 
-    def _folder(self, id: str) -> Path:
-        place = embedding_folder if id in self.embeddings else run_folder
-        return place(self.folder, id)
 
-
-def _running(jobs: Mapping[str, Progress]) -> Table:
+def _running_table(jobs: Mapping[str, Progress]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for id, progress in list(jobs.items())[:SHOWN]:
         table.add_row(Text(f"  {id}"), Text(phase_of(progress)))
@@ -118,9 +152,12 @@ def done_share(progress: Progress) -> float:
     return progress.step / progress.total if known else 0.0
 
 
-def time_line(queue: Queue, elapsed: float, already: int, under_way: float = 0.0) -> str:
-    """`under_way` are runs' worth of work that running ones have behind them."""
-    done = queue.count("done") - already + under_way
+def time_line(
+    queue: Queue, elapsed: float, already: int, under_way: float = 0.0, before: float = 0.0
+) -> str:
+    """`under_way` are runs' worth of work that running ones have behind them; `before`, what of
+    that and of finished ones was done in earlier sittings, and so says nothing of the pace."""
+    done = queue.count("done") - already + under_way - before
     left = sum(queue.states[job.id] in ("waiting", "running") for job in queue.sweep.jobs)
     if done < LEAST_DONE:
         return f"{duration(elapsed)} elapsed"

@@ -1,7 +1,7 @@
 """From a defined sweep to its choices, as `sweep` and `ablate` show it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -50,15 +50,16 @@ class Conduct:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choices of each rule that can choose, and the test accuracy of each run."""
+    """The choices of the sweep's own rule and of each other that can choose, and the test accuracy
+    of each run."""
 
     by_rule: Mapping[str, Sequence[Choice]]
     accuracy: Mapping[tuple[str, tuple[str, ...]], float]  # by run and target
 
 
 def conduct(folder: Path, plan: Plan, how: Conduct) -> Chosen | None:
-    """Run what is left, choose, and show both. Exits with 1 where jobs failed; with `dry_run`
-    nothing is written and None returned."""
+    """Run what is left, choose, and show both. Exits with 1 where jobs are not done; with
+    `dry_run` nothing is written and None returned."""
     sweep = plan.sweep
     launch = chosen_launcher(how.launch)
     check_folder(folder, sweep, extend=how.extend)
@@ -87,14 +88,16 @@ def conduct(folder: Path, plan: Plan, how: Conduct) -> Chosen | None:
         say_json(_as_json(folder, sweep, tally, chosen))
     else:
         _show(folder, sweep, tally, chosen)
-    if tally.failures:
+    if tally.done < tally.jobs:
         raise typer.Exit(1)
     return chosen
 
 
 def choose(folder: Path, sweep: Sweep) -> Chosen:
     found = candidates(folder, sweep)
-    rules = applicable(found, expected=sweep.jobs, asked=sweep.rule)
+    # The sweep's own rule is asked in any case: what it cannot choose is then known by name.
+    able = applicable(found, expected=sweep.jobs, asked=sweep.rule)
+    rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
     by_rule = {rule: select(found, rule, expected=sweep.jobs) for rule in rules}
     runs = {candidate.run: candidate for candidate in found}
     taken = [choice for choices in by_rule.values() for choice in choices]
@@ -115,14 +118,32 @@ def _accuracy(run: Candidate, target: tuple[str, ...]) -> float | None:
 def _keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, how: Conduct) -> None:
     from acclimate.sweep.cards import prune, write_cards
 
-    choices = chosen.by_rule.get(sweep.rule, ())
+    choices = chosen.by_rule[sweep.rule]
     write_cards(folder, sweep, choices, sweep.rule)
     if not how.prune:
         return
-    if tally.done < tally.jobs:
-        typer.echo("nothing is pruned before every job is done", err=True)
+    problem = _against_pruning(folder, sweep, choices, tally)
+    if problem:
+        typer.echo(problem, err=True)
         return
     prune(folder, sweep, {choice.run for choice in choices if choice.run is not None})
+
+
+def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tally: Tally) -> str:
+    """Why pruning might take weights that nothing is left in place of; "" where it does not."""
+    from acclimate.trained import is_pruned
+
+    if tally.done < tally.jobs:
+        return "nothing is pruned before every job is done"
+    for choice in choices:
+        if choice.run is None:
+            return f"nothing is pruned, as {sweep.rule} cannot choose: {choice.reason}"
+        if is_pruned(run_folder(folder, choice.run)):
+            return (
+                f"nothing is pruned, as the weights of the chosen {choice.run} were pruned before; "
+                f"delete its folder and repeat the sweep to have them again"
+            )
+    return ""
 
 
 def _announce(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> None:
@@ -131,20 +152,25 @@ def _announce(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> None:
     expected = _expected(folder, plan, how, queue) if queue.unfinished() else None
     if how.dry_run and how.json:
         facts = {"sweep": str(folder), "rule": sweep.rule, **counts}
-        seconds = None if expected is None else asdict(expected)
+        seconds = None if expected is None or isinstance(expected, str) else asdict(expected)
         say_json({**facts, "runs_by_rule": dict(plan.runs_by_rule), "estimate": seconds})
         return
     phis = counts["embeddings"]
-    shared = f" and {phis} shared embedding{'s' * (phis > 1)}" if phis else ""
+    shared = f" and {_several(phis, 'shared embedding')}" if phis else ""
+    runs = _several(counts["runs"], "run") + shared
     needed = "; ".join(f"{rule} {runs}" for rule, runs in plan.runs_by_rule.items())
     text = [
         f"runs that each rule would take: {needed}",
-        f"this sweep: {counts['runs']} runs{shared}, chosen by {sweep.rule} ({RULES[sweep.rule]})",
+        f"this sweep: {runs}, chosen by {sweep.rule} ({RULES[sweep.rule]})",
         f"{counts['done']} done, {counts['failed']} failed, {counts['left']} left",
         *plan.notes,
     ]
-    if expected is not None:
-        text.append(f"time left: about {duration(expected.wall)} ({expected.how})")
+    if isinstance(expected, str):
+        text.append(f"time left: not known before the first runs are done ({expected})")
+    elif expected is not None:
+        side_by_side = _several(expected_workers(how.launch)[0], "job")
+        left = duration(expected.wall)
+        text.append(f"time left: about {left} with {side_by_side} at a time ({expected.how})")
     for line in text:
         if how.dry_run:
             say(line)
@@ -152,7 +178,12 @@ def _announce(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> None:
             typer.echo(line, err=True)
 
 
-def _expected(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> "Estimate":
+def _several(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def _expected(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> "Estimate | str":
+    """How long it takes, or why that is not known. Jobs that failed and rest are not counted."""
     import torch
 
     from acclimate.sweep.estimate import estimate
@@ -163,19 +194,31 @@ def _expected(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> "Estimate
             finished = read(run_folder(folder, job.id) / "records.jsonl").finished
             if finished is not None:
                 seconds[job.id] = finished.seconds
+    on_gpus = how.launch.device != "cpu"
+    if not seconds and how.launch.elsewhere and on_gpus and not torch.cuda.is_available():
+        return "jobs run elsewhere, and there is no GPU here to time steps on"
     (workers, full_speed), threads = expected_workers(how.launch), torch.get_num_threads()
     try:
         torch.set_num_threads(1)  # as a job on the CPU has; on a GPU it makes no difference
         return estimate(
-            plan.sweep,
+            _without_failed(plan.sweep, queue),
             plan.manifests,
             device=how.launch.device,
             max_parallel=workers,
             full_speed=full_speed,
             done=seconds,
         )
+    except RuntimeError as error:  # no room on a GPU, as a rule: no reason not to start
+        return f"steps cannot be timed: {str(error).partition(chr(10))[0]}"
     finally:
         torch.set_num_threads(threads)
+
+
+def _without_failed(sweep: Sweep, queue: Queue) -> Sweep:
+    jobs = [job for job in sweep.jobs if queue.states[job.id] not in ("failed", "blocked")]
+    needed = {job.needs for job in jobs}
+    phis = [phi for phi in sweep.embeddings if phi.id in needed]
+    return replace(sweep, jobs=tuple(jobs), embeddings=tuple(phis))
 
 
 def _counts(sweep: Sweep, queue: Queue) -> dict[str, int]:
@@ -213,7 +256,7 @@ def _as_json(folder: Path, sweep: Sweep, tally: Tally, chosen: Chosen) -> dict[s
 
 
 def _show(folder: Path, sweep: Sweep, tally: Tally, chosen: Chosen) -> None:
-    if chosen.by_rule:
+    if chosen.accuracy:
         _show_choices(sweep, chosen)
         say()
     _show_failures(folder, tally)

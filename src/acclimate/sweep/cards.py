@@ -14,6 +14,7 @@ from acclimate.files import write_json, write_text
 from acclimate.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
 from acclimate.records import Finished, Score, Started, read
 from acclimate.selection import Choice
+from acclimate.trained import is_pruned
 
 CARD = "MODEL_CARD.md"
 PRUNED = "pruned.json"
@@ -44,8 +45,9 @@ def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str
             write_text(path, text)
         paths.append(path)
     for job in sweep.jobs:  # what was chosen before more runs were done
-        if job.id not in chosen:
-            (run_folder(folder, job.id) / CARD).unlink(missing_ok=True)
+        old = run_folder(folder, job.id) / CARD
+        if job.id not in chosen and old.is_file():
+            old.unlink()
     return paths
 
 
@@ -84,9 +86,9 @@ def _delete_weights(place: Path) -> int:
 
 @dataclass(frozen=True)
 class _Facts:
-    name: str
+    place: Path
     run: dict[str, Any]  # run.json
-    started: Started
+    sittings: list[Started]
     finished: Finished
     scores: list[Score]  # of the kept weights
 
@@ -117,7 +119,7 @@ def _read(place: Path) -> _Facts:
     if records.finished is None or not started:
         raise SweepError(f"{place}: the run is not finished; repeat the sweep to resume it")
     scores = [score for score in records.scores if score.moment == "final"]
-    return _Facts(place.name, run, started[-1], records.finished, scores)
+    return _Facts(place, run, started, records.finished, scores)
 
 
 def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
@@ -131,7 +133,7 @@ def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> 
         *_use(facts),
         *_limits(facts),
         *_settings(facts),
-        *_made(facts),
+        *_made(facts, sweep),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -164,7 +166,13 @@ def _data(facts: _Facts) -> list[str]:
         f"- Trained on {_listed(run['train_domains'])}",
     ]
     if run["val_domains"]:
-        lines.append(f"- Weights chosen by validation domains {_listed(run['val_domains'])}")
+        used = facts.finished.kept_by == "validation domains"
+        use = (
+            "Weights chosen by validation domains"
+            if used
+            else "Validation domains, not trained on:"
+        )
+        lines.append(f"- {use} {_listed(run['val_domains'])}")
     if run["test_domains"]:
         lines.append(f"- Never looked at in training: {_listed(run['test_domains'])}")
     classes = run["classes"]
@@ -204,13 +212,19 @@ def _scores(facts: _Facts) -> list[str]:
 
 
 def _use(facts: _Facts) -> list[str]:
+    name = facts.place.name
+    if is_pruned(facts.place):
+        gone = (
+            "Its weights were pruned; to have them again, delete this folder and repeat the sweep."
+        )
+        return ["## Use", "", gone, ""]
     lines = ["## Use", "", "```"]
     if facts.adaptive:
-        lines.append(f"acclimate adapt {facts.name} new-domain/ --out new-domain.safetensors")
+        lines.append(f"acclimate adapt {name} new-domain/ --out new-domain.safetensors")
         domain = " --domain new-domain.safetensors"
     else:
         domain = ""
-    lines.append(f"acclimate predict {facts.name} new-domain/{domain} --out predictions.csv")
+    lines.append(f"acclimate predict {name} new-domain/{domain} --out predictions.csv")
     return [*lines, "```", ""]
 
 
@@ -253,13 +267,20 @@ def _settings(facts: _Facts) -> list[str]:
     return [*lines, ""]
 
 
-def _made(facts: _Facts) -> list[str]:
-    finished, started = facts.finished, facts.started
+def _made(facts: _Facts, sweep: Sweep) -> list[str]:
+    finished, sittings = facts.finished, facts.sittings
+    versions = dict.fromkeys(sitting.version for sitting in sittings)
+    devices = dict.fromkeys(sitting.device for sitting in sittings)
+    worked = f"{finished.seconds:.0f} s"
+    if any(job.id == facts.place.name and job.needs for job in sweep.jobs):
+        worked += " without Step A, which it shares with other runs"
+    if len(sittings) > 1:
+        worked += f", in {len(sittings)} sittings"
     return [
         "## Made",
         "",
-        f"- acclimate {started.version}, on {started.device}",
-        f"- Started {started.time}, {finished.seconds:.0f} s; weights of step "
+        f"- acclimate {_listed(versions)}, on {_listed(devices)}",
+        f"- Started {sittings[0].time}, {worked}; weights of step "
         f"{finished.kept_step}, kept by {finished.kept_by}",
     ]
 

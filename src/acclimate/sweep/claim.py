@@ -28,14 +28,19 @@ def claimed(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[Non
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise RunBusy(
                 f"another process is running the sweep in {folder}; "
                 f"wait for it, or choose another --out"
             ) from None
+        except OSError as error:
+            raise SweepError(
+                f"{folder} cannot be locked ({error.strerror}); choose a folder on a file system "
+                f"that has locks"
+            ) from None
         check_folder(folder, sweep, extend=extend)
-        clear_temporary(folder)
-        clear_temporary(folder / "failures")
+        for place in (folder, folder / "failures", folder / "labels"):
+            clear_temporary(place)
         if not is_sweep(folder) or _plain(read_sweep(folder)) != _plain(sweep):
             write_sweep(folder, sweep)
         yield

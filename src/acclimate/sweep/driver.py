@@ -20,6 +20,7 @@ from acclimate.protocol import (
     Sweep,
     embedding_folder,
     embedding_state,
+    failure_path,
     job_state,
     read_failure,
     run_folder,
@@ -98,6 +99,9 @@ def look(folder: Path, sweep: Sweep, *, retry_failed: bool = False) -> Queue:
 
 def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
     """What workers that were killed in their very last moment did not tidy."""
+    for job in sweep.jobs:
+        if queue.states[job.id] == "done":
+            failure_path(folder, job.id).unlink(missing_ok=True)
     done = [run_folder(folder, job.id) for job in sweep.jobs if queue.states[job.id] == "done"]
     done += [
         embedding_folder(folder, job.id)

@@ -23,7 +23,8 @@ FROM_STEPS = "from a few steps timed here; reading images and starting up come o
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of computation, and `wall`: how long that takes with jobs side by side."""
+    """Seconds of computation, and `wall`: how long that takes with jobs side by side, which is no
+    less than the longest of them with the Φ it waits for."""
 
     total: float
     left: float
@@ -52,9 +53,13 @@ def estimate(
         seconds, how = _from_steps(sweep, manifests, pick_device(device)), FROM_STEPS
         parallel = full_speed or max_parallel
     finished = {*known, *(job.needs for job in sweep.jobs if job.id in known)}
-    left = sum(value for name, value in seconds.items() if name not in finished)
-    total = sum(known.get(name, value) for name, value in seconds.items())
-    return Estimate(total=total, left=left, wall=left / max(parallel, 1), how=how)
+    ahead = {name: value for name, value in seconds.items() if name not in finished}
+    left, total = sum(ahead.values()), sum(known.get(name, seconds[name]) for name in seconds)
+    chains = (
+        ahead[job.id] + ahead.get(job.needs or "", 0.0) for job in sweep.jobs if job.id in ahead
+    )
+    wall = max(left / max(parallel, 1), max(chains, default=0.0))
+    return Estimate(total=total, left=left, wall=wall, how=how)
 
 
 def _from_runs(sweep: Sweep, known: Mapping[str, float]) -> dict[str, float]:
@@ -108,6 +113,8 @@ def _timings(
         if kind not in alike:
             alike[kind] = time_plan(plan, device)
         found[place] = alike[kind]
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # this process outlives the timing, and the jobs need the room
     return found
 
 

@@ -3,7 +3,7 @@ them than `Launcher`."""
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +53,13 @@ class LaunchOptions:
     slurm: Mapping[str, Any] = field(default_factory=dict)  # parameters of submitit
     slurm_cluster: str = "slurm"
 
+    @property
+    def elsewhere(self) -> bool:
+        """Do jobs run on machines of which this one knows nothing?"""
+        if self.launcher == "ray":
+            return bool(self.ray_address or os.environ.get("RAY_ADDRESS"))
+        return self.launcher == "slurm" and self.slurm_cluster == "slurm"
+
 
 def chosen_launcher(options: LaunchOptions) -> Launch:
     """How to open the launcher; names and limits are checked now, nothing is started."""
@@ -84,12 +91,14 @@ def chosen_launcher(options: LaunchOptions) -> Launch:
 def expected_workers(options: LaunchOptions) -> tuple[int, int]:
     """How many jobs go on at a time, and how many of them at full speed, as far as can be told
     before they start."""
-    if options.launcher == "slurm":
+    if options.elsewhere:
         return options.max_parallel or 1, options.max_parallel or 1
-    if options.launcher == "ray":
-        return options.max_parallel or cores(), options.max_parallel or cores()
     from acclimate.sweep.launchers.local import local_slots
 
+    if options.launcher == "slurm":
+        from acclimate.sweep.launchers.slurm import FEW
+
+        options = replace(options, max_parallel=options.max_parallel or FEW)
     slots = local_slots(options)
     on_cpu = slots[0].device == "cpu"
     # Jobs that share a GPU share its speed.

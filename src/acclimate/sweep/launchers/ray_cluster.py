@@ -30,6 +30,7 @@ class RayLauncher:
         import ray
 
         self._ray: Any = ray
+        self._running: dict[Any, str] = {}
         self._joined = not ray.is_initialized()
         if self._joined:
             _join(ray, options)
@@ -37,15 +38,19 @@ class RayLauncher:
         gpus = 0 if options.device == "cpu" else int(resources.get("GPU", 0))
         cpus = int(resources.get("CPU", 1))
         self.slots = options.max_parallel or gpus or cpus
-        # Ray shows a task only its own GPUs, so that there "auto" is the right one.
-        self._device = "cpu" if options.device == "cpu" else "auto"
+        if not gpus and options.device.startswith("cuda"):
+            self.close()
+            raise ConfigError(
+                f"--device {options.device}: the Ray cluster has no GPU; use cpu, or add one"
+            )
+        # Ray shows a task only its own GPUs, so that there the first is the right one.
+        self._device = "cuda" if options.device.startswith("cuda") else options.device
         self._threads = max(1, cpus // self.slots) if gpus else 1
         self._remote = ray.remote(
             num_cpus=min(1.0, cpus / self.slots),
             num_gpus=gpu_share(gpus, self.slots),
             max_retries=0,  # the driver decides what is tried again
         )(perform)
-        self._running: dict[Any, str] = {}
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)

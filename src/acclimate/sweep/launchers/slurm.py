@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.errors import ConfigError
+from acclimate.errors import ConfigError, SweepError
 from acclimate.sweep.launchers import Died, LaunchOptions
 from acclimate.sweep.task import Outcome, Task, perform
 
 QUEUED = 100  # jobs in Slurm's queue at a time, if nobody says otherwise
+FEW = 2  # the same of submitit's own processes
 DEFAULTS = {"timeout_min": 24 * 60}  # submitit's own five minutes are no time for training
 GPU_KEYS = ("gpus_per_node", "slurm_gres", "slurm_gpus_per_task", "slurm_gpus_per_node")
 LOOK_EVERY = 0.2  # seconds; submitit itself asks Slurm less often
@@ -37,7 +38,7 @@ class SlurmLauncher:
 
         logging.getLogger("submitit").setLevel(logging.ERROR)
         local = options.slurm_cluster == "local"
-        self.slots = options.max_parallel or (2 if local else QUEUED)
+        self.slots = options.max_parallel or (FEW if local else QUEUED)
         self.patience = 2.0 if local else 30.0
         self._executor: Any = submitit.AutoExecutor(
             folder=folder / "slurm", cluster=options.slurm_cluster
@@ -56,7 +57,14 @@ class SlurmLauncher:
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)
-        self._running[task.id] = self._executor.submit(perform, there)
+        try:
+            self._running[task.id] = self._executor.submit(perform, there)
+        except RuntimeError as error:  # as sbatch said it
+            reason = " ".join(str(error).split())
+            raise SweepError(
+                f"Slurm takes no job ({reason}); check --slurm and --max-parallel, "
+                f"then repeat the command to resume"
+            ) from error
 
     def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
         end = time.monotonic() + wait
@@ -88,5 +96,5 @@ def _end(job: Any) -> Outcome | Died:
     try:
         outcome: Outcome = job.result()
     except (FailedJobError, UncompletedJobError, OSError, EOFError):
-        return Died(f"Slurm job {job.job_id}: {str(job.state).lower()}")
+        return Died(f"job {job.job_id}: {str(job.state).lower()}; see {job.paths.stderr}")
     return outcome
