@@ -335,8 +335,8 @@ def test_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(RunError) as empty:
         write_report(tmp_path, tmp_path / "r.html", title="x")
     assert str(empty.value) == (
-        f"{tmp_path}: no run in it (no run.json); "
-        "give the folder that holds the --out of `acclimate train`"
+        f"{tmp_path}: no run in it (no run.json); give the --out of `acclimate sweep`, or "
+        "the folder that holds the --out of `acclimate train`"
     )
     assert not (tmp_path / "r.html").exists()
 

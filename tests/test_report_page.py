@@ -94,7 +94,7 @@ def headings(text: str) -> list[str]:
 def test_a_rich_page_has_every_section(text: str) -> None:
     assert headings(text) == [
         "Results",
-        "Comparison",
+        "Worst domains and training domains",
         "Unseen domains",
         "Accuracy by domain",
         "Domain by domain",
@@ -103,7 +103,6 @@ def test_a_rich_page_has_every_section(text: str) -> None:
         "How many images an embedding needs",
         "Hyperparameters",
         "Learning curves",
-        "Every unseen domain",
         "What was chosen",
         "Failed jobs",
         "Runs that are not counted",
@@ -186,9 +185,64 @@ def test_results_mark_the_best_and_the_published(report: Report) -> None:
     assert 'class="switch"' not in text  # one rule: nothing to switch
 
 
-def test_p_values() -> None:
-    shown = [sections.p_value(p) for p in (None, 0.0002, 0.0123, 0.0999, 0.25, 1.0)]
-    assert shown == ["–", "< 0.001", "0.012", "0.100", "0.25", "1.00"]
+def test_the_average_is_not_beyond_the_edge(report: Report) -> None:
+    rule = report.rules[0]
+    few, many, _ = report.results[rule]
+    ends = [
+        re.findall(r'<button type="button">(.*?)</button>', sections.results(small))
+        for one in (few, many)
+        for small in [replace(report, rules=(rule,), results={rule: (one,)})]
+    ]
+    overall = ["Average", "Difference to ERM", "p (Holm)"]
+    assert ends[0][-3:] == overall and ends[1][1:4] == overall
+    assert len(few.columns) == 4 and len(many.columns) == 10
+
+
+def test_notes_speak_of_what_is_there(report: Report) -> None:
+    rule = report.rules[0]
+    first = report.results[rule][0]
+    erm = next(row for row in first.rows if row.key == ERM)
+    alone = replace(first, rows=(erm,), best={})
+    text = sections.results(replace(report, rules=(rule,), results={rule: (alone,)}), ["Careful."])
+    for absent in ("Bold", "t-test", "Published", "ceilings"):
+        assert absent not in text.split("<p", 1)[1]
+    assert "<li>Careful.</li>" in text
+
+
+def test_rules_that_agree_are_shown_once(ablation: Report) -> None:
+    text = sections.results(ablation)
+    assert ablation.rules == ("training-domains", "oracle")
+    assert text.count("<table>") == 1 and "<select>" not in text
+    assert "Selection by oracle chooses the same runs." in text
+
+
+def test_what_the_results_hold_is_not_repeated(text: str) -> None:
+    section = text.split('id="worst-domains-and-training-domains"')[1].split("</section>")[0]
+    header = re.findall(r'<button type="button">(.*?)</button>', section)
+    assert header == [
+        *("Method", "Worst unseen domain", "Training domains", "Better than ERM", "Runs"),
+        "Domains",
+    ]
+
+
+def test_an_ablation_over_data_shows_the_first_and_the_last(ablation: Report) -> None:
+    assert ablation.sweep is not None
+    names = ("n-3", "n-12", "n-48")
+    sets = tuple(replace(ablation.sweep.datasets[0], name=name) for name in names)
+    labels = tuple(
+        Labels(name, ("x", "y"), {"a": Labels.Domain("train", (1, 2))}) for name in sorted(names)
+    )
+    runs = [
+        replace(run, dataset=name)
+        for run, name in zip(ablation.runs, names * len(ablation.runs), strict=False)
+    ]
+    rule = ablation.rules[0]
+    summary = replace(ablation.summaries[rule], runs=tuple(runs))
+    sweep = replace(ablation.sweep, datasets=sets)
+    changed = replace(ablation, sweep=sweep, labels=labels, summaries={rule: summary})
+    for name in ("labels", "map"):
+        captions = [one.caption for one in illustrations(changed) if one.name.startswith(name)]
+        assert [caption.split(".")[0] for caption in captions] == ["Data set n-3", "Data set n-48"]
 
 
 def test_a_missing_value_is_a_dash_without_a_value(report: Report) -> None:
@@ -202,7 +256,7 @@ def test_a_missing_value_is_a_dash_without_a_value(report: Report) -> None:
 
 def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
     text = page_of(ablation)
-    assert headings(text)[:3] == ["Results", "Ablation", "Comparison"]
+    assert headings(text)[:2] == ["Ablation", "Results"]
     assert "Domain by domain" not in headings(text) and "Label distributions" not in text
     drawing = _curve(ablation)
     (ax,) = drawing.figure.axes
@@ -236,6 +290,10 @@ def test_categories_stand_in_the_order_of_the_jobs(tmp_path: Path) -> None:
     assert ax.get_xscale() == "linear"
     level = next(line for line in ax.get_lines() if line.get_label() == "ERM")
     assert level.get_ydata()[0] == level.get_ydata()[1]  # it has no variant: a level line
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    # Nothing lies between categories, so that no line joins them.
+    assert lines["DA-ERM"].get_linestyle() == "None" and lines["DA-ERM"].get_marker() == "o"
+    assert lines["DA-ERM, wrong domain's embedding"].get_marker() == "v"
 
 
 def test_a_decade_decides_the_scale() -> None:

@@ -28,6 +28,7 @@ from acclimate.protocol import (
     write_sweep,
 )
 from acclimate.report import export, results, runs, significance, tables
+from acclimate.report.lead import lead
 from acclimate.report.load import load_domainbed, load_report
 from acclimate.report.summary import ERM, Estimate, Key, find_runs, summarise
 from test_report import make_run, score
@@ -35,6 +36,9 @@ from test_report import make_run, score
 DA = Key("da-erm", "embedding")
 CORAL = Key("coral", "none")
 DOMAINS = ("a", "b")
+MISSING = (
+    "(a cell is over the trials that have it, or a dash; a trial that lacks one is in no average)"
+)
 Scores = Mapping[
     tuple[str, int], Mapping[str, float | None]
 ]  # (algorithm, trial) -> domain -> top1
@@ -189,15 +193,48 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     assert da.test is not None and da.test.pairs == 3
     assert report.waiting == 1
     assert report.notes == (
-        "Under training-domains, 1 of 8 results are missing; they are dashes, and their trials "
-        "are in no average: DA-ERM on toy b in trial 1 (no finished run is scored on b).",
+        f"Under training-domains, 1 of 8 results are missing {MISSING}: "
+        "DA-ERM on toy b in trial 1 (no finished run is scored on b).",
     )
+    # A mean over other domains is another quantity, in a line of the summary as in the table.
+    line = report.summaries["training-domains"].line(DA)
+    assert line is not None and line.unseen == da.average
+    assert line.worst == Estimate(pytest.approx(0.60), None, 1)
+    assert said(report) == [  # once: its controls lack the same
+        "DA-ERM and ERM: only the test domains that both scored are compared; "
+        "not every seed has the same test domains to compare."
+    ]
     (run_folder(folder, "toy-da-erm--b-0-0") / "records.jsonl").unlink()
+    line = load_report(folder).summaries["training-domains"].line(DA)
+    assert line is not None and line.unseen is None
     da = row_of(table(folder), DA)
     assert da.cells["b"] is None and da.average is None
     assert [cell.text for cell in export.results_grid(table(folder)).rows[1]] == [
         "DA-ERM", "61.0 ± 1.0", "–", "–",
     ]  # fmt: skip
+
+
+def said(report: results.Report) -> list[str]:
+    return list(tables.notes(report.summaries[report.rules[0]]))
+
+
+def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, {("da-erm", 0): {"a": 0.6, "b": 0.7}})
+    (run_folder(folder, "toy-da-erm--b-0-0") / "records.jsonl").unlink()
+    assert lead(load_report(folder)) == (
+        "No trial of DA-ERM has all of its unseen domains yet. "
+        "There is no finished ERM run to compare it with."
+    )
+
+
+def test_many_missing_domains_do_not_flood_a_note(tmp_path: Path) -> None:
+    names = tuple(f"d{i:02d}" for i in range(60))
+    one = replace(job("erm", "x", 0), groups=(names,))
+    write_sweep(tmp_path, sweep_of([one]))
+    assert load_report(tmp_path).notes == (
+        f"Under training-domains, 1 of 1 results are missing {MISSING}: ERM on toy d00 and 59 more "
+        "in trial 0 (no finished run is scored on d00 and 59 more).",
+    )
 
 
 def test_a_score_that_is_no_number_is_missing(tmp_path: Path) -> None:
@@ -334,6 +371,87 @@ def test_variants_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
     assert versus is not None and versus.against == Key("erm", "none", "f = 0.1")
 
 
+def ablation(folder: Path, scores: Mapping[tuple[str, str], tuple[float, ...]], axis: Axis) -> Path:
+    """(algorithm, variant) -> top1 of each trial on `a`; a data set for each numbered variant."""
+    jobs = []
+    for (name, variant), found in scores.items():
+        dataset = "toy" if axis.places[variant] is None else f"toy-{variant}"
+        for trial, top1 in enumerate(found):
+            jobs.append(job(name, "a", trial, variant=variant, dataset=dataset))
+            run_job(folder, jobs[-1], {"a": top1})
+    write_sweep(folder, sweep_of(jobs, axis=axis))
+    return folder
+
+
+NUMBERS = {
+    ("erm", "12"): (0.60, 0.61, 0.62),
+    ("erm", "3"): (0.50, 0.52, 0.54),
+    ("da-erm", "3"): (0.52, 0.53, 0.57),
+    ("da-erm", "12"): (0.70, 0.74, 0.75),
+}
+
+
+def test_holm_is_over_all_values_of_an_ablation(tmp_path: Path) -> None:
+    axis = Axis(label="domains N", places={"3": 3.0, "12": 12.0})
+    (found,) = load_report(ablation(tmp_path, NUMBERS, axis)).results["training-domains"]
+    raw, fixed = {}, {}
+    for variant in ("3", "12"):
+        test = row_of(found, Key("da-erm", "embedding", variant)).test
+        assert test is not None
+        raw[variant], fixed[variant] = test.p, test.p_holm
+        mine, theirs = (NUMBERS[name, variant] for name in ("da-erm", "erm"))
+        assert test.p == pytest.approx(stats.ttest_rel(mine, theirs).pvalue)
+    low, high = sorted(raw.values())  # type: ignore[type-var]
+    assert sorted(fixed.values()) == pytest.approx([2 * low, max(high, 2 * low)])  # type: ignore[type-var]
+    assert ", at the same value." in export.tests_caption(found)
+
+
+def test_the_lead_of_an_ablation_is_its_course(tmp_path: Path) -> None:
+    axis = Axis(label="domains N", places={"12": 12.0, "3": 3.0})
+    folder = ablation(tmp_path, NUMBERS, axis)
+    assert lead(load_report(folder)) == (
+        "Accuracy on domains never seen in training, by domains N, from 3 to 12: "
+        "DA-ERM 54.0 ± 1.5 to 73.0 ± 1.5 %, ERM 52.0 ± 1.2 to 61.0 ± 0.6 %. "
+        "DA-ERM less ERM: +2.0 ± 0.6 points at 3, +12.0 ± 1.0 at 12."
+    )
+    for trial in range(3):  # one value is no course
+        (run_folder(folder, f"toy-3-erm-3-a-0-{trial}") / "records.jsonl").unlink()
+    assert lead(load_report(folder)).startswith("On 1 domain never seen in training, DA-ERM")
+
+
+def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) -> None:
+    scores = {
+        ("erm", "none"): (0.50, 0.52),
+        ("da-erm", "mean"): (0.54, 0.58),
+        ("da-erm", "prototype"): (0.50, 0.50),
+    }
+    axis = Axis(label="embedding", places=dict.fromkeys(("none", "mean", "prototype")))
+    report = load_report(ablation(tmp_path, scores, axis))
+    assert lead(report) == (
+        "Accuracy on domains never seen in training, by embedding: mean 56.0 ± 2.0 % (DA-ERM), "
+        "prototype 50.0 ± 0.0 % (DA-ERM), none 51.0 ± 1.0 % (ERM)."
+    )
+    (found,) = report.results["training-domains"]
+    tests = {row.key.variant: row.test for row in found.rows if row.key.kind == "method"}
+    assert tests["none"] is None and found.baseline.label == "ERM (none)"
+    assert tests["mean"] is not None and tests["mean"].difference.mean == pytest.approx(0.05)
+    summary = report.summaries["training-domains"]
+    assert any("−1.0 ± 1.0 points" in sentence for sentence in tables.findings(summary))
+
+
+def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
+    assert results.alike(load_report(sweep)) == ["oracle"]
+    jobs = [job("erm", "a", 0, draw) for draw in (0, 1)]
+    write_sweep(tmp_path, sweep_of(jobs))
+    for one, top1, val in zip(jobs, (0.5, 0.6), (0.9, 0.8), strict=True):
+        run_job(tmp_path, one, {"a": top1}, val)
+    assert results.alike(load_report(tmp_path)) == []
+
+
+def test_the_last_bit_decides_no_digit() -> None:
+    assert tables.percent(0.0385) == tables.percent(0.03849999999999998) == "3.9"
+
+
 def test_runs_that_differ_in_settings_are_not_pooled(tmp_path: Path) -> None:
     for seed in (0, 1):
         for backbone, top1 in (("small-cnn", 0.4), ("mlp", 0.6)):
@@ -388,10 +506,7 @@ def test_plain_runs_have_a_table_too(tmp_path: Path) -> None:
     (found,) = report.results[""]
     assert found.columns == ("a", "b", "c") and found.dataset == "toy"
     assert found.rows[0].average == Estimate(pytest.approx(0.75), pytest.approx(0.15), 2)
-    assert report.notes == (
-        "1 of 5 results are missing; they are dashes, and their trials are in no average: "
-        "ERM on toy b in seed 1.",
-    )
+    assert report.notes == (f"1 of 5 results are missing {MISSING}: ERM on toy b in seed 1.",)
 
 
 def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
@@ -462,8 +577,8 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError) as empty:
         load_report(tmp_path)
     assert str(empty.value) == (
-        f"{tmp_path}: no run in it (no run.json); "
-        "give the folder that holds the --out of `acclimate train`"
+        f"{tmp_path}: no run in it (no run.json); give the --out of `acclimate sweep`, or "
+        "the folder that holds the --out of `acclimate train`"
     )
     make_sweep(tmp_path / "one")
     with pytest.raises(RunError) as nested:
@@ -610,7 +725,7 @@ def test_the_best_has_a_star(sweep: Path) -> None:
 
 
 def test_p_values() -> None:
-    assert [export.p_value(p) for p in (None, 0.0004, 0.04, 1.0)] == [
+    assert [tables.p_value(p) for p in (None, 0.0004, 0.04, 1.0)] == [
         "–", "<0.001", "0.040", "1.000",
     ]  # fmt: skip
 
@@ -698,12 +813,13 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
     assert sag.key.label == "SagNet"
     assert sag.average == Estimate(pytest.approx(0.55), None, 1)  # trial 1 lacks sketch
     assert sag.test is not None and sag.test.pairs == 7
+    line = report.summaries["training-domains"].line(sag.key)
+    assert line is not None and line.unseen == sag.average
     assert report.notes[1:] == (
         "Without results, and left out: empty.",
-        "Under training-domains, 1 of 16 results are missing; they are dashes, and their trials "
-        "are in no average: SagNet on PACS sketch in trial 1.",
-        "Under oracle, 1 of 16 results are missing; they are dashes, and their trials are in no "
-        "average: SagNet on PACS sketch in trial 1.",
+        f"Under training-domains, 1 of 16 results are missing {MISSING}: "
+        "SagNet on PACS sketch in trial 1.",
+        f"Under oracle, 1 of 16 results are missing {MISSING}: SagNet on PACS sketch in trial 1.",
     )
     line = report.summaries["training-domains"].line(Key("SagNet", "none"))
     assert line is not None and line.seeds == 2
@@ -712,13 +828,25 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
     assert with_rows.results["oracle"][0].rows[0].key == Key("SagNet", "none")
 
 
+def test_domainbed_folders_are_recognised_and_sorted_by_name(tmp_path: Path) -> None:
+    for name in ("SagNet", "CORAL", "ERM"):
+        domainbed_run(tmp_path, name, 0.5, env=0, trial=0)
+    with pytest.raises(RunError) as error:
+        load_report(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: no run in it, but results of DomainBed; add --from-domainbed"
+    )
+    (found, *_) = load_domainbed(tmp_path).results["training-domains"]
+    assert [row.key.label for row in found.rows] == ["ERM", "CORAL", "SagNet"]
+
+
 def test_a_domainbed_trial_without_any_number_is_named(tmp_path: Path) -> None:
     domainbed_run(tmp_path, "ERM", 0.5, env=0, trial=0)
     domainbed_run(tmp_path, "MMD", math.nan, env=0, trial=0)
     report = load_domainbed(tmp_path)
     assert report.notes[1] == (
-        "Under training-domains, 1 of 2 results are missing; they are dashes, and their trials "
-        "are in no average: MMD on PACS art_painting in trial 0."
+        f"Under training-domains, 1 of 2 results are missing {MISSING}: "
+        "MMD on PACS art_painting in trial 0."
     )
     assert row_of(report.results["oracle"][0], Key("mmd", "none")).average is None
 
@@ -745,7 +873,7 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
         "+4.0 ± 2.0",  # trial 0: +10 and +2; trial 1: +2
         "* the best of a column.",
         "failed: toy-da-erm--b-0-1: Boom",
-        "also on the page: selection by oracle",
+        "selection by oracle chooses the same runs",
         f"report: {sweep}/report.html",
         f"written: {tmp_path}/t.tex",
     ):

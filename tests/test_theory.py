@@ -335,7 +335,7 @@ def test_the_command_in_words(cli: Any, tmp_path: Path) -> None:
         "Two halves of one domain lie 0.25 apart, a ratio of 8: they differ by more than the "
         "choice of images does."
     ) in text
-    assert "For a radius of 0.2, Theorem 1 asks for 650 images at most." in text
+    assert "For a radius of 0.2 in each of them, Theorem 1 asks for 650 images." in text
     assert text.count("smallest") == 2  # the row, and the sentence below
 
 

@@ -18,6 +18,7 @@ from acclimate.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, run_fo
 from acclimate.records import Records, Score, read
 
 Key = tuple[str, str, str, int]  # data set, algorithm, variant, trial
+_MOST_NAMED = 3  # domains in a sentence
 One = TypeVar("One", "Candidate", Job)
 
 
@@ -197,7 +198,7 @@ def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice
 
 
 def _reason(contest: Contest, rule: str, usable: Mapping[int, float]) -> str:
-    target = " and ".join(contest.target)
+    target = named(contest.target)
     if not contest.scored:
         return f"no finished run is scored on {target}"
     if not usable:
@@ -207,6 +208,12 @@ def _reason(contest: Contest, rule: str, usable: Mapping[int, float]) -> str:
     if rule in CROSS_VALIDATED:
         return f"no draw has an accuracy for each of the {len(contest.folds)} further folds"
     return f"no finished run has an accuracy on the {RULES[rule]}"
+
+
+def named(group: Group) -> str:
+    """`a and b`; of many domains the first, for a sentence."""
+    few = len(group) <= _MOST_NAMED
+    return " and ".join(group) if few else f"{group[0]} and {len(group) - 1} more"
 
 
 def _contest(target: Group, runs: Iterable[Candidate], folds: Iterable[Group]) -> Contest:

@@ -174,7 +174,7 @@ def show_theorem_1(found: dict[str, Any], delta: float) -> None:
         say(sentence)
     if wanted is not None:
         most = max(row["images"] for row in found["domains"])
-        say(f"For a radius of {_number(wanted)}, Theorem 1 asks for {most} images at most.")
+        say(f"For a radius of {_number(wanted)} in each of them, Theorem 1 asks for {most} images.")
 
 
 def _in_words(found: dict[str, Any], share: str) -> list[str]:

@@ -89,7 +89,9 @@ def _say_json(report: "Report", written: list[Path]) -> None:
 
 
 def _show(report: "Report", written: list[Path]) -> None:
-    from acclimate.report.tables import headline, notes
+    from acclimate.report.lead import lead
+    from acclimate.report.results import alike
+    from acclimate.report.tables import notes
 
     main = report.rules[0]
     summary = report.summaries[main]
@@ -98,18 +100,22 @@ def _show(report: "Report", written: list[Path]) -> None:
         _show_results(results)
     if any(any(results.best.values()) for results in shown):
         say("* the best of a column.")
-    if shown:
+    if any(row.average and row.average.se is not None for found in shown for row in found.rows):
         say("± is the standard error over trials (sample standard deviation / √n).")
     if any(row.test and row.test.p is not None for results in shown for row in results.rows):
         say("p: paired t-test over (domain, trial); trials of one domain are not independent, so")
         say("with few domains a small p is optimistic. Holm: corrected for the number of methods.")
     say()
-    say(headline(summary))
+    say(lead(report))
     for note in dict.fromkeys([*report.notes, *notes(summary)]):
         say(f"note: {note}")
     _show_trouble(report)
-    if len(report.rules) > 1:
-        say(f"also on the page: selection by {', '.join(report.rules[1:])}")
+    same = alike(report)
+    others = [rule for rule in report.rules[1:] if rule not in same]
+    if same:
+        say(f"selection by {' or '.join(same)} chooses the same runs")
+    if others:
+        say(f"also on the page: selection by {', '.join(others)}")
     for name, path in zip(["report", *["written"] * len(written)], written, strict=False):
         say(f"{name}: {path}")
 

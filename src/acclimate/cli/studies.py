@@ -145,7 +145,7 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
     found = levels(out, study.sweep)
     said = verdict(found, study.sweep.baseline)
     report = load_report(out)
-    written = [write_page(report, out / "report.html", intro=" ".join(said))]
+    written = [write_page(report, out / "report.html", intro="\n\n".join(said))]
     for figure in illustrations(report):
         if figure.name == "ablation":
             written += [out / "ablation.png", out / "ablation.pdf"]

@@ -9,6 +9,7 @@ load.py     a sweep, a folder of runs or (history.py) a DomainBed sweep -> Repor
 beside.py   the paper's rows beside ours; missing.py says what a table lacks
 
 Views
+lead.py     the first sentence of a page
 tables.py   a Summary in words and as text, Markdown, CSV and JSON values
 export.py   a Report's tables as text, Markdown, LaTeX (latex.py), CSV and JSON values
 plots.py and the modules it names: figures, as SVG, PDF and PNG

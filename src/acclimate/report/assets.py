@@ -66,8 +66,7 @@ tr.control, tr.ceiling, tr.published { color: var(--faint); }
 tr.control th, tr.ceiling th, tr.published th { font-weight: 400; }
 th button { all: unset; box-sizing: border-box; cursor: pointer; width: 100%; font-weight: 600;
   padding: 0.45rem 0.55rem; }
-th button.scroll + .scroll { margin-top: 1.25rem; }
-:focus-visible { outline: 2px solid var(--blue); outline-offset: -2px; }
+th button:focus-visible { outline: 2px solid var(--blue); outline-offset: -2px; }
 th[aria-sort=ascending] button::after { content: " ↑"; }
 th[aria-sort=descending] button::after { content: " ↓"; }
 .badge { border: 1px solid var(--line); border-radius: 1rem; padding: 0 0.5rem;

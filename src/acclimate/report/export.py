@@ -13,9 +13,10 @@ from acclimate.files import write_text
 from acclimate.protocol import RULES
 from acclimate.report import tables
 from acclimate.report.latex import latex_table, latex_tests
+from acclimate.report.lead import lead
 from acclimate.report.results import ALL, AVERAGE, Report, Results, Row
 from acclimate.report.summary import Estimate
-from acclimate.report.tables import DASH, MARKS, Cell, Grid
+from acclimate.report.tables import MARKS, Cell, Grid, p_value
 
 PUBLISHED = " [published]"
 _MOST_BLOCKS = 3
@@ -65,10 +66,6 @@ def tests_grid(results: Results) -> Grid:
     return Grid(header, tuple(cells), tuple(row.key for row in rows))
 
 
-def p_value(p: float | None) -> str:
-    return DASH if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def heading(results: Results) -> str:
     return f"{results.dataset}, selected by {results.rule}" if results.rule else results.dataset
 
@@ -97,11 +94,18 @@ def published_note(results: Results) -> str:
 
 def tests_caption(results: Results) -> str:
     return (
-        f"Differences to {results.baseline.label} in points, ± the standard error over trials. "
+        f"Differences to {results.baseline.label} in points, ± the standard error over trials"
+        f"{', at the same value' if _varied(results) else ''}. "
         "p: paired t-test over (domain, trial), then corrected by Holm for the methods of this "
         "table. Trials of one domain are not independent, so with few domains a small p is "
         "optimistic."
     )
+
+
+def _varied(results: Results) -> bool:
+    """Whether each variant has a baseline of its own."""
+    base = results.baseline.algorithm
+    return len({row.key.variant for row in results.rows if row.key.algorithm == base}) > 1
 
 
 def to_text(results: Results, *, width: int = 100) -> str:
@@ -211,6 +215,7 @@ def to_dict(report: Report, rules: Sequence[str] | None = None) -> dict[str, Any
     summary = report.summaries[wanted[0]]
     return {
         **tables.to_dict(summary),
+        "headline": lead(report),
         "title": report.title,
         "rules": wanted,
         "runs": [

@@ -20,6 +20,16 @@ from acclimate.report.summary import RunView, Summary
 from acclimate.report.theory_plots import draw_consistency, expressivity, parsed
 
 MOST_CURVES = 40
+# How a map was made, and what may be read from it.
+_COMPONENTS = (
+    "their two principal components",
+    "Far marks differ to the model; near ones may still differ in what two axes cannot show.",
+)
+_NEIGHBOURS = (
+    "t-SNE",
+    "Neighbours look alike to the model; axes, scale and the distance between far marks have no "
+    "meaning.",
+)
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -105,9 +115,9 @@ def _ablation(report: Report, rule: str, colours: Colours) -> Iterable[Illustrat
         yield Illustration(
             "ablation",
             "Ablation",
-            f"Accuracy on unseen domains against {axis.label}. Whiskers are one standard error "
-            "over trials. Dashed: controls, which are meant to fail. Dotted: ceilings, which use "
-            "what no method may know.",
+            f"Accuracy on unseen domains by {axis.label}. Whiskers are one standard error over "
+            "trials. Hollow, pointing down: controls, which are meant to fail. Hollow, pointing "
+            "up: ceilings, which use what no method may know.",
             drawing,
         )
 
@@ -180,10 +190,19 @@ def _by_dataset(report: Report, summary: Summary) -> dict[str, list[RunView]]:
     """Finished runs of each data set of a sweep, in a fixed order: the first that has what is
     wanted speaks for its data set. Runs on their own are taken together."""
     runs = sorted(summary.finished, key=lambda run: (run.algorithm, run.seed, run.name))
-    found: dict[str, list[RunView]] = {}
+    names = _shown_sets(report) or [""]
+    found: dict[str, list[RunView]] = {name: [] for name in names}
     for run in runs:
-        found.setdefault(run.dataset if report.sweep is not None else "", []).append(run)
+        if (name := run.dataset if report.sweep is not None else "") in found:
+            found[name].append(run)
     return found
+
+
+def _shown_sets(report: Report) -> list[str]:
+    """The data sets of a sweep in its order; of an ablation with data for each value, those of
+    the first and the last value: what lies between looks like something in between."""
+    names = [] if report.sweep is None else [found.name for found in report.sweep.datasets]
+    return [names[0], names[-1]] if _varies(report) and len(names) > 2 else names
 
 
 def _maps(report: Report, summary: Summary) -> Iterable[Illustration]:
@@ -194,14 +213,13 @@ def _maps(report: Report, summary: Summary) -> Iterable[Illustration]:
             found = read_domain_map(run)
             if found is None:
                 continue
-            how = "their two principal components" if by_components(found.mu) else "t-SNE"
+            how, meaning = _COMPONENTS if by_components(found.mu) else _NEIGHBOURS
             yield Illustration(
                 _numbered("map", drawn),
                 "Map of the domains",
                 f"{_of(dataset, len(groups) > 1)}Each mark is a domain, placed by its embedding "
-                f"with {how} (run {run.name}): neighbours look alike to the model. "
-                "Axes, scale and the distance between far marks have no meaning. Point at a mark, "
-                "or go through the marks with the arrow keys, to read its name.",
+                f"with {how} (run {run.name}). {meaning} Point at a mark, or go through the marks "
+                "with the arrow keys, to read its name.",
                 draw_map(found),
             )
             drawn += 1
@@ -209,7 +227,10 @@ def _maps(report: Report, summary: Summary) -> Iterable[Illustration]:
 
 
 def _shares(report: Report) -> Iterable[Illustration]:
-    for number, labels in enumerate(report.labels):
+    names = _shown_sets(report)
+    found = [labels for labels in report.labels if not names or labels.name in names]
+    found.sort(key=lambda labels: names.index(labels.name) if names else 0)
+    for number, labels in enumerate(found):
         drawing = draw_shares(labels)
         if drawing is None:
             continue
@@ -222,7 +243,7 @@ def _shares(report: Report) -> Iterable[Illustration]:
         yield Illustration(
             _numbered("labels", number),
             "Label distributions",
-            f"{_of(labels.name, len(report.labels) > 1)}Share of each class in "
+            f"{_of(labels.name, len(found) > 1)}Share of each class in "
             f"{some or 'each domain'}, from the most to the least "
             f"frequent class overall{steps if size > 1 else ''}. Shift is the total variation "
             "distance from the other domains pooled: 0 is alike, 1 has no class in common.",
@@ -240,16 +261,18 @@ def _consistency(report: Report, summary: Summary) -> Iterable[Illustration]:
         run, curve = found
         said = any(point.radius is not None for point in curve.points)
         bound = (
-            "Theorem 1 bounds it in at least 95 % of draws; it looks at the worst case, so the "
-            "measured error should lie well below."
+            "In each domain, Theorem 1 bounds the error of at least 95 % of draws; it must hold "
+            "for any distribution, so the dashed line should lie well below it."
             if said
             else "Theorem 1 says nothing about so few images."
         )
         yield Illustration(
             _numbered("consistency", drawn),
             "How many images an embedding needs",
-            f"{_of(dataset, len(groups) > 1)}How far the embedding from n images lies from μ, that "
-            f"of all images of a training domain (run {run.name}). {bound} "
+            f"{_of(dataset, len(groups) > 1)}How far the embedding from n images of a training "
+            "domain, drawn at random with replacement, lies from μ, that of all the images they "
+            "are drawn from: the mean over domains and draws, and what 95 % of draws stay below "
+            f"in the worst domain (run {run.name}). {bound} "
             f"{expressivity(curve)}".strip(),
             draw_consistency(curve),
         )

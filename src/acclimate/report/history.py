@@ -10,7 +10,7 @@ from acclimate.errors import unknown
 from acclimate.records import Finished, Records, Score
 from acclimate.report import missing
 from acclimate.report.beside import with_published
-from acclimate.report.results import Frame, Report, observations, tabulate
+from acclimate.report.results import Frame, Report, domains_of_a_trial, observations, tabulate
 from acclimate.report.summary import ERM, Key, RunView, summarise
 
 
@@ -34,6 +34,7 @@ def load_domainbed(
         raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
     baseline = baseline or ERM
     views = {rule: _views(folder, found) for rule, found in outcomes.items()}
+    frames = {rule: _frames(found) for rule, found in outcomes.items()}
     report = Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
@@ -42,11 +43,14 @@ def load_domainbed(
         rules=tuple(outcomes),
         # They are no run folders: nobody should look for curves or maps in them.
         summaries={
-            rule: replace(summarise(found, baseline), runs=()) for rule, found in views.items()
+            rule: replace(
+                summarise(found, baseline, domains_of_a_trial(frames[rule].values())), runs=()
+            )
+            for rule, found in views.items()
         },
         results={
-            rule: tabulate(observations(views[rule]), _frames(found), rule=rule, baseline=baseline)
-            for rule, found in outcomes.items()
+            rule: tabulate(observations(found), frames[rule], rule=rule, baseline=baseline)
+            for rule, found in views.items()
         },
         choices=dict.fromkeys(outcomes, ()),
         failures=(),

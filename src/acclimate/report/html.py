@@ -9,6 +9,7 @@ from acclimate.files import write_text
 from acclimate.report import sections, tables
 from acclimate.report.assets import PAGE, SCRIPT, STYLE
 from acclimate.report.figures import Illustration, illustrations
+from acclimate.report.lead import lead
 from acclimate.report.load import load_report
 from acclimate.report.markup import (
     bullets,
@@ -25,6 +26,9 @@ from acclimate.report.results import Report
 from acclimate.report.summary import Summary
 
 _MANY = 8  # findings that a reader has patience for
+_MOST_LINES = 12  # of a table that is not folded away
+NOISE = "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0."
+KINDS = "Controls are meant to fail; ceilings use what no method may know."
 _LONG = 5  # from so many sections on, a page has a table of contents
 
 
@@ -64,12 +68,15 @@ def page(summary: Summary, *, title: str, intro: str = "") -> str:
 def page_of(report: Report, intro: str = "") -> str:
     summary = report.summaries[report.rules[0]]
     drawn = _figures(report)
+    caution = list(dict.fromkeys([*tables.notes(summary), *report.notes]))
+    results = sections.results(report, caution)
+    # What a table of results has already is not shown a second time.
     parts = [
-        sections.results(report),
         drawn.pop("Ablation", ""),
-        _comparison(report, summary),
+        results,
+        _further(summary, report.rules[0]) if results else _comparison(summary, caution),
         *drawn.values(),
-        _by_domain(summary),
+        "" if results else _by_domain(summary),
         sections.choices(report),
         sections.failures(report),
         sections.uncounted(report.runs),
@@ -91,10 +98,13 @@ def _opening(report: Report, summary: Summary, intro: str) -> str:
     if report.sweep is not None:
         finished = sum(run.finished is not None for run in report.runs)
         sweep = f'\n<p class="note">{escape(sections.sweep_line(report.sweep, finished))}</p>'
+    first, rest = lead(report), tables.findings(summary)
+    if summary.contenders and first != (plain := tables.headline(summary)):
+        rest = [plain, *rest]
     return (
         f"<header><h1>{escape(report.title)}</h1>\n"
-        f'<p class="lead">{escape(tables.headline(summary))}</p>\n'
-        f"{_findings(tables.findings(summary))}{sweep}\n{paragraphs}</header>"
+        f'<p class="lead">{escape(first)}</p>\n'
+        f"{_findings(rest)}{sweep}\n{paragraphs}</header>"
     )
 
 
@@ -112,22 +122,33 @@ def _contents(parts: Sequence[str]) -> str:
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
-def _comparison(report: Report, summary: Summary) -> str:
-    caution = dict.fromkeys([*tables.notes(summary), *report.notes])
+def _comparison(summary: Summary, caution: Sequence[str]) -> str:
     if not summary.lines:
         return section("Notes", bullets(caution)) if caution else ""
     base = summary.baseline.label
     grid = grid_table(tables.comparison(summary), "Accuracy of each method")
-    if report.sweep is not None and report.sweep.axis is not None:
-        grid = folded(f"Table of {count(len(summary.lines), 'line')}", grid)
     note = (
         "Accuracy in percent. Domains count equally. ± is the standard error over seeds; there is "
         f"none for a single seed. The difference to {base} is in points, taken between runs with "
         f"the same data and seed; “better than {base}” is the share of (domain, seed) pairs that "
-        "improve. A difference is called noise where its 95 % interval over seeds (Student’s t) "
-        "holds 0. Controls are meant to fail; ceilings use what no method may know."
+        f"improve. {NOISE} {KINDS}"
     )
     return section("Comparison", f"{grid}\n{paragraph(note)}\n{bullets(caution, 'note')}")
+
+
+def _further(summary: Summary, rule: str) -> str:
+    """Beside the tables of a sweep: what they do not hold, of the runs that were chosen."""
+    if not summary.lines:
+        return ""
+    base = summary.baseline.label
+    grid = grid_table(tables.further(summary), "Of each method")
+    note = (
+        f"Accuracy in percent, of the models chosen by {rule}. ± is the standard error over "
+        f"trials. “Better than {base}” is the share of (domain, trial) pairs that improve. {NOISE}"
+    )
+    if len(summary.lines) > _MOST_LINES:
+        grid = folded(f"Table of {count(len(summary.lines), 'line')}", grid)
+    return section("Worst domains and training domains", f"{grid}\n{paragraph(note)}")
 
 
 def _figures(report: Report) -> dict[str, str]:

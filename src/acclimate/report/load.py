@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from acclimate.domainbed import RESULTS
 from acclimate.errors import RunError, unknown
 from acclimate.protocol import (
     Failure,
@@ -22,6 +23,7 @@ from acclimate.report.results import (
     Frame,
     Labels,
     Report,
+    domains_of_a_trial,
     frames_of,
     observations,
     tabulate,
@@ -57,10 +59,12 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
     left_out = ", ".join(sweep.relative_to(folder).as_posix() for sweep in sweeps)
     if not runs and sweeps:
         raise RunError(f"{folder}: no run in it, but sweeps: {left_out}; report on one of them")
+    if not runs and any(folder.glob(f"*/{RESULTS}")):
+        raise RunError(f"{folder}: no run in it, but results of DomainBed; add --from-domainbed")
     if not runs:
         raise RunError(
-            f"{folder}: no run in it (no run.json); "
-            "give the folder that holds the --out of `acclimate train`"
+            f"{folder}: no run in it (no run.json); give the --out of `acclimate sweep`, or the "
+            "folder that holds the --out of `acclimate train`"
         )
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
     summary = summarise(runs, baseline or ERM)
@@ -88,7 +92,7 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
 def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     sweep = read_sweep(folder)
     _check_baseline(folder, baseline, (job.algorithm for job in sweep.jobs))
-    baseline = baseline or Key.usual(sweep.baseline)
+    baseline = _of_its_variant(baseline or Key.usual(sweep.baseline), sweep)
     runs = sweep_runs(folder, sweep)
     views = {run.folder.name: run for run in runs}
     known = _candidates(sweep, views)
@@ -100,7 +104,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     summaries, results = {}, {}
     for rule in rules:
         chosen = [views[choice.run] for choice in choices[rule] if choice.run is not None]
-        summaries[rule] = summarise(chosen, baseline)
+        summaries[rule] = summarise(chosen, baseline, domains_of_a_trial(frames.values()))
         results[rule] = tabulate(observations(chosen), frames, rule=rule, baseline=baseline)
     failures = tuple(_failures(folder, sweep, views))
     stopped = {failure.job for failure in failures}
@@ -132,6 +136,12 @@ def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str
     if baseline is not None and baseline.algorithm not in known:
         name = baseline.algorithm
         raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
+
+
+def _of_its_variant(baseline: Key, sweep: Sweep) -> Key:
+    """An ablation of embeddings has its plain models under `none` alone: all compare with them."""
+    variants = {job.variant for job in sweep.jobs if job.algorithm == baseline.algorithm}
+    return replace(baseline, variant=variants.pop()) if len(variants) == 1 else baseline
 
 
 def _candidates(sweep: Sweep, views: Mapping[str, RunView]) -> list[Candidate]:

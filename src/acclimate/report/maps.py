@@ -75,6 +75,7 @@ def draw_map(found: DomainMap, seed: int = 0) -> Drawing:
             ax.plot([], [], marker, color=colour, alpha=alpha, label=f"{label} ({len(members)})")
     ax.set(xticks=[], yticks=[])
     ax.margins(0.08)
+    ax.set_aspect("equal", adjustable="datalim")  # else a map would stretch one direction
     ax.spines[:].set_visible(False)
     legend(figure, ax)
     # Test domains first: where names collide, theirs are the ones to keep.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from acclimate.report.results import Frame, Observation
 from acclimate.report.summary import Key
 from acclimate.selection import Choice
+from acclimate.selection import named as group_named
 
 MOST = 4  # things that a sentence names
 
@@ -16,7 +17,7 @@ def of_choices(choices: Mapping[str, Sequence[Choice]]) -> Iterable[str]:
         missing = {
             (one.dataset, one.algorithm, one.variant, one.trial, one.target): (
                 f"{Key.usual(one.algorithm, one.variant).label} on {one.dataset} "
-                f"{'+'.join(one.target)} in trial {one.trial} ({one.reason})"
+                f"{group_named(one.target)} in trial {one.trial} ({one.reason})"
             )
             for one in found
             if one.run is None
@@ -62,6 +63,6 @@ def named(names: Sequence[str], between: str = ", ") -> str:
 
 def _sentence(missing: Sequence[str], expected: int) -> str:
     return (
-        f"{len(missing)} of {expected} results are missing; they are dashes, and their trials "
-        f"are in no average: {named(missing, '; ')}."
+        f"{len(missing)} of {expected} results are missing (a cell is over the trials that have "
+        f"it, or a dash; a trial that lacks one is in no average): {named(missing, '; ')}."
     )

@@ -77,7 +77,7 @@ def draw_comparison(summary: Summary, colours: Mapping[str, str] | None = None) 
         note = f"{mean:.1f}" + (f" ± {se:.1f}" if line.unseen.se is not None else "")
         domains = "1 domain" if line.domains == 1 else f"{line.domains} domains"
         titles[gid] = f"{line.key.label}: {note} % on {domains}"
-        ax.text(mean + se + 1.5, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
+        ax.text(mean + se + 3, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
         ticks.append(place)
         place += room
     ax.set_yticks(ticks, names, parse_math=False)

@@ -33,6 +33,7 @@ MOST_METHODS = 8
 _HATCHES = ("", "....", "////", "xxxx")
 _FEW_PLACES = 8  # as many variants as can each have a tick of its own
 _LINES = {"method": "-", "control": "--", "ceiling": ":"}
+_MARKS = {"method": "o", "control": "v", "ceiling": "^"}
 
 
 def methods_shown(results: Results) -> list[Row]:
@@ -152,7 +153,8 @@ def draw_ablation(
             label = key.label if key.label not in labels else ""
             labels.add(key.label)
             gid = f"line-{number}-{algorithm}-{method}"
-            titles |= _draw_line(ax, rows, places, colours[algorithm], label, gid)
+            joined = None not in axis.places.values()
+            titles |= _draw_line(ax, rows, places, colours[algorithm], label, gid, joined=joined)
         _scale(ax, axis, places)
         ax.set_ylabel("accuracy, %")
         plain(ax, "y")
@@ -191,7 +193,10 @@ def _draw_line(
     colour: str,
     label: str,
     gid: str,
+    *,
+    joined: bool,
 ) -> dict[str, str]:
+    """`joined`: the variants have an order, so that a line between them means something."""
     kind = rows[0].key.kind
     style: dict[str, Any] = {"color": colour, "linestyle": _LINES[kind], "linewidth": 1.3}
     titles: dict[str, str] = {}
@@ -207,14 +212,14 @@ def _draw_line(
         return titles
     values = [row.average for _, row in placed if row.average is not None]
     x, y = [place for place, _ in placed], [100 * value.mean for value in values]
-    ax.plot(x, y, **style, label=label)
     hollow = "none" if kind != "method" else colour
+    mark: dict[str, Any] = {"marker": _MARKS[kind], "markerfacecolor": hollow, "markersize": 4.5}
+    ax.plot(x, y, **(style if joined else style | mark | {"linestyle": ""}), label=label)
     for number, ((place, row), value) in enumerate(zip(placed, values, strict=True)):
         mean, se = 100 * value.mean, 100 * (value.se or 0.0)
         ax.errorbar(place, mean, yerr=se or None, color=colour, capsize=2.5, linewidth=1)
         ax.plot(
-            place, mean, "o", color=colour, markerfacecolor=hollow, markersize=4.5,
-            gid=f"{gid}-{number}",
+            place, mean, linestyle="", color=colour, **mark, gid=f"{gid}-{number}"
         )  # fmt: skip
         titles[f"{gid}-{number}"] = f"{row.key.label}: {estimate(value)} %"
     return titles

@@ -96,6 +96,16 @@ def limited(report: Report, rules: Sequence[str]) -> Report:
     )
 
 
+def alike(report: Report) -> list[str]:
+    """The further rules that give the same tables as the first: with one draw there is nothing to
+    choose, and all of them do."""
+
+    def tables(rule: str) -> list[Results]:
+        return [replace(one, rule="") for one in report.results.get(rule, ())]
+
+    return [rule for rule in report.rules[1:] if tables(rule) == tables(report.rules[0])]
+
+
 @dataclass(frozen=True)
 class Observation:
     """What one method scored on one unseen domain, once."""
@@ -157,6 +167,16 @@ def frames_of(observations: Iterable[Observation]) -> dict[str, Frame]:
         columns = tuple(sorted({name for names in needed.values() for name in names}))
         frames[dataset] = Frame(columns, needed={d: frozenset(n) for d, n in needed.items()})
     return frames
+
+
+def domains_of_a_trial(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
+    """How many test domains a complete trial has, over all data sets, by algorithm and variant."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for frame in frames:
+        for key in frame.keys:
+            needed = frame.needed.get("", frozenset(frame.columns))
+            counts[key.algorithm, key.variant] += len(needed)
+    return counts
 
 
 def tabulate(
@@ -276,13 +296,13 @@ def _test(by_dataset: Sequence[_Pairs]) -> Test | None:
 def _results(
     dataset: str, rule: str, columns: tuple[str, ...], rows: Iterable[Row], baseline: Key
 ) -> Results:
-    found = _corrected(list(rows))
+    found = corrected(list(rows))
     best = {column: _best({row.key: row.cells[column] for row in found}) for column in columns}
     best[AVERAGE] = _best({row.key: row.average for row in found})
     return Results(dataset, rule, columns, tuple(found), baseline, best)
 
 
-def _corrected(rows: Sequence[Row]) -> list[Row]:
+def corrected(rows: Sequence[Row]) -> list[Row]:
     """Holm over the methods of a table; controls and ceilings are no claims."""
     family = {
         row.key: row.test.p
@@ -301,7 +321,7 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 def _best(values: Mapping[Key, Estimate | None]) -> frozenset[Key]:
     """The best of the methods, with those that print the same; of one alone there is no best."""
     means = {
-        key: round(100 * value.mean, 1)
+        key: round(round(100 * value.mean, 9), 1)
         for key, value in values.items()
         if key.kind == "method" and value is not None
     }

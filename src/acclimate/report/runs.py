@@ -41,7 +41,12 @@ class Key:
         """Sorts methods before controls and ceilings, and variants by the numbers in them."""
         rank = {"method": 0, "control": 1, "ceiling": 2}[self.kind]
         parts = re.findall(r"(\d+(?:\.\d+)?)|([^\d]+)", self.variant)
-        return rank, self.algorithm, self.method, tuple((float(n or -1), t) for n, t in parts)
+        return (
+            rank,
+            self.algorithm.lower(),
+            self.method,
+            tuple((float(n or -1), t) for n, t in parts),
+        )
 
     @property
     def kind(self) -> str:

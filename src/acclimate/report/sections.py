@@ -19,13 +19,14 @@ from acclimate.report.markup import (
     section,
     table,
 )
-from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row
+from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row, alike
 from acclimate.report.search_plots import drawn_settings
 from acclimate.report.share_plots import shifts
 from acclimate.report.summary import Estimate, Key, RunView
 from acclimate.selection import Choice
 
 _MOST_FILES = 50
+_FEW = 6  # columns that stand beside each other on a page
 
 
 def sweep_line(sweep: Sweep, finished: int) -> str:
@@ -50,22 +51,34 @@ def rule_name(rule: str) -> str:
     return f"{rule} ({RULES[rule]})" if rule in RULES else rule
 
 
-def results(report: Report) -> str:
-    """A table per data set, under each rule; nothing for a folder of runs without rules."""
-    if not any(report.results.get(rule) for rule in report.rules if rule):
+def results(report: Report, caution: Sequence[str] = ()) -> str:
+    """A table per data set, under each rule, with what a reader should be wary of; nothing for a
+    folder of runs without rules."""
+    found = [one for rule in report.rules if rule for one in report.results.get(rule, ())]
+    if not found:
         return ""
-    note = (
-        "Accuracy in percent, mean ± standard error over trials (sample standard deviation / √n); "
-        "a dash is missing, never zero. Bold: the best of our own methods. The difference is in "
-        "points, paired over domains and trials; p is of a two-sided paired t-test, corrected for "
-        "the number of methods compared (Holm)."
+    said = [
+        "Accuracy in percent, mean ± standard error over trials (sample standard deviation / √n; "
+        "none for a single trial); a dash is missing, never zero.",
+        "Bold: the best of our own methods." * any(any(one.best.values()) for one in found),
+        "The difference is in points, paired over domains and trials; p is of a two-sided paired "
+        "t-test, corrected for the number of methods compared (Holm). Trials of one domain are "
+        "not independent, so with few domains a small p is optimistic."
+        * any(row.test is not None for one in found for row in one.rows),
+        "Published rows are numbers from papers, on other machines and draws."
+        * any(row.published for one in found for row in one.rows),
+        "Controls are meant to fail; ceilings use what no method may know."
+        * any(row.key.kind != "method" for one in found for row in one.rows),
+    ]
+    same = alike(report)
+    body = by_rule(
+        report,
+        lambda rule: "\n".join(map(_results, report.results.get(rule, ()))) * (rule not in same),
     )
-    if any(
-        row.published for r in report.rules for found in report.results[r] for row in found.rows
-    ):
-        note += " Published rows are numbers from papers, on other machines and draws."
-    body = by_rule(report, lambda rule: "\n".join(map(_results, report.results.get(rule, ()))))
-    return section("Results", f"{body}\n{paragraph(note)}")
+    if same:
+        body += "\n" + paragraph(f"Selection by {' or '.join(same)} chooses the same runs.")
+    note = paragraph(" ".join(filter(None, said)))
+    return section("Results", f"{body}\n{note}\n{bullets(caution, 'note')}")
 
 
 def by_rule(report: Report, part: Callable[[str], str]) -> str:
@@ -85,32 +98,25 @@ def by_rule(report: Report, part: Callable[[str], str]) -> str:
 
 
 def _results(found: Results) -> str:
-    base = found.baseline.label
-    columns = [
-        Column("Method", words=True),
-        *map(Column, found.columns),
-        Column("Average"),
-        Column(f"Difference to {base}"),
-        Column("p"),
-    ]
-    lines = [
-        Line(
-            row.key.label,
-            [
-                *(
-                    _entry(row.cells.get(name), _is_best(found, name, row))
-                    for name in found.columns
-                ),
-                _entry(row.average, _is_best(found, AVERAGE, row)),
-                *_test(row),
-            ],
-            "published" if row.published else kind_of(row.key),
-            row.note,
+    overall = ("Average", f"Difference to {found.baseline.label}", "p (Holm)")
+    # Where domains are many, what matters most must not lie beyond the edge of the page.
+    early = len(found.columns) > _FEW
+    names = [*overall, *found.columns] if early else [*found.columns, *overall]
+    lines = []
+    for row in found.rows:
+        cells = [_entry(row.cells.get(name), _is_best(found, name, row)) for name in found.columns]
+        summed = [_entry(row.average, _is_best(found, AVERAGE, row)), *_test(row)]
+        lines.append(
+            Line(
+                row.key.label,
+                [*summed, *cells] if early else [*cells, *summed],
+                "published" if row.published else kind_of(row.key),
+                row.note,
+            )
         )
-        for row in found.rows
-    ]
     name = "All data sets" if found.dataset == ALL else found.dataset
     what = "average of each data set" if found.dataset == ALL else "accuracy on each unseen domain"
+    columns = [Column("Method", words=True), *map(Column, names)]
     return table(f"{name or 'Results'}: {what}", columns, lines)
 
 
@@ -126,13 +132,7 @@ def _test(row: Row) -> Iterable[Entry]:
     if row.test is None:
         return Entry(tables.DASH), Entry(tables.DASH)
     gain, p = row.test.difference, row.test.p_holm
-    return Entry(tables.points(gain), gain.mean), Entry(p_value(p), p)
-
-
-def p_value(p: float | None) -> str:
-    if p is None:
-        return tables.DASH
-    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+    return Entry(tables.points(gain), gain.mean), Entry(tables.p_value(p), p)
 
 
 def choices(report: Report) -> str:

@@ -167,13 +167,31 @@ _Replicate = tuple[str, int]  # data digest, seed
 _Trials = dict[_Replicate, dict[str, _Cell]]  # -> domain -> score
 
 
-def summarise(runs: Sequence[RunView], baseline: Key = ERM) -> Summary:
-    """Finished runs in numbers. Unfinished and damaged ones stay in `runs`, uncounted."""
+def summarise(
+    runs: Sequence[RunView],
+    baseline: Key = ERM,
+    expected: Mapping[tuple[str, str], int] | None = None,
+) -> Summary:
+    """Finished runs in numbers. Unfinished and damaged ones stay in `runs`, uncounted.
+
+    `expected` is how many test domains a trial of an (algorithm, variant) has once it is complete:
+    only complete trials are in a line's means, which would be over other domains otherwise.
+    """
+    complete = expected or {}
     runs = told_apart(runs)
     finished = [run for run in runs if run.finished is not None]
     unseen, seen = _trials(finished, "test"), _trials(finished, "train")
     keys = sorted(unseen, key=lambda key: (key.place[0], key != baseline, key.place))
-    lines = tuple(_line(key, unseen[key], seen.get(key, {}), finished) for key in keys)
+    lines = tuple(
+        _line(
+            key,
+            unseen[key],
+            seen.get(key, {}),
+            finished,
+            complete.get((key.algorithm, key.variant), 0),
+        )
+        for key in keys
+    )
     pairs = [(key, against(key, baseline, keys)) for key in keys if key != baseline]
     pairs += [(k, replace(k, method="embedding")) for k in keys if k.kind == "control"]
     differences = tuple(
@@ -213,12 +231,13 @@ def _cell(scores: Sequence[Score]) -> _Cell:
     return _Cell(float(np.mean(top1)), float(np.mean(top5)) if top5 else None, scores[0].n)
 
 
-def _line(key: Key, unseen: _Trials, seen: _Trials, runs: Iterable[RunView]) -> Line:
-    tops = [[c.top5 for c in cells.values() if c.top5 is not None] for cells in unseen.values()]
+def _line(key: Key, unseen: _Trials, seen: _Trials, runs: Iterable[RunView], expected: int) -> Line:
+    whole = [cells for cells in unseen.values() if len(cells) >= expected]
+    tops = [[c.top5 for c in cells.values() if c.top5 is not None] for cells in whole]
     return Line(
         key=key,
-        unseen=Estimate.of(_mean(cells) for cells in unseen.values()),
-        worst=Estimate.of(min(cell.top1 for cell in cells.values()) for cells in unseen.values()),
+        unseen=Estimate.of(_mean(cells) for cells in whole),
+        worst=Estimate.of(min(cell.top1 for cell in cells.values()) for cells in whole),
         top5=Estimate.of(float(np.mean(top)) for top in tops if top),
         seen=Estimate.of(_mean(cells) for cells in seen.values()),
         runs=sum(
@@ -299,6 +318,11 @@ def _inequality(
         remarks.append(f"only {len(pairs)} of {every} seeds could be paired")
     if any({d for d, _, _ in found} != {*mine[r], *theirs[r]} for r, found in pairs.items()):
         remarks.append("only the test domains that both scored are compared")
+    compared: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for (data, _), found in pairs.items():
+        compared[data].add(frozenset(d for d, _, _ in found))
+    if any(len(sets) > 1 for sets in compared.values()):
+        remarks.append("not every seed has the same test domains to compare")
     if any(before.n != after.n for found in pairs.values() for _, before, after in found):
         remarks.append("they were scored on different numbers of images")
     return f"{key.label} and {against.label}: {'; '.join(remarks)}" if remarks else ""

@@ -33,7 +33,12 @@ class Grid:
 
 
 def percent(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.1f}"
+    """Rounded twice, lest the last bit of a sum decide how 3.85 is printed."""
+    return DASH if value is None else f"{round(100 * value, 9):.1f}"
+
+
+def p_value(p: float | None) -> str:
+    return DASH if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def estimate(value: Estimate | None) -> str:
@@ -67,6 +72,15 @@ def comparison(summary: Summary) -> Grid:
         row = dict(zip(header, _cells(summary, line), strict=True))
         rows.append(tuple(row[name] for name in keep))
     return Grid(tuple(keep), tuple(rows), tuple(line.key for line in summary.lines))
+
+
+def further(summary: Summary) -> Grid:
+    """The comparison without what a table of results has as well."""
+    whole = comparison(summary)
+    twice = {"Unseen domains", f"Difference to {summary.baseline.label}"}
+    kept = [place for place, name in enumerate(whole.header) if name not in twice]
+    rows = tuple(tuple(row[place] for place in kept) for row in whole.rows)
+    return Grid(tuple(whole.header[place] for place in kept), rows, whole.keys)
 
 
 def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
@@ -199,10 +213,12 @@ def headline(summary: Summary) -> str:
 
 
 def _alone(line: Line) -> str:
-    value = None if line.unseen is None else line.unseen.mean
+    if line.unseen is None:
+        return f"No trial of {line.key.label} has all of its unseen domains yet."
+    value = line.unseen.mean
     return (
         f"On {_count(line.domains, 'domain')} never seen in training, {line.key.label} scores "
-        f"{percent(value)} % over {_count(line.seeds, 'seed')}."
+        f"{percent(value)} % over {_count(line.unseen.n, 'seed')}."
     )
 
 
@@ -281,7 +297,11 @@ def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
 
 def notes(summary: Summary) -> Iterable[str]:
     """What a careful reader must know before trusting the means."""
-    yield from (found.remark + "." for found in summary.differences if found.remark and found.gain)
+    yield from (
+        f"{found.remark}."
+        for found in summary.differences
+        if found.remark and found.gain and found.line.kind == "method"  # others only repeat it
+    )
     families: dict[Key, list[RunView]] = defaultdict(list)
     for run in summary.finished:
         families[Key.usual(run.algorithm, run.variant)].append(run)

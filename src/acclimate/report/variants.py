@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from acclimate.report.results import AVERAGE, Report, Results
+from acclimate.report.results import AVERAGE, Report, Results, corrected
 from acclimate.report.summary import Key
 
 
@@ -33,5 +33,6 @@ def _merged(found: Sequence[Results], title: str) -> Results:
     # Values have test data of their own, so that no cell is the best of its column.
     best: dict[str, frozenset[Key]] = dict.fromkeys((*columns, AVERAGE), frozenset())
     first = found[0]
-    ordered = sorted(rows, key=lambda row: row.key.place)
+    # Once more, now that all of them stand in one table.
+    ordered = corrected(sorted(rows, key=lambda row: row.key.place))
     return Results(title, first.rule, columns, tuple(ordered), first.baseline, best)
