@@ -39,12 +39,13 @@ def main() -> None:
 def _section(name: str, folder: Path) -> str:
     sweep = read_sweep(folder)
     found = levels(folder, sweep)
+    about = ABLATIONS[name].about
     said = [f"- {sentence}" for sentence in verdict(found, sweep.baseline)]
     return "\n".join(
         [
             f"## `{name}`",
             "",
-            f"{ABLATIONS[name].about}. `acclimate ablate {name} --out runs/ablations/{name}`: "
+            f"{about[0].upper()}{about[1:]}. `acclimate ablate {name} --out runs/ablations/{name}`: "
             f"{len(sweep.jobs)} runs on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
             "",
             *_table(sweep, found),

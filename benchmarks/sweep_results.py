@@ -11,9 +11,9 @@ from pathlib import Path
 from acclimate.report.canvas import write_figure
 from acclimate.report.export import to_markdown
 from acclimate.report.figures import illustrations
+from acclimate.report.lead import lead
 from acclimate.report.load import load_report
 from acclimate.report.results import Report
-from acclimate.report.tables import headline
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +49,7 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
         f"{len(runs)} of {len(report.runs)} runs finished, {hours:.1f} hours of them in all "
         "(side by side), Step A not counted where runs share it.",
         "",
-        headline(report.summaries[rule]),
+        lead(report),
         "",
         *_tables(report, rule),
     ]
