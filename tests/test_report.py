@@ -426,7 +426,7 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     assert "<title>&lt;b&gt;x (train), 40 images</title>" in text
     assert "not finished; last recorded at step 20 of phase main" in text
     assert "40 unlabelled images per domain, of the same domain, kept out of the scoring" in text
-    assert "<dt>Wall time</dt><dd>6 min 6 s</dd>" in text
+    assert "<dt>Time of all runs</dt><dd>6 min 6 s</dd>" in text
     again = write_report(
         runs, tmp_path / "again.html", title="A <s>title", intro="One.\n\nTwo & 3."
     )

@@ -35,8 +35,7 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     yield "Machine", "; ".join(sorted(machines)) or tables.DASH
     yield "Version", ", ".join(sorted({start.version for start in starts})) or tables.DASH
     seconds = sum(run.finished.seconds for run in runs if run.finished)
-    resumed = any(len(run.starts) > 1 for run in finished)
-    yield "Wall time", _time(seconds) + (" (last sitting of resumed runs)" if resumed else "")
+    yield "Time of all runs", _time(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
 
 
