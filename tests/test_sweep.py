@@ -299,13 +299,27 @@ def test_another_sweep_is_refused_and_the_difference_named(tmp_path: Path) -> No
         (replace(stored, baseline="irm"), "its baseline is 'erm', not 'irm'"),
         (sweep_of(stored.jobs, digest="1" * 64), "its data 'sites' differ"),
         (
-            sweep_of([job("one"), job("three")]),
-            "1 of its 2 jobs are not asked for, e.g. two",
+            sweep_of([job("one"), job("three", trial=7)]),
+            "1 of its 2 jobs are not asked for, e.g. two; "
+            "to add jobs, ask for these too and give --extend",
         ),
     ):
         assert refusal(folder, changed) == f"{folder} holds another sweep ({difference}); {remedy}"
-    assert refusal(folder, sweep_of([job("one"), job("three")]), extend=True) == (
-        f"{folder} holds another sweep (1 of its 2 jobs are not asked for, e.g. two); {remedy}"
+    other = sweep_of([job("one"), job("three", trial=7)])
+    assert refusal(folder, other, extend=True) == (
+        f"{folder} holds another sweep (1 of its 2 jobs are not asked for, e.g. two; "
+        f"to add jobs, ask for these too and give --extend); {remedy}"
+    )
+
+
+def test_the_setting_that_makes_another_sweep_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    config = RunConfig(algorithm="erm", test_domains=("site-0",))
+    write_sweep(folder, sweep_of([job("erm-1", config)]))
+    longer = replace(config, train=replace(config.train, steps=31))
+    assert refusal(folder, sweep_of([job("erm-2", longer)])) == (
+        f"{folder} holds another sweep (its train.steps is 0, not 31); "
+        "choose another --out, or repeat the command that made it"
     )
 
 

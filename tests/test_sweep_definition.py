@@ -795,6 +795,21 @@ class TestErrors:
             "validation and test domains are set aside; use --algorithm erm, or add domains"
         )
 
+    def test_a_pair_that_leaves_too_few_is_named(self) -> None:
+        three = arrays(("art", "photo", "sketch"))
+        assert message(lambda: defined(three, draws=2, rule="leave-one-out")) == (
+            "cross-validation also holds out art and photo together, and then da-erm needs at "
+            "least 2 training domains, and arrays leaves only 'sketch' once validation and test "
+            "domains are set aside; use --algorithm erm, or add domains; or choose the rule "
+            "training-domains, which holds out one group at a time"
+        )
+
+    def test_a_flag_is_named_as_it_was_given(self) -> None:
+        flags = {"data": ("x",), "settings": {"train": {"stps": 3}}}
+        assert message(lambda: gather(None, flags)) == (
+            "sweep: there is no setting 'train.stps'; did you mean 'train.steps'?"
+        )
+
     def test_a_class_that_one_held_out_group_alone_has(self) -> None:
         """Found for the last group too, which is planned from its rows alone."""
         y = np.array(["ant", "bee"] * 12)

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from acclimate.algorithms import choose
 from acclimate.config import RunConfig, from_dict
+from acclimate.errors import ConfigError
 from acclimate.manifest import Manifest
 from acclimate.models import build_backbone
-from acclimate.plan import make_plan
+from acclimate.plan import Plan, make_plan
 from acclimate.protocol import Job
 
 
@@ -31,13 +32,26 @@ def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:
             continue
         config = from_dict(RunConfig, job.config, where=job.id)
         if whole in planned:
-            make_plan(config, rows_only[job.dataset], check_files=False)
+            _planned(job, config, rows_only[job.dataset], check_files=False)
         else:
             manifest = manifests[job.dataset]
-            plan = make_plan(config, manifest, check_files=job.dataset not in looked_at)
+            plan = _planned(job, config, manifest, check_files=job.dataset not in looked_at)
             looked_at.add(job.dataset)
             _check_backbone(plan.config, manifest, built)
         planned |= {whole, rows}
+
+
+def _planned(job: Job, config: RunConfig, manifest: Manifest, *, check_files: bool) -> Plan:
+    try:
+        return make_plan(config, manifest, check_files=check_files)
+    except ConfigError as error:
+        if len(job.groups) == 1:
+            raise
+        together = " and ".join(",".join(group) for group in job.groups)
+        raise ConfigError(
+            f"cross-validation also holds out {together} together, and then {error}; "
+            f"or choose the rule training-domains, which holds out one group at a time"
+        ) from None
 
 
 def without_images(manifest: Manifest) -> Manifest:

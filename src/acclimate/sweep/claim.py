@@ -2,18 +2,19 @@
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from acclimate.config import flat
 from acclimate.errors import RunBusy, SweepError
 from acclimate.files import write_json
 from acclimate.inspection import all_domains, label_counts
 from acclimate.manifest import Manifest
-from acclimate.protocol import Sweep, is_sweep, read_sweep, write_sweep
+from acclimate.protocol import Job, Sweep, is_sweep, read_sweep, write_sweep
 from acclimate.sweep.task import clear_temporary
 
 ELSEWHERE = "choose another --out, or repeat the command that made it"
@@ -73,15 +74,36 @@ def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
             return f"its data '{data.name}' differ"
         if known is None and data.digest in names:
             return f"it calls the data '{names[data.digest]}', not '{data.name}'"
-    lost = {job.id for job in stored.jobs} - {job.id for job in wanted.jobs}
+    asked = {job.id for job in wanted.jobs}
+    lost = [job for job in stored.jobs if job.id not in asked]
     if lost:
-        return f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {min(lost)}"
+        return _changed(lost, wanted) or (
+            f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {lost[0].id}; "
+            f"to add jobs, ask for these too and give --extend"
+        )
     if not extend:
         for part in ("title", "rule", "baseline"):
             old, new = getattr(stored, part), getattr(wanted, part)
             if old != new:
                 return f"its {part} is '{old}', not '{new}'"
     return ""
+
+
+def _changed(lost: Iterable[Job], wanted: Sweep) -> str:
+    """The setting that makes another job of a stored one, if that is all that differs."""
+    twins = {_place(job): job for job in wanted.jobs}
+    for job in lost:
+        if _place(job) in twins:
+            old, new = flat(job.config), flat(twins[_place(job)].config)
+            for key in sorted({*old, *new} - {"model.weights"}):
+                if old.get(key) != new.get(key):
+                    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+            return "its weights are others"
+    return ""
+
+
+def _place(job: Job) -> tuple[object, ...]:
+    return (job.dataset, job.algorithm, job.variant, job.groups, job.draw, job.trial)
 
 
 def _plain(sweep: Sweep) -> object:

@@ -12,6 +12,7 @@ from acclimate.manifest import Manifest
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 TABLES = (".parquet", ".csv", ".jsonl", ".ndjson")
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
+FLAGS = "sweep"  # what errors call the command line
 BY_LABEL = ("per_algorithm", "variants")
 
 
@@ -62,13 +63,13 @@ def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
     """Defaults < file < flags; a flag that is None or empty was not given."""
     values = {} if config_file is None else read_definition(config_file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
-    values = merged(values, _placed(_normal(given, where="sweep"), Path()))
+    values = merged(values, _placed(_normal(given, where=FLAGS), Path()))
     if not values.get("data"):
         raise ConfigError(
             "the sweep names no data; give manifests or folders on the command line, "
             "or as data = [...] in its file"
         )
-    return from_dict(SweepConfig, values, where="sweep")
+    return from_dict(SweepConfig, values, where=FLAGS)
 
 
 def data_name(path: str | Path) -> str:
@@ -117,7 +118,8 @@ def _settings(values: object, name: str, where: str) -> dict[str, Any]:
             raise ConfigError(
                 f"{where}: '{name}.{key}' is for the sweep to set; see the sweep's own settings"
             )
-    from_dict(RunConfig, written, where=where, prefix=f"{name}.")
+    # On the command line they come from --set, without the table's name.
+    from_dict(RunConfig, written, where=where, prefix="" if where == FLAGS else f"{name}.")
     return written
 
 
