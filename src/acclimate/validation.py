@@ -229,8 +229,14 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
         stray += [
             f"file '{prefix}{name}' leads out of the root" for name in names if name in astray
         ]
+    addressed = "url" in table.column_names
+    remedy = (
+        "fetch them with `acclimate build fetch`"
+        if addressed
+        else "restore the files or drop their rows"
+    )
     return [
-        Finding(missing, "restore the files or drop their rows"),
+        Finding(missing, remedy),
         Finding(stray, "replace the symbolic link by what it points to"),
     ]
 

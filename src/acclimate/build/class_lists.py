@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from acclimate import readers
-from acclimate.build.geo.labels import ilsvrc12_synsets, is_synset
+from acclimate.build.geo.labels import ilsvrc12_synsets, is_synset, short
 from acclimate.errors import ManifestError
 from acclimate.manifest import Manifest
 
@@ -39,7 +39,7 @@ class ClassList:
         if listed.isdisjoint(classes):
             raise ManifestError(
                 f"{source} has none of the {len(listed)} classes that --only lists; it has "
-                f"{', '.join(classes[:3]) or 'none'}: check the names"
+                f"{', '.join(map(short, classes[:3])) or 'none'}: check the names"
             )
         return [name for name in classes if name in listed and name not in excluded]
 
@@ -50,6 +50,17 @@ def recorded(names: Sequence[str]) -> list[str] | str:
         return list(names)
     digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
     return f"{len(names)} names, SHA-256 {digest}"
+
+
+def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[str]:
+    """Those of `names` that are no classes of the data at `path`, opened as `base`.
+
+    Of a folder class/image all folders count, also those that were not looked into.
+    """
+    root = Path(path).expanduser()
+    folders = readers.class_folders(root) if root.is_dir() else None
+    known = set(base.classes if folders is None else folders)
+    return [name for name in names if name not in known]
 
 
 def open_pool(path: str | Path, classes: ClassList) -> Manifest:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from acclimate import readers
-from acclimate.build.expected import Benchmark, Edition, benchmark, folded
+from acclimate.build.expected import BENCHMARKS, Benchmark, Edition, benchmark, folded
 from acclimate.columns import seeded_splits
 from acclimate.errors import ManifestError
 from acclimate.manifest import Manifest
@@ -54,9 +54,12 @@ class FolderCheck:
     def differences(self) -> list[str]:
         """Everything that is not as expected, one sentence each."""
         found = [line for domain in self.domains for line in _differences(domain)]
-        found += [f"{number} images left out: {why}" for why, number in self.left_out.items()]
+        found += [
+            f"{_count(number, 'image')} left out: {why}" for why, number in self.left_out.items()
+        ]
         if self.unlisted:
-            found.append(f"{self.unlisted} lines of the drop list match no image")
+            verb = "matches" if self.unlisted == 1 else "match"
+            found.append(f"{_count(self.unlisted, 'line')} of the drop list {verb} no image")
         if self.others:
             found.append(f"files that are no images of a domain: {_listed(self.others)}")
         return found
@@ -137,13 +140,41 @@ def _domain_folder(root: Path, expected: Benchmark) -> Path:
     if len(inside) == 1:
         candidates += inside
     for folder in candidates:
-        names = (entry.name for entry in folder.iterdir() if entry.is_dir())
-        if any(_domain(name, expected) in expected.domains for name in names):
+        if _fitting(folder, expected):
+            _require_half(folder, expected)
             return folder
     held = _listed([folder.name for folder in inside]) if inside else "no folders"
     raise ManifestError(
         f"{root} has no domain of {expected.title} ({', '.join(expected.domains)}); it has {held}: "
         "name the folder that holds the domains, or another --dataset"
+    )
+
+
+def _fitting(folder: Path, expected: Benchmark) -> set[str]:
+    """The domains of `expected` that `folder` holds."""
+    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
+    return {_domain(name, expected) for name in names} & set(expected.domains)
+
+
+def _require_half(folder: Path, expected: Benchmark) -> None:
+    """One folder called sketch makes no DomainNet."""
+    shares = {
+        name: len(_fitting(folder, other)) / len(other.domains)
+        for name, other in BENCHMARKS.items()
+    }
+    found = _fitting(folder, expected)
+    if 2 * len(found) >= len(expected.domains):
+        return
+    best = max(shares, key=lambda name: shares[name])
+    fits = shares[best] >= 0.5
+    remedy = (
+        f"it looks like {BENCHMARKS[best].title}, --dataset {best}"
+        if fits
+        else "check --dataset and the folder"
+    )
+    raise ManifestError(
+        f"{folder} has {len(found)} of the {len(expected.domains)} domains of {expected.title} "
+        f"({', '.join(sorted(found))}); {remedy}"
     )
 
 
@@ -297,18 +328,23 @@ def _distance(edition: Edition, count: Mapping[str, int]) -> int:
 def _differences(found: DomainCheck) -> list[str]:
     name = found.domain
     if found.expected is None:
-        return [f"domain '{name}' with {found.images} images is extra"]
+        return [f"domain '{name}' with {_count(found.images, 'image')} is extra"]
     if found.folder is None or not found.images:
         return [f"domain '{name}' is missing: {found.expected} images expected"]
     lines = []
     more = found.images - found.expected
     if more:
         word = "more" if more > 0 else "fewer"
-        lines.append(f"domain '{name}' has {found.images} images, {abs(more)} {word} than expected")
+        held = _count(found.images, "image")
+        lines.append(f"domain '{name}' has {held}, {abs(more)} {word} than expected")
     for word, classes in (("lacks", found.missing_classes), ("has extra", found.extra_classes)):
         if classes:
             lines.append(f"domain '{name}' {word} classes: {_listed(classes)}")
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _listed(names: Sequence[str]) -> str:

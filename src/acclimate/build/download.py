@@ -25,6 +25,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
 _UNAVAILABLE = "photo_unavailable"  # the picture that Flickr sends for one that is gone
 _CHUNK = 1 << 16
+PRIVATE = "a private address; allow it with --private"  # a reason that may pass
 # Addresses that Python calls global though a gateway may turn them into private ones: IPv4 in
 # IPv6, as translated (NAT64), tunnelled (6to4) or simply written down; and site-local ones.
 _WAYS_INSIDE = tuple(
@@ -155,7 +156,7 @@ class Downloader:
         """Why a private address may not be asked now, or None if it may."""
         if inside_allowed is False:
             return "redirect to a private address"
-        return None if self.settings.private else "a private address; allow it with --private"
+        return None if self.settings.private else PRIVATE
 
     def _failure(self, error: BaseException) -> BaseException:
         """What to raise for `error`; what is no matter of the network stays as it is."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from acclimate.build.download import Downloader, DownloadSettings, Failed
+from acclimate.build.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.build.journal import JOURNAL, Entry, Journal
 from acclimate.data.images import decode
 from acclimate.errors import ConfigError, ImageError, ManifestError
@@ -36,10 +36,14 @@ class FetchSettings:
     download: DownloadSettings = field(default_factory=DownloadSettings)
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.repeats < 2:
-            raise ConfigError("--workers must be at least 1 and --repeats at least 2; raise them")
-        if not self.download.timeout > 0 or self.download.retries < 0:  # NaN is not above 0
-            raise ConfigError("--timeout must be above 0 and --retries not below; raise them")
+        if self.workers < 1:
+            raise ConfigError(f"--workers is {self.workers}; give at least 1")
+        if self.repeats < 2:  # no option of the command line
+            raise ConfigError(f"'repeats' is {self.repeats}; give at least 2")
+        if not self.download.timeout > 0:  # NaN is not above 0
+            raise ConfigError(f"--timeout is {self.download.timeout:g}; give more than 0 seconds")
+        if self.download.retries < 0:
+            raise ConfigError(f"--retries is {self.download.retries}; give at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +53,9 @@ class DomainLoss:
     domain: str
     role: str | None
     images: int
-    there: int
-    fetched: int
+    there: int  # already, before the command
+    fetched: int  # by this command
+    missing: int  # or unreadable, and only looked at
     dead: int
     failed: int  # may work another time
     classes: int
@@ -58,7 +63,7 @@ class DomainLoss:
 
     @property
     def lost_share(self) -> float:
-        return (self.dead + self.failed) / self.images
+        return (self.missing + self.dead + self.failed) / self.images
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,7 @@ def fetch_images(
     """
     settings = settings or FetchSettings()
     root = Path(root).expanduser()
+    _require_folder(root)
     urls = _urls(manifest, settings)
     journal = Journal(root / JOURNAL)
     known = journal.read()
@@ -102,9 +108,8 @@ def fetch_images(
             found[entry.image] = entry
             if not settings.check_only and entry != known.get(entry.image):
                 journal.add(entry)
-            status[entry.status] += 1
-            note = f"{status['fetched']} fetched, {status['dead'] + status['failed']} gone"
-            watch("images", len(found), len(urls), note)
+            status[_standing(entry, known)] += 1
+            watch("images", len(found), len(urls), _note(status, settings))
         for entry in _placeholders(found, settings.repeats):
             found[entry.image] = entry
             if not settings.check_only:
@@ -113,7 +118,14 @@ def fetch_images(
     finally:
         downloader.close()
         journal.flush()
-    return _report(manifest, root, found, None if settings.check_only else journal.path)
+    return _report(manifest, root, found, known, None if settings.check_only else journal.path)
+
+
+def _require_folder(root: Path) -> None:
+    """Refuses a root that is, or would lie below, a file."""
+    nearest = next((path for path in (root, *root.parents) if path.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise ConfigError(f"--root: '{nearest}' is a file; name a folder for the images")
 
 
 def _urls(manifest: Manifest, settings: FetchSettings) -> dict[str, str | None]:
@@ -154,13 +166,19 @@ def _settle(
     else:
         missing = "missing"
     if settings.check_only:
-        return Entry(image=image, status="dead", time=_now(), url=url, reason=missing)
-    tried = before is not None and before.status == "dead" and before.url == url
-    if tried and before is not None and not settings.retry_dead:
+        return Entry(image=image, status="missing", time=_now(), url=url, reason=missing)
+    if before is not None and _known_dead(before, url, settings):
         return before
     if url is None:
         return Entry(image=image, status="dead", time=_now(), reason="no URL")
     return _fetch(image, url, path, downloader)
+
+
+def _known_dead(before: Entry, url: str | None, settings: FetchSettings) -> bool:
+    """Whether there is no point in asking again."""
+    allowed_now = settings.download.private and before.reason == PRIVATE
+    same = before.status == "dead" and before.url == url
+    return same and not settings.retry_dead and not allowed_now
 
 
 def _fetch(image: str, url: str, path: Path, downloader: Downloader) -> Entry:
@@ -225,8 +243,24 @@ def _placeholders(found: Mapping[str, Entry], repeats: int) -> list[Entry]:
     ]
 
 
+def _standing(entry: Entry, known: Mapping[str, Entry]) -> str:
+    """The status as of this command: what an earlier one fetched is there."""
+    earlier = entry.present and entry is known.get(entry.image)
+    return "there" if earlier else entry.status
+
+
+def _note(status: Mapping[str, int], settings: FetchSettings) -> str:
+    if settings.check_only:
+        return f"{status['there']} there, {status['missing']} missing"
+    return f"{status['fetched']} fetched, {status['dead'] + status['failed']} gone"
+
+
 def _report(
-    manifest: Manifest, root: Path, found: Mapping[str, Entry], journal: Path | None
+    manifest: Manifest,
+    root: Path,
+    found: Mapping[str, Entry],
+    known: Mapping[str, Entry],
+    journal: Path | None,
 ) -> FetchReport:
     images = manifest.table["image"].to_pylist()
     kept = np.array([found[image].present for image in images], dtype=bool)
@@ -236,7 +270,7 @@ def _report(
     for domain in manifest.domains:
         rows = manifest.rows(domain=domain)
         own = {images[row] for row in rows.tolist()}
-        status = Counter(found[image].status for image in own)
+        status = Counter(_standing(found[image], known) for image in own)
         labels = manifest.label_index[rows]
         losses.append(
             DomainLoss(
@@ -245,6 +279,7 @@ def _report(
                 images=len(own),
                 there=status["there"],
                 fetched=status["fetched"],
+                missing=status["missing"],
                 dead=status["dead"],
                 failed=status["failed"],
                 classes=len(np.unique(labels)),

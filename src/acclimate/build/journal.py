@@ -13,7 +13,10 @@ _FLUSH = 64  # lines are written together: a sync for each would take longer tha
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What became of one image: `there`, `fetched`, `dead` (not tried again) or `failed`."""
+    """What became of one image: `there`, `fetched`, `dead` (not tried again) or `failed`.
+
+    `missing` is said of images that were only looked at, and is not written down.
+    """
 
     image: str
     status: str

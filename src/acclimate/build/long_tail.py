@@ -113,6 +113,28 @@ def facts(manifest: Manifest) -> dict[str, Any]:
     return stored
 
 
+def raised_total(settings: LongTailSettings, classes: int) -> tuple[int, int] | None:
+    """(training images, those that `constant_total` asks for), where rounding up to one image of
+    a class makes more of them; else None."""
+    if not settings.constant_total:
+        return None
+
+    def total(made: LongTailSettings) -> int:
+        head, tail = made.wanted("train")
+        return made.domains * (made.heads * head + (classes - made.heads) * tail)
+
+    asked = total(replace(settings, domains=settings.constant_total, constant_total=0))
+    head = settings.per_class * settings.constant_total / settings.domains
+    tails = settings.tail > 0 and classes > settings.heads
+    raised = head < 1 or (tails and round(head * settings.tail) < 1)
+    found = total(settings)
+    return (found, asked) if raised and found > asked else None
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _check(settings: LongTailSettings) -> None:
     least = {
         "domains": 1,
@@ -125,13 +147,13 @@ def _check(settings: LongTailSettings) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
         if value < low:
-            raise ConfigError(f"long-tail: '{name}' must be at least {low}, not {value}")
+            raise ConfigError(f"long-tail: {_option(name)} must be at least {low}, not {value}")
     if not 0 <= settings.tail <= 1:
-        raise ConfigError(f"long-tail: 'tail' must be from 0 to 1, not {settings.tail:g}")
+        raise ConfigError(f"long-tail: --tail must be from 0 to 1, not {settings.tail:g}")
     val, test = settings.val_share, settings.test_share
     if not (0 < val < 1 and 0 < test < 1 and val + test < 1):
         raise ConfigError(
-            f"long-tail: 'val_share' and 'test_share' must be above 0 and leave something to train "
+            f"long-tail: --val-share and --test-share must be above 0 and leave something to train "
             f"on, not {val:g} and {test:g}"
         )
 
@@ -140,7 +162,7 @@ def _check_heads(settings: LongTailSettings, classes: int, source: str) -> None:
     if settings.heads > classes:
         raise ConfigError(
             f"long-tail: a domain cannot have {settings.heads} head classes of the {classes} that "
-            f"{source} offers; lower 'heads' to {classes} or less"
+            f"{source} offers; lower --heads to {classes} or less"
         )
 
 
@@ -153,6 +175,9 @@ def _pools(base: Manifest, settings: LongTailSettings) -> dict[str, np.ndarray]:
     _, first, image = np.unique(images[rows], return_index=True, return_inverse=True)
     if settings.pools == "splits":
         pool_of_image = base.splits[rows[first]]
+        for split in SPLITS:
+            if split not in pool_of_image:
+                raise ManifestError(f"{base.source} has no split '{split}'; use --pools random")
     else:
         pool_of_image = _dealt(base, base.label_index[rows[first]], rows[first], settings)
     pool = pool_of_image[image]
@@ -208,7 +233,7 @@ def _choose_classes(
         raise ManifestError(
             f"{base.source} has {len(fit)} classes with images for training, validation and test "
             f"({len(base.classes) - len(allowed)} excluded, {len(too_small)} too small), "
-            f"not {max(wanted, 1)}; lower 'classes', or add images"
+            f"not {max(wanted, 1)}; lower --classes, or add images"
         )
     chosen = stream(settings.seed, "classes").permutation(fit)[:wanted]
     return np.sort(chosen), too_small

@@ -132,7 +132,7 @@ def _show(site: Any) -> None:
         return
     trust = site.trust
     like = (
-        "is like the training domains"
+        "lies no farther off than training domains from each other"
         if trust.nearest_distance <= trust.typical_distance
         else ("is unlike every training domain")
     )

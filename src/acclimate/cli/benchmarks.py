@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import Out, Seed, ValShare, build, three_numbers
+from acclimate.cli.datasets import Out, Seed, ValShare, build, stoppable, three_numbers
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+from acclimate.errors import ManifestError
 
 if TYPE_CHECKING:
     from acclimate.build.domainbed import FolderCheck
@@ -126,6 +127,8 @@ def fetch(
     from acclimate.build.fetching import FetchSettings, fetch_images
     from acclimate.manifest import Manifest
 
+    if out is not None:
+        _require_name(out)
     settings = FetchSettings(
         workers=workers,
         check_only=check_only,
@@ -138,16 +141,35 @@ def fetch(
             private=private,
         ),
     )
-    with progress_bar() as watch:
+    with stoppable(), progress_bar() as watch:
         report = fetch_images(Manifest.open(data), root, settings, watch=watch)
-    if out is not None:
+    empty = len(report.manifest) == 0
+    if out is not None and not empty:
         report.manifest.write(out)
     if json:
-        say_json({**_facts(report.manifest, out), **report.as_dict()})
-        return
-    _show_losses(report)
-    if out is not None:
-        _show_manifest(report.manifest, out)
+        say_json({**_facts(report.manifest, None if empty else out), **report.as_dict()})
+    else:
+        _show_losses(report)
+        if out is not None and not empty:
+            _show_manifest(report.manifest, out)
+    if empty and (out is not None or not check_only):
+        raise _nothing_left(report)
+
+
+def _require_name(out: Path) -> None:
+    """Refuses a name that could only be refused after the work."""
+    if out.suffix.lower() != ".parquet":
+        raise ManifestError(f"'{out.name}' is no name for a manifest; end it in .parquet")
+    if out.is_dir():
+        raise ManifestError(f"--out: '{out}' is a folder; name a file that ends in .parquet")
+
+
+def _nothing_left(report: "FetchReport") -> ManifestError:
+    reason, number = next(iter(report.reasons.items()), ("no rows", 0))
+    return ManifestError(
+        f"no image of {report.manifest.source} is there ({number} × {reason}); "
+        "mend its URLs or --root, no manifest was written"
+    )
 
 
 def _facts(manifest: "Manifest", out: Path | None) -> dict[str, object]:
@@ -198,7 +220,8 @@ def _show_losses(report: "FetchReport") -> None:
             "role",
             "images",
             "there",
-            "fetched",
+            "fetched now",
+            "missing",
             "dead",
             "failed",
             "lost %",
@@ -211,6 +234,7 @@ def _show_losses(report: "FetchReport") -> None:
                 str(loss.images),
                 str(loss.there),
                 str(loss.fetched),
+                str(loss.missing),
                 str(loss.dead),
                 str(loss.failed),
                 percent(loss.lost_share),

@@ -1,5 +1,7 @@
 """`build` and `inspect`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,16 @@ app.add_typer(build, name="build")
 Out = Annotated[Path, typer.Option(help="The manifest to write, ending in .parquet.")]
 ValShare = Annotated[float, typer.Option(help="Share of each domain kept for validation.")]
 Seed = Annotated[int, typer.Option(help="Seed of the splits.")]
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """For commands that keep what they have: says so when they are interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 @build.command("folder", epilog="Example: acclimate build folder PACS --out pacs.parquet")
@@ -143,7 +155,7 @@ def long_tail(
     json: Json = False,
 ) -> None:
     """Domains with head and tail classes, sampled from any data, as LT-ImageNet was."""
-    from acclimate.build.class_lists import open_pool
+    from acclimate.build.class_lists import not_in_data, open_pool
     from acclimate.build.geo.labels import read_names
     from acclimate.build.long_tail import LongTailSettings, build_long_tail, facts
 
@@ -171,7 +183,36 @@ def long_tail(
     base.check()
     manifest = build_long_tail(base, settings)
     manifest.write(out)
-    _show_long_tail(manifest, facts(manifest), out, json=json)
+    strangers = {
+        flag: not_in_data(names, data, base)
+        for flag, names in (("--only", settings.only), ("--exclude", settings.exclude))
+    }
+    _show_long_tail(
+        manifest, facts(manifest), out, json=json, notes=_notes(settings, manifest, strangers)
+    )
+
+
+def _notes(
+    settings: "LongTailSettings", manifest: Any, strangers: dict[str, list[str]]
+) -> list[str]:
+    """What a user may not have meant."""
+    from acclimate.build.geo.labels import short
+    from acclimate.build.long_tail import raised_total
+
+    notes = []
+    for flag, names in strangers.items():
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            listed = ", ".join(map(short, names[:3]))
+            verb = "name of {} is" if len(names) == 1 else "names of {} are"
+            notes.append(f"{len(names)} {verb.format(flag)} not in the data: {listed}{more}")
+    raised = raised_total(settings, len(manifest.classes))
+    if raised is not None:
+        notes.append(
+            f"{raised[0]:,} training images instead of {raised[1]:,}: every class of a domain has "
+            "one at least; lower --domains, or raise --constant-total or --per-class"
+        )
+    return notes
 
 
 def _preset(name: str | None) -> "LongTailSettings":
@@ -188,9 +229,11 @@ def _one_of(value: str, known: tuple[str, ...], flag: str) -> str:
     return value
 
 
-def _show_long_tail(manifest: Any, how: dict[str, Any], out: Path, *, json: bool) -> None:
+def _show_long_tail(
+    manifest: Any, how: dict[str, Any], out: Path, *, json: bool, notes: list[str]
+) -> None:
     if json:
-        say_json({**_manifest_facts(manifest, out), **how})
+        say_json({**_manifest_facts(manifest, out), **how, "notes": notes})
         return
     roles = list(manifest.roles().values())
     say(
@@ -210,6 +253,8 @@ def _show_long_tail(manifest: Any, how: dict[str, Any], out: Path, *, json: bool
         few = how["too_small"]
         more = f" and {len(few) - 5} more" if len(few) > 5 else ""
         say(f"left out, with too few images: {', '.join(few[:5])}{more}")
+    for note in notes:
+        say(f"note: {note}")
     _show_manifest(manifest, out, json=False)
 
 
@@ -227,9 +272,16 @@ def inspect(
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.inspection import inspect as inspect_manifest
     from acclimate.manifest import Manifest
+    from acclimate.validation import find_problems
 
     manifest = Manifest.open(data)
-    problems = manifest.problems()
+    problems = find_problems(
+        manifest.table,
+        manifest.classes,
+        manifest.declared_domains,
+        manifest.root,
+        check_files=True,
+    )
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = _read_images(manifest, read, watch)
@@ -239,16 +291,19 @@ def inspect(
 
         pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
     if json:
-        extra = {"problems": problems, "images_read": tried, "unreadable": unreadable}
+        sentences = [sentence for kind in problems for sentence in kind.sentences()]
+        extra = {"problems": sentences, "images_read": tried, "unreadable": unreadable}
         say_json({**found.as_dict(), **extra, "plots": pictures})
         return
     _show_inspection(found)
-    for problem in problems:
-        say(f"problem: {problem}")
+    for kind in problems:
+        say(f"problem: {kind.summary()}")
     if tried:
         say(f"{tried} images tried, {len(unreadable)} unreadable")
-    for entry in unreadable[:10]:
+    for entry in unreadable[:3]:
         say(f"unreadable: {entry['image']}: {entry['reason']}")
+    if len(unreadable) > 3:
+        say(f"unreadable: and {len(unreadable) - 3} more")
     for picture in pictures:
         say(f"plot: {picture}")
 

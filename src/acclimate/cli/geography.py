@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import Out, build, three_numbers
+from acclimate.cli.datasets import Out, build, stoppable, three_numbers
 from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def geo_yfcc(
         places=places,
         keep_damaged=keep_damaged,
     )
-    with progress_bar() as watch:
+    with stoppable(), progress_bar() as watch:
         built = build_geo_yfcc(sources, out, settings, images=images, workers=workers, watch=watch)
     _show(built, out, _plots(built, out) if plots else [], json=json)
 

@@ -19,6 +19,7 @@ from acclimate.train.checkpoint import Progress
 from acclimate.train.folder import PHI, RUN, alone, claim, finished_before, tidy
 from acclimate.train.identity import run_identity
 from acclimate.train.loop import Loop, Phase, check_shares
+from acclimate.train.memory import check_memory
 from acclimate.train.shared import adopt, check_shared
 from acclimate.train.sitting import Sitting, in_features, prepare, seed_weights
 from acclimate.train.step_a import step_a
@@ -86,6 +87,9 @@ class _Run:
             done = finished_before(self.out, self.identity)
             if done is not None:
                 return RunResult(self.out, done, already=True)
+            learned = self.shared is not None or (self.out / PHI).exists()
+            ahead = (predictor,) if learned else networks
+            check_memory(self.plan, self.world, size, *ahead, bf16=self.sitting.bf16)
             claim(self.out, RUN, self.identity, self.world)
             self.sitting.begin(self.identity, size)
             return self._train(predictor, embedding, size)

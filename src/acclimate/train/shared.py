@@ -26,6 +26,7 @@ from acclimate.train.folder import (
 )
 from acclimate.train.identity import difference, learned_identity
 from acclimate.train.loop import check_shares
+from acclimate.train.memory import check_memory
 from acclimate.train.sitting import Sitting, in_features, prepare, seed_weights
 from acclimate.train.step_a import step_a
 from acclimate.trained import build_embedding
@@ -63,6 +64,8 @@ def train_embedding(
             size = prepare(plan, world, embedding)
             with alone(out, world):
                 refuse_others(out, SHARED, wanted)  # another process may have been here
+                if not path.exists():
+                    check_memory(plan, world, size, embedding, bf16=sitting.bf16)
                 claim(out, SHARED, wanted, world)
                 if not path.exists():
                     sitting.begin(wanted, size)

@@ -133,6 +133,7 @@ def _names(features: Sequence[dict[str, Any]], wanted: str | None, source: str) 
     known = {name for properties in features for name in properties}
     if wanted is not None and wanted not in known:
         raise unknown(f"no feature of {source} has a property '{wanted}'", wanted, known)
+    named: dict[str, int] = {}
     for tried in _PROPERTIES if wanted is None else ((wanted,),):
         values = [
             [properties[name] for name in tried if properties.get(name) not in _NO_NAME]
@@ -140,9 +141,14 @@ def _names(features: Sequence[dict[str, Any]], wanted: str | None, source: str) 
         ]
         if all(values):
             return [str(found[0]).strip() for found in values]
-    if wanted is not None:
+        named[tried[0]] = sum(map(bool, values))
+    best = max(named, key=lambda name: named[name])  # the first of the most
+    if named[best]:
+        bare = len(features) - named[best]
+        verb, them = ("has", "it") if bare == 1 else ("have", "them")
         raise ManifestError(
-            f"property '{wanted}' of {source} is empty in some features; name another one"
+            f"{bare} of {len(features)} features of {source} {verb} no '{best}'; give {them} one "
+            f"or drop {them}, or name another property with --country-property"
         )
     raise ManifestError(
         f"no property of {source} is known to name its countries; it has "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from acclimate.errors import ConfigError, ManifestError
 
+_QUOTED = 60  # characters
 _SYNSET = re.compile(r"n\d{8}")
 
 
@@ -47,6 +48,11 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     return tuple(_listed(Path(path).expanduser()))
 
 
+def short(name: str) -> str:
+    """A name as an error quotes it, whatever was taken for one."""
+    return name if len(name) <= _QUOTED else f"{name[: _QUOTED - 1]}…"
+
+
 def is_synset(name: str) -> bool:
     return _SYNSET.fullmatch(name) is not None
 
@@ -80,7 +86,7 @@ def _with_lemmas(listed: dict[str, str], source: str) -> dict[str, tuple[str, ..
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ManifestError(
-            f"{source} names {', '.join(missing[:3])}{more}, for which there are no lemmas; "
+            f"{source} names {', '.join(map(short, missing[:3]))}{more}, for which there are no lemmas; "
             "remove them, or give the lemmas after a tab"
         )
     return lemmas | found
@@ -94,21 +100,22 @@ def _listed(path: Path) -> dict[str, str]:
     """Synset -> its own lemmas, or nothing."""
     try:
         text = path.read_text(encoding="utf-8")
-        if text.lstrip()[:1] != "[":
+        if text.lstrip()[:1] not in ("[", "{"):
             given = (
                 line for line in map(str.strip, text.splitlines()) if line[:1] not in ("", "#")
             )
             lines = [line.partition("\t") for line in given]
             found = {synset.strip(): own.strip() for synset, _, own in lines}
         else:
-            entries = [
-                entry if isinstance(entry, str) else entry["label_name"]
-                for entry in json.loads(text)
-            ]
+            held = json.loads(text)
+            if not isinstance(held, list):
+                raise TypeError("not a list")
+            entries = [entry if isinstance(entry, str) else entry["label_name"] for entry in held]
             found = {entry.strip(): "" for entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
-            f"{path.name} is no list of labels; give a JSON list of label_id and label_name, "
+            f"{path.name} is no list of labels; give a JSON list such as "
+            '[{"label_id": 0, "label_name": "n04407435"}], '
             "or a text file with a synset on each line"
         ) from error
     if not found:
