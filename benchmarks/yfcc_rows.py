@@ -405,12 +405,20 @@ def expected(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", type=int, default=1)
-    parser.add_argument("--columns", type=int, default=23, choices=(23, 25))
-    parser.add_argument("--suffix", default="", choices=("", ".bz2", ".gz"))
+    parser.add_argument("out", type=Path, help="folder to write into")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows in all [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="of everything invented [%(default)s]")
+    parser.add_argument("--files", type=int, default=1, help="metadata files [%(default)s]")
+    parser.add_argument(
+        "--columns",
+        type=int,
+        default=23,
+        choices=(23, 25),
+        help="YFCC100M came with either [%(default)s]",
+    )
+    parser.add_argument(
+        "--suffix", default="", choices=("", ".bz2", ".gz"), help="compress the files [no]"
+    )
     given = parser.parse_args()
     answer = write(
         given.out,

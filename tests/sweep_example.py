@@ -6,14 +6,14 @@ images, maps, consistency and labels. Numbers are drawn from a fixed seed.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from acclimate.config import nested
+from acclimate.config import flat, nested
 from acclimate.protocol import (
     Axis,
     DataSet,
@@ -145,7 +145,7 @@ def _write_run(folder: Path, job: Job, rng: np.random.Generator, *, finished: bo
     train = [name for name in domains if name not in job.held_out]
     identity = {
         "format": "acclimate-run-1",
-        "config": job.config,
+        "config": _resolved(job.config),
         "data": "d1" if job.dataset == "pacs" else "d2",
         "source": f"{job.dataset}.parquet",
         "classes": [f"class {i}" for i in range(7 if job.dataset == "pacs" else 1000)],
@@ -166,6 +166,14 @@ def _write_run(folder: Path, job: Job, rng: np.random.Generator, *, finished: bo
     if job.algorithm.startswith("da-"):
         _write_map(run, train, job.held_out)
         (run / "consistency.json").write_text(json.dumps(consistency()))
+
+
+def _resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run knows the rate that a sweep leaves open."""
+    settings = flat(config)
+    if settings["train.optimiser.lr"] is None:
+        settings["train.optimiser.lr"] = 5e-5
+    return nested(settings)
 
 
 def _records(job: Job, train: Sequence[str], rng: np.random.Generator) -> list[Record]:

@@ -295,6 +295,8 @@ def test_gaps_are_paired_by_trial() -> None:
     assert found is not None
     assert found.error == pytest.approx(0.1 / 3**0.5)
     assert not found.clear
+    two = gap(level("a", "1", 0.5, 0.6), level("b", "1", 0.4, 0.5))
+    assert two is not None and two.trials == 2 and not two.clear  # however well they agree
     one = gap(level("a", "1", 0.5), level("b", "1", 0.4))
     assert one is not None and one.error is None and not one.clear
     assert gap(Level("a", "1", "none", {0: 0.5}), Level("b", "1", "none", {1: 0.4})) is None
@@ -323,6 +325,12 @@ def test_a_verdict_in_words() -> None:
     assert verdict([level("erm", "1", 0.5), level("erm", "2", 0.6)], "erm") == [
         "erm: best at 2 (60.0 %).",
         "With one trial nothing can be said about noise; use --trials 3 or more.",
+    ]
+    two = [level("erm", "1", 0.5, 0.5), level("da-erm", "1", 0.6, 0.6, method="embedding")]
+    assert verdict([*two, level("erm", "2", 0.7, 0.7)], "erm") == [
+        "erm: best at 2 (70.0 ± 0.0 %).",
+        "da-erm against erm: +10.0 ± 0.0 points at 1.",
+        "With 2 trials nothing can be said about noise; use --trials 3 or more.",
     ]
 
 

@@ -170,6 +170,30 @@ def test_build_and_inspect(cli: Any, tree: Path, tmp_path: Path) -> None:
     assert "96 images tried, 0 unreadable" in out
 
 
+def test_inspect_sums_up_what_is_missing(cli: Any, tree: Path, tmp_path: Path) -> None:
+    rows = ["image,label,domain,split"]
+    rows += [f"gone/{n}.jpg,{'red' if n % 2 else 'blue'},a,train" for n in range(8)]
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(rows))
+    listed = "".join(f"file 'gone/{n}.jpg' is missing, " for n in range(3))[:-2]
+    _, out, _ = cli("inspect", table)
+    told = [line for line in out.splitlines() if line.startswith("problem:")]
+    assert told == [f"problem: {listed} and 5 more (restore the files or drop their rows)"]
+    assert "unreadable: and 5 more\n" in out
+    table.write_text("\n".join([f"{rows[0]},url", *(f"{row},http://x.org" for row in rows[1:])]))
+    _, out, _ = cli("inspect", table)
+    assert f"problem: {listed} and 5 more (fetch them with `acclimate build fetch`)\n" in out
+    _, out, _ = cli("inspect", table, "--json")
+    assert len(json.loads(out)["problems"]) == 8
+
+
+def test_a_share_is_named_as_its_option(cli: Any, tree: Path, tmp_path: Path) -> None:
+    result = cli("build", "folder", tree, "--val-share", 1, "--out", tmp_path / "x.parquet")
+    assert error_of(result) == (
+        "error: --val-share is 1.0; give a share of at least 0 and less than 1"
+    )
+
+
 def test_build_table_and_digits(cli: Any, tree: Path, tmp_path: Path) -> None:
     rows = ["image,label,domain"]
     rows += [f"north/red/{n:02d}.jpg,red,a" for n in range(6)]

@@ -171,7 +171,14 @@ def test_a_named_property_and_messages(tmp_path: Path) -> None:
         tmp_path, feature([square(0, 0, 1, 1)], name="A"), feature([square(2, 0, 3, 1)], name="")
     )
     assert message(ManifestError, name_property="name") == (
-        "property 'name' of map.geojson is empty in some features; name another one"
+        "1 of 2 features of map.geojson has no 'name'; give it one or drop it, or name another "
+        "property with --country-property"
+    )
+    names = ["A", None, "", "-99"]
+    written(tmp_path, *(feature([square(i, 0, i + 1, 1)], name=n) for i, n in enumerate(names)))
+    assert message(ManifestError) == (
+        "3 of 4 features of map.geojson have no 'name'; give them one or drop them, or name "
+        "another property with --country-property"
     )
     written(tmp_path, feature([[0, 0], [1, 1]], "LineString", name="A"))
     assert message(ManifestError) == "map.geojson has no polygons; give another file"

@@ -206,17 +206,19 @@ def test_only_expected_leaves_out_what_is_extra_and_says_so(tmp_path: Path) -> N
 def test_the_drop_list_drops_and_the_nearest_edition_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"clipart": 1, "infograph": 0, "painting": 0, "quickdraw": 0, "real": 0, "sketch": 0}
+    small = {"clipart": 1, "infograph": 1, "painting": 1, "quickdraw": 0, "real": 0, "sketch": 0}
     shrunk(monkeypatch, "domainnet", small, {**small, "clipart": 3})
-    root = tree(tmp_path / "x", {"clip/ant": 3})
+    root = tree(tmp_path / "x", {"clip/ant": 3, "info/ant": 1, "paint/ant": 1})
     assert built(root, tmp_path, "domainnet").check.edition == "edition 2"
     drops = tmp_path / "drops.txt"
     drops.write_text("clipart/ant/0.jpg\nclipart/ant/2.jpg\n\nreal/ant/9.jpg\n")
     result = built(root, tmp_path, "domainnet", drop_list=drops)
-    assert result.manifest.table["image"].to_pylist() == ["clip/ant/1.jpg"]
+    assert result.manifest.table["image"].to_pylist() == [
+        *("clip/ant/1.jpg", "info/ant/0.jpg", "paint/ant/0.jpg")
+    ]
     assert result.check.edition == "edition 1"
     assert result.check.left_out == {"drop list": 2}
-    assert "1 lines of the drop list match no image" in result.check.differences()
+    assert "1 line of the drop list matches no image" in result.check.differences()
 
 
 def test_a_missing_folder_says_where_to_get_the_data(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_a_folder_without_any_domain_is_refused(tmp_path: Path) -> None:
 
 
 def test_domains_of_another_data_set_are_refused(tmp_path: Path) -> None:
-    root = tree(tmp_path / "x", {"sketch/ant": 1})  # DomainNet's
+    root = tree(tmp_path / "x", {"sketch/ant": 1, "photo/ant": 1})  # DomainNet's classes
     with pytest.raises(ManifestError) as caught:
         built(root, tmp_path)
     assert str(caught.value) == (
@@ -249,8 +251,24 @@ def test_domains_of_another_data_set_are_refused(tmp_path: Path) -> None:
     )
 
 
+def test_less_than_half_of_the_domains_is_another_data_set(tmp_path: Path) -> None:
+    root = pacs(tmp_path / "PACS")
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path, "domainnet")
+    assert str(caught.value) == (
+        f"{root} has 1 of the 6 domains of DomainNet (sketch); it looks like PACS, --dataset pacs"
+    )
+    root = pacs(tmp_path / "x", ("sketch",))
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path)
+    assert str(caught.value) == (
+        f"{root} has 1 of the 4 domains of PACS (sketch); check --dataset and the folder"
+    )
+    assert built(pacs(tmp_path / "y", ("sketch", "photo")), tmp_path).check.images == 14
+
+
 def test_two_folders_of_one_domain_are_refused(tmp_path: Path) -> None:
-    root = tree(tmp_path / "x", {"art/dog": 1, "art_painting/dog": 1})
+    root = tree(tmp_path / "x", {"art/dog": 1, "art_painting/dog": 1, "photo/dog": 1})
     with pytest.raises(ManifestError) as caught:
         built(root, tmp_path)
     assert str(caught.value) == (

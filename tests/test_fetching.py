@@ -340,7 +340,9 @@ def test_private_addresses_are_only_asked_when_told(server: str, tmp_path: Path)
     assert report.reasons == {"a private address; allow it with --private": 1}
     assert not Handler.asked
     assert journal(manifest)["1.jpg"].status == "dead"
-    assert len(fetched(manifest, retry_dead=True).manifest) == 1
+    assert len(fetched(manifest, replace(FAST, private=False)).manifest) == 0
+    assert not Handler.asked
+    assert len(fetched(manifest).manifest) == 1  # now that it is allowed
 
 
 def test_waiting_for_our_turn_takes_no_time_from_an_attempt(server: str, tmp_path: Path) -> None:
@@ -450,10 +452,16 @@ def test_check_only_looks_and_writes_nothing(server: str, tmp_path: Path) -> Non
     (manifest.root / "1.jpg").write_bytes(picture()[:300])
     report = fetched(manifest, check_only=True)
     assert report.reasons == {"unreadable: truncated": 1, "missing": 1}
+    [loss] = report.domains
+    assert (loss.there, loss.fetched, loss.missing, loss.dead) == (1, 0, 2, 0)
+    assert loss.lost_share == 2 / 3
     assert not Handler.asked
     assert sorted(path.name for path in manifest.root.iterdir()) == ["0.jpg", "1.jpg"]
     assert fetched(manifest).reasons == {}  # the unreadable one is replaced
     assert (manifest.root / "1.jpg").read_bytes() == picture(1)
+    for options in ({}, {"check_only": True}):  # what was fetched before is there now
+        [loss] = fetched(manifest, **options).domains
+        assert (loss.there, loss.fetched, loss.missing) == (3, 0, 0)
 
 
 def test_a_file_changed_since_is_looked_at_again(server: str, tmp_path: Path) -> None:
@@ -518,12 +526,18 @@ def test_manifests_without_urls_or_paths_are_refused(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError):
-        FetchSettings(workers=0)
-    with pytest.raises(ConfigError):
-        FetchSettings(download=DownloadSettings(timeout=0))
-    with pytest.raises(ConfigError):
-        FetchSettings(download=DownloadSettings(timeout=float("nan")))
+    def message(**options: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            FetchSettings(**options)
+        return str(caught.value)
+
+    assert message(workers=0) == "--workers is 0; give at least 1"
+    assert message(repeats=1) == "'repeats' is 1; give at least 2"
+    for timeout, said in ((0, "0"), (float("nan"), "nan")):
+        assert message(download=DownloadSettings(timeout=timeout)) == (
+            f"--timeout is {said}; give more than 0 seconds"
+        )
+    assert message(download=DownloadSettings(retries=-1)) == "--retries is -1; give at least 0"
 
 
 def test_the_disk_stops_the_work_and_the_journal_is_kept(
@@ -600,7 +614,7 @@ def test_the_command(server: str, tmp_path: Path) -> None:
     assert json.loads(refused.stdout)["reasons"] == {
         "a private address; allow it with --private": 2
     }
-    arguments += ["--private", "--retry-dead"]
+    arguments += ["--private"]
     out = tmp_path / "left.parquet"
     shown = CliRunner().invoke(app, [*arguments, "--out", str(out), "--retries", "0"])
     assert shown.exit_code == 0, shown.output
@@ -612,3 +626,57 @@ def test_the_command(server: str, tmp_path: Path) -> None:
     assert facts["rows"] == 1
     assert facts["losses"][0]["lost_share"] == 0.5
     assert facts["reasons"] == {"missing": 1}
+
+
+def test_the_command_refuses_before_the_first_request(server: str, tmp_path: Path) -> None:
+    manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path).write(tmp_path / "geo.parquet")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.parquet").mkdir()
+
+    def message(root: str, out: str) -> str:
+        arguments = ["build", "fetch", str(tmp_path / "geo.parquet"), "--private"]
+        arguments += ["--root", str(tmp_path / root), "--out", str(tmp_path / out)]
+        return str(CliRunner().invoke(app, arguments).exception)
+
+    assert message("here", "x.csv") == "'x.csv' is no name for a manifest; end it in .parquet"
+    assert message("here", "folder.parquet") == (
+        f"--out: '{tmp_path / 'folder.parquet'}' is a folder; name a file that ends in .parquet"
+    )
+    for root in ("file", "file/below/it"):
+        assert message(root, "x.parquet") == (
+            f"--root: '{tmp_path / 'file'}' is a file; name a folder for the images"
+        )
+    assert not Handler.asked
+
+
+def test_nothing_left_is_an_error_and_no_file(server: str, tmp_path: Path) -> None:
+    manifest = manifest_of({f"{n}.jpg": f"{server}/status/404" for n in range(3)}, tmp_path)
+    manifest.write(tmp_path / "geo.parquet")
+    out = tmp_path / "left.parquet"
+    arguments = ["build", "fetch", str(tmp_path / "geo.parquet"), "--private"]
+    arguments += ["--root", str(tmp_path / "here")]
+    for more in ([], ["--out", str(out)], ["--out", str(out), "--json"]):
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert str(result.exception) == (
+            "no image of geo.parquet is there (3 × HTTP 404); mend its URLs or --root, no manifest "
+            "was written"
+        )
+    assert json.loads(result.stdout)["manifest"] is None
+    assert not out.exists()
+    assert CliRunner().invoke(app, [*arguments, "--check-only"]).exit_code == 0  # only a look
+
+
+def test_the_command_says_that_it_goes_on(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from acclimate.build import fetching
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path).write(tmp_path / "geo.parquet")
+    monkeypatch.setattr(fetching, "_report", interrupted)
+    arguments = ["build", "fetch", str(tmp_path / "geo.parquet"), "--private"]
+    result = CliRunner().invoke(app, [*arguments, "--root", str(tmp_path / "here")])
+    assert result.exit_code == 130
+    assert result.stderr.endswith("stopped; the same command goes on\n")

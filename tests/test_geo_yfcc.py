@@ -494,13 +494,26 @@ def test_labels_from_the_authors_map_and_from_lists(tmp_path: Path) -> None:
         ),
         (
             '[{"name": 3}]',
-            "labels is no list of labels; give a JSON list of label_id and label_name, or a text "
-            "file with a synset on each line",
+            "labels is no list of labels; give a JSON list such as "
+            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
+            "line",
         ),
         (
             '[{"label_name": 3}]',
-            "labels is no list of labels; give a JSON list of label_id and label_name, or a text "
-            "file with a synset on each line",
+            "labels is no list of labels; give a JSON list such as "
+            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
+            "line",
+        ),
+        (
+            '{"n02131653": 0, "n04407435": 1}',
+            "labels is no list of labels; give a JSON list such as "
+            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
+            "line",
+        ),
+        (
+            f"{'y' * 500}\n",
+            f"labels names {'y' * 59}…, for which there are no lemmas; remove them, or give the "
+            "lemmas after a tab",
         ),
         (
             "yeti\t , \n",
@@ -744,8 +757,8 @@ def test_a_category_left_in_too_few_countries_stays_and_is_said() -> None:
     assert chosen.domains == ("A", "B", "C", "D")
     assert 1 in chosen.photos.label
     assert chosen.notes == (
-        "1 categories are left in fewer than 3 countries, now that small countries are gone and "
-        "large ones sampled; they stay, as in the order of the paper",
+        "1 category is left in fewer than 3 countries, now that small countries are gone and "
+        "large ones sampled; it stays, as in the order of the paper",
     )
 
 
@@ -819,3 +832,26 @@ def test_the_command(
         "--split is '4;1'; give the numbers of training, validation and test domains, such as "
         "40,7,15"
     )
+
+
+def test_the_command_says_that_it_goes_on(
+    made: tuple[Path, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from acclimate.cli import app, geography
+
+    assert geography.build is not None
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reader, "read", interrupted)
+    files = sources(made[0])
+    flags = [f"--metadata={files.metadata[0]}", f"--labels={files.labels}"]
+    flags += [f"--polygons={files.polygons}", f"--out={tmp_path / 'geo.parquet'}"]
+    with pytest.raises(SystemExit) as stop:
+        app(["build", "geo-yfcc", *flags])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err.endswith("stopped; the same command goes on\n")

@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.build.class_lists import ClassList, open_pool, recorded
-from acclimate.build.long_tail import LT_IMAGENET, LongTailSettings, build_long_tail, facts
+from acclimate.build.long_tail import (
+    LT_IMAGENET,
+    LongTailSettings,
+    build_long_tail,
+    facts,
+    raised_total,
+)
 from acclimate.cli import main
 from acclimate.errors import ConfigError, ManifestError
 from acclimate.manifest import Manifest
@@ -395,19 +401,19 @@ def test_caps_are_recorded_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"domains": 0}, "long-tail: 'domains' must be at least 1, not 0"),
-        ({"per_class": 0}, "long-tail: 'per_class' must be at least 1, not 0"),
-        ({"val_domains": -1}, "long-tail: 'val_domains' must be at least 0, not -1"),
-        ({"tail": 1.5}, "long-tail: 'tail' must be from 0 to 1, not 1.5"),
+        ({"domains": 0}, "long-tail: --domains must be at least 1, not 0"),
+        ({"per_class": 0}, "long-tail: --per-class must be at least 1, not 0"),
+        ({"val_domains": -1}, "long-tail: --val-domains must be at least 0, not -1"),
+        ({"tail": 1.5}, "long-tail: --tail must be from 0 to 1, not 1.5"),
         (
             {"val_share": 0.5, "test_share": 0.5},
-            "long-tail: 'val_share' and 'test_share' must be above 0 and leave something to train "
-            "on, not 0.5 and 0.5",
+            "long-tail: --val-share and --test-share must be above 0 and leave something to "
+            "train on, not 0.5 and 0.5",
         ),
         (
             {"heads": 9},
             "long-tail: a domain cannot have 9 head classes of the 8 that base offers; "
-            "lower 'heads' to 8 or less",
+            "lower --heads to 8 or less",
         ),
     ],
 )
@@ -422,8 +428,32 @@ def test_more_classes_than_there_are() -> None:
         build_long_tail(base(10), small(classes=8, exclude=("a",)))
     assert str(error.value) == (
         "base has 7 classes with images for training, validation and test (1 excluded, 0 too "
-        "small), not 8; lower 'classes', or add images"
+        "small), not 8; lower --classes, or add images"
     )
+
+
+def test_splits_that_the_data_do_not_have() -> None:
+    with pytest.raises(ManifestError) as error:
+        build_long_tail(base(10), small(pools="splits"))
+    assert str(error.value) == "base has no split 'val'; use --pools random"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 2 × (3 × 20 + 5 × 4) asked for; 1,000 × (3 × 1 + 5 × 1) made.
+        ({"domains": 1000, "constant_total": 2}, (8000, 160)),
+        # Only the tail is raised: 40 × (3 × 1 + 5 × 1), asked for 2 × 80.
+        ({"domains": 40, "constant_total": 2}, (320, 160)),
+        ({"domains": 40, "constant_total": 2, "tail": 0}, None),
+        ({"domains": 4, "constant_total": 2}, None),
+        ({"domains": 1000}, None),
+    ],
+)
+def test_a_total_that_rounding_up_breaks(
+    changes: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    assert raised_total(small(**changes), 8) == expected
 
 
 def test_a_pool_of_700_images_is_enough_for_the_papers_numbers() -> None:
@@ -530,7 +560,7 @@ def pool_file(tmp_path: Path) -> Path:
 
 def test_the_command(cli: Any, tmp_path: Path) -> None:
     pool, out = pool_file(tmp_path), tmp_path / "lt.parquet"
-    (tmp_path / "not-these.txt").write_text("c3\n\n# a comment\nc4\n")
+    (tmp_path / "not-these.txt").write_text("c3\n\n# a comment\nc4\nc10\n")
     flags = ["--domains", 3, "--heads", 2, "--per-class", 30, "--tail", 0.1]
     flags += ["--val-domains", 1, "--test-domains", 2, "--exclude", tmp_path / "not-these.txt"]
     code, text = cli("build", "long-tail", pool, *flags, "--out", out)
@@ -543,6 +573,16 @@ def test_the_command(cli: Any, tmp_path: Path) -> None:
     said = json.loads(text)
     assert said["digest"] != "" and said["rows"] > 0
     assert said["capped"]["train"]["fewest"] == 28
+    assert said["notes"] == ["1 name of --exclude is not in the data: c10"]
+    (tmp_path / "these.txt").write_text("\n".join(["c1", "c2", "w", "x", "y", "z" * 99]))
+    flags += ["--only", tmp_path / "these.txt", "--constant-total", 1, "--per-class", 2]
+    code, text = cli("build", "long-tail", pool, *flags, "--out", out)
+    assert code == 0
+    assert "note: 4 names of --only are not in the data: w, x, y and 1 more\n" in text
+    assert (
+        "note: 6 training images instead of 4: every class of a domain has one at least; lower "
+        "--domains, or raise --constant-total or --per-class\n" in text
+    )
 
 
 def test_the_command_over_an_imagenet_folder(cli: Any, tmp_path: Path) -> None:
@@ -553,6 +593,7 @@ def test_the_command_over_an_imagenet_folder(cli: Any, tmp_path: Path) -> None:
     flags += ["--only", tmp_path / "in5k_map.json", "--out", out]
     code, text = cli("build", "long-tail", root, *flags)
     assert code == 0
+    assert "note:" not in text  # folders that were not looked into are in the data
     assert "2 classes of the 2 that were offered" in text  # no other folder was looked into
     assert "capped: train: 350 images of a head class wanted, 10 in the smallest pool" in text
     built = Manifest.read(out)
@@ -572,7 +613,7 @@ def test_the_command_with_the_papers_numbers(cli: Any, tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == (
         "error: pool.parquet has 10 classes with images for training, validation and test "
-        "(0 excluded, 0 too small), not 500; lower 'classes', or add images"
+        "(0 excluded, 0 too small), not 500; lower --classes, or add images"
     )
     code, text = cli(
         "build", "long-tail", pool_file(tmp_path), "--preset", "lt-imagenet", "--classes", 0,

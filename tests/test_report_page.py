@@ -11,9 +11,11 @@ import pytest
 
 from acclimate.errors import ConfigError
 from acclimate.protocol import Axis
+from acclimate.records import Loss, Records
 from acclimate.report import (
     canvas,
     maps,
+    plots,
     result_plots,
     search_plots,
     sections,
@@ -23,8 +25,9 @@ from acclimate.report import (
 from acclimate.report.figures import FORMATS, Illustration, illustrations, write_figures
 from acclimate.report.html import page_of, write_page
 from acclimate.report.load import load_report
+from acclimate.report.measured import facts
 from acclimate.report.results import AVERAGE, Labels, Report
-from acclimate.report.summary import ERM, Estimate, Key
+from acclimate.report.summary import ERM, Change, Difference, Estimate, Key, RunView
 from sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
 COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")
@@ -204,7 +207,7 @@ def test_notes_speak_of_what_is_there(report: Report) -> None:
     erm = next(row for row in first.rows if row.key == ERM)
     alone = replace(first, rows=(erm,), best={})
     text = sections.results(replace(report, rules=(rule,), results={rule: (alone,)}), ["Careful."])
-    for absent in ("Bold", "t-test", "Published", "ceilings"):
+    for absent in ("Bold", "t-test", "Words go by", "Difference", "Published", "ceilings"):
         assert absent not in text.split("<p", 1)[1]
     assert "<li>Careful.</li>" in text
 
@@ -335,8 +338,12 @@ def test_every_draw_that_competed_is_a_point(report: Report) -> None:
     assert varied == ["model.dropout", "train.keep", "train.optimiser.lr"]
     drawing = search_plots.draw_search(points, varied, COLOURS)
     assert drawing is not None
-    scales = [ax.get_xscale() for ax in drawing.figure.axes if ax.get_visible()]
-    assert scales == ["linear", "linear", "log"]
+    scales = {ax.get_title(loc="left"): ax.get_xscale() for ax in drawing.figure.axes[:3]}
+    assert list(scales.values()) == ["log", "linear", "linear"]
+    assert next(iter(scales)) == "train.optimiser.lr"  # it took the most values
+    # The sweep leaves draw 0's rate open; its run says what it was.
+    rates = [point.settings["train.optimiser.lr"] for point in points]
+    assert rates.count(5e-5) == 12 and None not in rates
 
 
 def test_label_shift_and_shares() -> None:
@@ -428,6 +435,44 @@ def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
     assert learning.caption.startswith("One line per chosen run, of which 30 of 60 are drawn")
     lines = [line for line in learning.drawing.figure.axes[1].get_lines() if len(line.get_xdata())]
     assert len(lines) == 30 and all(line.get_alpha() < 0.5 for line in lines)
+
+
+def test_a_curve_of_one_point_is_a_mark(report: Report) -> None:
+    def cut(run: RunView) -> RunView:
+        first = next(record for record in run.records.all if isinstance(record, Loss))
+        return replace(run, records=Records((first,)))
+
+    drawing = plots.draw_learning([cut(run) for run in report.runs[1:21]], COLOURS)
+    assert drawing is not None
+    lines = [one for ax in drawing.figure.axes for one in ax.get_lines() if len(one.get_xdata())]
+    assert len(lines) == 20 and {line.get_marker() for line in lines} == {"o"}
+
+
+def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
+    da = Key.usual("da-erm")
+    tied = Difference(da, ERM, None, 0.5, 0.5, 1, 0, (Change("a", 0.5, 0.5),))
+    drawing = plots.draw_domains(tied, COLOURS)
+    assert drawing is not None
+    ring, diamond = (
+        next(one for one in drawing.figure.axes[0].get_lines() if one.get_marker() == marker)
+        for marker in ("o", "D")
+    )
+    assert ring.get_zorder() > diamond.get_zorder() and ring.get_markerfacecolor() == "none"
+    # Wider than the diamond from corner to corner.
+    assert ring.get_markersize() > 2**0.5 * diamond.get_markersize()
+
+
+def test_domains_that_are_unseen_in_turn(report: Report, ablation: Report) -> None:
+    pacs = [run for run in report.runs if run.dataset == "pacs"]
+    assert dict(facts(pacs))["Domains"] == "4, each unseen in turn"
+    some = [run for run in pacs if run.domains["test"] != (PACS[0],)]
+    assert dict(facts(some))["Domains"] == "4, of which 3 are unseen in turn"
+    assert dict(facts(report.runs))["Domains"].startswith("pacs: 4, each unseen in turn; sensors: ")
+    assert dict(facts(ablation.runs))["Domains"] == "3 training, 0 validation, 1 unseen test"
+    varied = [replace(run, dataset=run.variant) for run in ablation.runs]
+    assert dict(facts(varied))["Domains"] == "3 training, 0 validation, 1 unseen test"
+    alone = [replace(run, trial=None) for run in pacs]
+    assert dict(facts(alone))["Domains"] == "3 training, 0 validation, 1 unseen test"
 
 
 def test_the_unseen_domains_are_the_columns(text: str) -> None:

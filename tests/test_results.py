@@ -27,7 +27,9 @@ from acclimate.protocol import (
     write_failure,
     write_sweep,
 )
+from acclimate.records import append
 from acclimate.report import export, results, runs, significance, tables
+from acclimate.report.html import page_of
 from acclimate.report.lead import lead
 from acclimate.report.load import load_domainbed, load_report
 from acclimate.report.summary import ERM, Estimate, Key, find_runs, summarise
@@ -440,7 +442,13 @@ def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) ->
 
 
 def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
-    assert results.alike(load_report(sweep)) == ["oracle"]
+    same = load_report(sweep)
+    assert results.alike(same) == ["oracle"]
+    text = export.to_latex(same)
+    assert text == export.to_latex(same, ["training-domains"]).replace(
+        "\n", "\n% Selection by oracle chooses the same runs as training-domains.\n", 1
+    )
+    assert "Models selected by oracle" in export.to_latex(same, ["oracle"])
     jobs = [job("erm", "a", 0, draw) for draw in (0, 1)]
     write_sweep(tmp_path, sweep_of(jobs))
     for one, top1, val in zip(jobs, (0.5, 0.6), (0.9, 0.8), strict=True):
@@ -673,6 +681,23 @@ def test_latex(tmp_path: Path) -> None:
     assert "Trials of one domain are not independent, so with few domains a small p is" in tests
     assert r"\label{tab:toy-training-domains}" in lines
     assert r"DA-ERM & +5.0 & 0.500 & 0.500 & 2 \\" in lines
+
+
+def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, {("erm", 0): {"a": 0.5}, ("erm", 1): {"a": 0.6}})
+    for trial, top1 in enumerate((0.7, 0.9)):
+        append(
+            run_folder(folder, f"toy-erm--a-0-{trial}") / "records.jsonl",
+            score("a", top1, "oracle-prior"),
+        )
+    report = load_report(folder)
+    (found,) = report.results[report.rules[0]]
+    assert [row.key.kind for row in found.rows] == ["method", "ceiling"]
+    assert not export.tests_grid(found).rows
+    text = page_of(report)
+    assert "Difference to" not in text and "p (Holm)" not in text and "t-test" not in text
+    shown = CliRunner().invoke(app, ["report", str(folder)]).output
+    assert "Difference to" not in shown and "t-test" not in shown
 
 
 def test_csv_and_json_hold_everything(tmp_path: Path) -> None:

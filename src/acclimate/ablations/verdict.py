@@ -12,6 +12,7 @@ from acclimate.records import read
 USUAL = ("none", "embedding")
 CONTROL = "wrong-embedding"
 CONFIDENCE = 0.95
+ENOUGH_TRIALS = 3  # two may agree by chance, and their interval is then next to nothing
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Gap:
 
     mean: float
     error: float | None
-    clear: bool  # 0 lies outside the 95 % interval of Student's t over trials
+    trials: int
+    clear: bool  # 0 lies outside the 95 % interval of Student's t over enough trials
 
 
 def levels(folder: Path, sweep: Sweep) -> list[Level]:
@@ -72,7 +74,8 @@ def gap(one: Level, other: Level) -> Gap | None:
         return None
     differences = [one.by_trial[trial] - other.by_trial[trial] for trial in both]
     mean, error = fmean(differences), _standard_error(differences)
-    return Gap(mean, error, error is not None and abs(mean) > _t(len(both)) * error)
+    enough = error is not None and len(both) >= ENOUGH_TRIALS
+    return Gap(mean, error, len(both), enough and abs(mean) > _t(len(both)) * (error or 0.0))
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
@@ -94,8 +97,12 @@ def verdict(found: Sequence[Level], baseline: str) -> list[str]:
     ]
     said += _against(usual, baseline)
     said += _controls(found)
-    if any(len(level.by_trial) == 1 for level in usual):
-        said.append("With one trial nothing can be said about noise; use --trials 3 or more.")
+    fewest = min((len(level.by_trial) for level in usual), default=ENOUGH_TRIALS)
+    if fewest < ENOUGH_TRIALS:
+        trials = "one trial" if fewest == 1 else f"{fewest} trials"
+        said.append(
+            f"With {trials} nothing can be said about noise; use --trials {ENOUGH_TRIALS} or more."
+        )
     return [sentence for sentence in said if sentence]
 
 
@@ -107,7 +114,7 @@ def _best(own: Sequence[Level]) -> str:
     gaps = {one.variant: gap(best, one) for one in own if one is not best}
     near = [label for label, found in gaps.items() if found is None or not found.clear]
     text = f"{best.algorithm}: best at {best.variant} ({_percent(best.mean, best.error)})"
-    if best.error is None:
+    if len(best.by_trial) < ENOUGH_TRIALS:
         return text + "."
     if len(near) == len(gaps):
         return f"{text}, but no value differs from it by more than noise."
@@ -159,7 +166,7 @@ def _controls(found: Sequence[Level]) -> list[str]:
 
 
 def _noise(found: Gap) -> str:
-    return "" if found.clear or found.error is None else " (within noise)"
+    return "" if found.clear or found.trials < ENOUGH_TRIALS else " (within noise)"
 
 
 def _percent(mean: float, error: float | None) -> str:

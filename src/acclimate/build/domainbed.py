@@ -139,10 +139,10 @@ def _domain_folder(root: Path, expected: Benchmark) -> Path:
     candidates = [root, *(folder for folder in inside if folded(folder.name) in known)]
     if len(inside) == 1:
         candidates += inside
-    for folder in candidates:
-        if _fitting(folder, expected):
-            _require_half(folder, expected)
-            return folder
+    best = max(candidates, key=lambda folder: len(_fitting(folder, expected)))
+    if _fitting(best, expected):
+        _require_half(best, expected)
+        return best
     held = _listed([folder.name for folder in inside]) if inside else "no folders"
     raise ManifestError(
         f"{root} has no domain of {expected.title} ({', '.join(expected.domains)}); it has {held}: "

@@ -20,7 +20,18 @@ build = typer.Typer(
 app.add_typer(build, name="build")
 
 Out = Annotated[Path, typer.Option(help="The manifest to write, ending in .parquet.")]
-ValShare = Annotated[float, typer.Option(help="Share of each domain kept for validation.")]
+
+
+def _share(value: float) -> float:
+    """Refuses what the library would, but in the words of the command line."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"--val-share is {value}; give a share of at least 0 and less than 1")
+    return value
+
+
+ValShare = Annotated[
+    float, typer.Option(callback=_share, help="Share of each domain kept for validation.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the splits.")]
 
 

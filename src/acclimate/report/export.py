@@ -14,7 +14,7 @@ from acclimate.protocol import RULES
 from acclimate.report import tables
 from acclimate.report.latex import latex_table, latex_tests
 from acclimate.report.lead import lead
-from acclimate.report.results import ALL, AVERAGE, Report, Results, Row
+from acclimate.report.results import ALL, AVERAGE, Report, Results, Row, alike, limited
 from acclimate.report.summary import Estimate
 from acclimate.report.tables import MARKS, Cell, Grid, p_value
 
@@ -162,7 +162,12 @@ def to_markdown(report: Report, rules: Sequence[str] | None = None) -> str:
 
 def to_latex(report: Report, rules: Sequence[str] | None = None) -> str:
     parts = ["% Needs \\usepackage{booktabs}"]
+    shown = limited(report, report.rules if rules is None else rules)
+    same = alike(shown)
+    parts += [f"% Selection by {rule} chooses the same runs as {shown.rules[0]}." for rule in same]
     for results in chosen(report, rules):
+        if results.rule in same:
+            continue
         title = f"{results.dataset}. {caption(results)}"
         parts.append(latex_table(results, caption=title, published=published_note(results)))
         tests = tests_grid(results)

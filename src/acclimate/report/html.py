@@ -23,11 +23,14 @@ from acclimate.report.markup import (
 )
 from acclimate.report.measured import facts
 from acclimate.report.results import Report
-from acclimate.report.summary import Summary
+from acclimate.report.summary import ENOUGH_SEEDS, Summary
 
 _MANY = 8  # findings that a reader has patience for
 _MOST_LINES = 12  # of a table that is not folded away
-NOISE = "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0."
+NOISE = (
+    "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0; fewer "
+    f"than {ENOUGH_SEEDS} seeds are too few to call it anything."
+)
 KINDS = "Controls are meant to fail; ceilings use what no method may know."
 _LONG = 5  # from so many sections on, a page has a table of contents
 
@@ -129,10 +132,15 @@ def _comparison(summary: Summary, caution: Sequence[str]) -> str:
     grid = grid_table(tables.comparison(summary), "Accuracy of each method")
     note = (
         "Accuracy in percent. Domains count equally. ± is the standard error over seeds; there is "
-        f"none for a single seed. The difference to {base} is in points, taken between runs with "
-        f"the same data and seed; “better than {base}” is the share of (domain, seed) pairs that "
-        f"improve. {NOISE} {KINDS}"
+        "none for a single seed. "
     )
+    if tables.is_compared(summary):
+        note += (
+            f"The difference to {base} is in points, taken between runs with the same data and "
+            f"seed; “better than {base}” is the share of (domain, seed) pairs that improve. "
+            f"{NOISE} "
+        )
+    note += KINDS
     return section("Comparison", f"{grid}\n{paragraph(note)}\n{bullets(caution, 'note')}")
 
 
@@ -143,9 +151,10 @@ def _further(summary: Summary, rule: str) -> str:
     base = summary.baseline.label
     grid = grid_table(tables.further(summary), "Of each method")
     note = (
-        f"Accuracy in percent, of the models chosen by {rule}. ± is the standard error over "
-        f"trials. “Better than {base}” is the share of (domain, trial) pairs that improve. {NOISE}"
+        f"Accuracy in percent, of the models chosen by {rule}. ± is the standard error over trials."
     )
+    if tables.is_compared(summary):
+        note += f" “Better than {base}” is the share of (domain, trial) pairs that improve. {NOISE}"
     if len(summary.lines) > _MOST_LINES:
         grid = folded(f"Table of {count(len(summary.lines), 'line')}", grid)
     return section("Worst domains and training domains", f"{grid}\n{paragraph(note)}")

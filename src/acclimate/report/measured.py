@@ -18,14 +18,7 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     data = {f"{run.source} {run.data[:16]}".strip() for run in runs}
     yield "Data (digest)", ", ".join(sorted(data)) or tables.DASH
     yield "Classes", _some({len(run.classes) for run in runs})
-    roles = {"train": "training", "val": "validation", "test": "unseen test"}
-    yield (
-        "Domains",
-        ", ".join(
-            f"{_some({len(run.domains.get(role, ())) for run in runs})} {word}"
-            for role, word in roles.items()
-        ),
-    )
+    yield "Domains", _domains(runs)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     yield "Adapted on", "; ".join(_adapted(finished)) or "no run adapts"
     kept = {run.finished.kept_by for run in runs if run.finished}
@@ -37,6 +30,38 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     seconds = sum(run.finished.seconds for run in runs if run.finished)
     yield "Time of all runs", _time(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
+
+
+def _domains(runs: Sequence[RunView]) -> str:
+    """`4, each unseen in turn`, by data set where there are several; else how many of each role."""
+    names = dict.fromkeys(run.dataset for run in runs if run.trial is not None)
+    found = {name: [run for run in runs if run.dataset == name] for name in names}
+    turns = {name: _in_turn(mine) for name, mine in found.items()}
+    if not any(turns.values()):
+        return _by_role(runs)
+    if len(turns) == 1:
+        return "".join(turns.values())
+    return "; ".join(f"{name}: {text or _by_role(found[name])}" for name, text in turns.items())
+
+
+def _in_turn(runs: Sequence[RunView]) -> str:
+    """Of a sweep whose runs leave different domains unseen; "" where all leave the same."""
+    unseen = {run.domains.get("test", ()) for run in runs}
+    if len(unseen) < 2:
+        return ""
+    every = {name for run in runs for names in run.domains.values() for name in names}
+    turns = {name for names in unseen for name in names}
+    if turns == every:
+        return f"{len(every)}, each unseen in turn"
+    return f"{len(every)}, of which {len(turns)} are unseen in turn"
+
+
+def _by_role(runs: Sequence[RunView]) -> str:
+    roles = {"train": "training", "val": "validation", "test": "unseen test"}
+    return ", ".join(
+        f"{_some({len(run.domains.get(role, ())) for run in runs})} {word}"
+        for role, word in roles.items()
+    )
 
 
 def _adapted(runs: Sequence[RunView]) -> Iterable[str]:

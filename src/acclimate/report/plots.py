@@ -118,15 +118,21 @@ def draw_domains(difference: Difference, colours: Mapping[str, str]) -> Drawing 
         changes = changes[: MOST_DOMAINS // 2] + changes[-MOST_DOMAINS // 2 :]
     figure = figure_of(0.21 * len(changes) + 1.15)
     ax, titles = figure.subplots(), {}
-    ends = {difference.against: "o", difference.line: "D"}
-    first, last = (colours[key.algorithm] for key in ends)
+    first, last = (colours[key.algorithm] for key in (difference.against, difference.line))
+    ring = {"marker": "o", "color": first, "markersize": 8, "markerfacecolor": "none"}
+    diamond = {"marker": "D", "color": last, "markersize": 4.5}
+    marks: dict[Key, dict[str, Any]] = {
+        difference.against: {"linestyle": "", **ring},
+        difference.line: {"linestyle": "", **diamond},
+    }
     for place, change in enumerate(changes):
         before, after = 100 * change.before, 100 * change.after
         style: dict[str, Any] = {} if after >= before else {"linestyle": (0, (2, 1.5))}
         gid = f"domain-{place}"
         ax.plot([before, after], [place] * 2, color=INKS["faint"], linewidth=2, zorder=1, **style)
-        ax.plot(before, place, "o", color=first, markersize=5.5, markerfacecolor="none", zorder=2)
-        ax.plot(after, place, "D", color=last, markersize=5, gid=gid, zorder=3)
+        ax.plot(after, place, **marks[difference.line], gid=gid, zorder=2)
+        # On top and wider, so that it shows where both are the same.
+        ax.plot(before, place, **marks[difference.against], zorder=3)
         titles[gid] = f"{change.domain}: {before:.1f} to {after:.1f} %"
     names = [short(change.domain, 20) for change in changes]
     ax.set_yticks(range(len(changes)), names, parse_math=False)
@@ -134,10 +140,8 @@ def draw_domains(difference: Difference, colours: Mapping[str, str]) -> Drawing 
     ax.set_xlabel("accuracy, %")
     plain(ax, "both")
     ax.tick_params(axis="y", length=0)
-    for (key, marker), colour, face in zip(
-        ends.items(), (first, last), ("none", last), strict=True
-    ):
-        ax.plot([], [], marker, color=colour, markerfacecolor=face, label=key.label)
+    for key, mark in marks.items():
+        ax.plot([], [], label=key.label, **mark)
     legend(figure, ax)
     return Drawing(figure, titles)
 
@@ -158,7 +162,8 @@ def draw_learning(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawin
     figure = figure_of(1.65 * len(order) + 0.4)
     for ax, name in zip(figure.subplots(len(order), squeeze=False)[:, 0], order, strict=True):
         for run, steps, values in panels[name]:
-            marks = "-" if many else ".-"
+            # One point makes no line.
+            marks = "o" if len(steps) == 1 else "-" if many else ".-"
             ax.plot(steps, values, marks, color=colours[run.algorithm], markersize=4, **style)
         headline(ax, _PANELS.get(name, f"{name}: loss"))
         plain(ax, "y")

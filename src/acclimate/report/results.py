@@ -296,10 +296,16 @@ def _test(by_dataset: Sequence[_Pairs]) -> Test | None:
 def _results(
     dataset: str, rule: str, columns: tuple[str, ...], rows: Iterable[Row], baseline: Key
 ) -> Results:
-    found = corrected(list(rows))
+    found = corrected(_compared(list(rows)))
     best = {column: _best({row.key: row.cells[column] for row in found}) for column in columns}
     best[AVERAGE] = _best({row.key: row.average for row in found})
     return Results(dataset, rule, columns, tuple(found), baseline, best)
+
+
+def _compared(rows: Sequence[Row]) -> Sequence[Row]:
+    """Where no method has a rival, a ceiling's own test would be a test of nothing."""
+    rivals = any(row.key.kind == "method" and row.test is not None for row in rows)
+    return rows if rivals else [replace(row, test=None) for row in rows]
 
 
 def corrected(rows: Sequence[Row]) -> list[Row]:

@@ -55,7 +55,7 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
     found = [candidate(job, runs[job.id]) for job in jobs if job.id in runs]
     known = [one for one in found if one is not None]
     winners = {(_contest(choice), choice.draw) for choice in report.choices.get(rule, ())}
-    configs = {job.id: flat(job.config) for job in jobs}
+    configs = settings_of(report)
     points = []
     for draw in sorted({one.draw for one in known}):
         for choice in _alone(known, jobs, rule, draw):
@@ -64,6 +64,16 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
                 settings = configs[choice.run]
                 points.append(Tried(choice.algorithm, settings, choice.score, chosen))
     return points
+
+
+def settings_of(report: Report) -> dict[str, dict[str, Any]]:
+    """Of each job, as its run resolved them: a sweep leaves open what follows from the rest."""
+    jobs = () if report.sweep is None else report.sweep.jobs
+    found = {job.id: flat(job.config) for job in jobs}
+    for run in report.runs:
+        if run.problem is None and run.folder.name in found:
+            found[run.folder.name] |= flat(run.config)
+    return found
 
 
 def _alone(
@@ -94,8 +104,9 @@ def draw_search(
 ) -> Drawing | None:
     """A panel per drawn setting: its value against the score that was compared, chosen ringed."""
     panels = {path: [p for p in points if p.settings.get(path) is not None] for path in settings}
-    panels = {path: found for path, found in panels.items() if _varies(path, found)}
-    shown = list(panels.items())[:MOST_PANELS]
+    panels = {path: found for path, found in panels.items() if _values(path, found) > 1}
+    # The search itself is not stored: what took most values was searched most.
+    shown = sorted(panels.items(), key=lambda one: -_values(*one))[:MOST_PANELS]
     if not shown:
         return None
     columns = min(2, len(shown))
@@ -119,8 +130,8 @@ def draw_search(
     return Drawing(figure)
 
 
-def _varies(path: str, points: Iterable[Tried]) -> bool:
-    return len({repr(point.settings[path]) for point in points}) > 1
+def _values(path: str, points: Iterable[Tried]) -> int:
+    return len({repr(point.settings[path]) for point in points})
 
 
 def _thinned(points: Sequence[Tried]) -> list[Tried]:

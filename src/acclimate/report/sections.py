@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from acclimate.config import flat
 from acclimate.protocol import RULES, Sweep
 from acclimate.report import tables
 from acclimate.report.markup import (
@@ -20,7 +19,7 @@ from acclimate.report.markup import (
     table,
 )
 from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row, alike
-from acclimate.report.search_plots import drawn_settings
+from acclimate.report.search_plots import drawn_settings, settings_of
 from acclimate.report.share_plots import shifts
 from acclimate.report.summary import Estimate, Key, RunView
 from acclimate.selection import Choice
@@ -63,7 +62,9 @@ def results(report: Report, caution: Sequence[str] = ()) -> str:
         "Bold: the best of our own methods." * any(any(one.best.values()) for one in found),
         "The difference is in points, paired over domains and trials; p is of a two-sided paired "
         "t-test, corrected for the number of methods compared (Holm). Trials of one domain are "
-        "not independent, so with few domains a small p is optimistic."
+        "not independent, so with few domains a small p is optimistic. Words go by the 95 % "
+        "interval over seeds, which needs no independence of domains, and p by (domain, trial) "
+        "pairs, so that the two may disagree."
         * any(row.test is not None for one in found for row in one.rows),
         "Published rows are numbers from papers, on other machines and draws."
         * any(row.published for one in found for row in one.rows),
@@ -98,14 +99,19 @@ def by_rule(report: Report, part: Callable[[str], str]) -> str:
 
 
 def _results(found: Results) -> str:
-    overall = ("Average", f"Difference to {found.baseline.label}", "p (Holm)")
+    tested = any(row.test is not None for row in found.rows)
+    overall = ["Average"]
+    if tested:
+        overall += [f"Difference to {found.baseline.label}", "p (Holm)"]
     # Where domains are many, what matters most must not lie beyond the edge of the page.
     early = len(found.columns) > _FEW
     names = [*overall, *found.columns] if early else [*found.columns, *overall]
     lines = []
     for row in found.rows:
         cells = [_entry(row.cells.get(name), _is_best(found, name, row)) for name in found.columns]
-        summed = [_entry(row.average, _is_best(found, AVERAGE, row)), *_test(row)]
+        summed = [_entry(row.average, _is_best(found, AVERAGE, row))]
+        if tested:
+            summed += _test(row)
         lines.append(
             Line(
                 row.key.label,
@@ -140,7 +146,7 @@ def choices(report: Report) -> str:
     sweep = report.sweep
     if sweep is None or not any(report.choices.values()):
         return ""
-    configs = {job.id: flat(job.config) for job in sweep.jobs}
+    configs = settings_of(report)
     drawn = {found.name: drawn_settings(sweep, found.name) for found in sweep.datasets}
 
     def part(rule: str) -> str:

@@ -37,6 +37,9 @@ _T95 = (
 )
 
 
+ENOUGH_SEEDS = 3  # two may agree by chance, and their interval is then next to nothing
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over `n` seeds; `se` is sample standard deviation / √n, `None` for one seed."""
@@ -94,11 +97,13 @@ class Difference:
     @property
     def verdict(self) -> str:
         """ "better" or "worse" where Student's 95 % interval over seeds leaves out 0, else "noise";
-        "one seed" or "unpaired" where there is no interval."""
+        "one seed", "few seeds" or "unpaired" where there is no interval to go by."""
         if self.gain is None:
             return "unpaired"
         if self.gain.se is None:
             return "one seed"
+        if self.gain.n < ENOUGH_SEEDS:
+            return "few seeds"
         margin = _T95[min(self.gain.n - 1, len(_T95)) - 1] * self.gain.se
         if abs(self.gain.mean) <= max(margin, 1e-9):
             return "noise"

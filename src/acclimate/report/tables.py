@@ -66,12 +66,21 @@ def comparison(summary: Summary) -> Grid:
     base = summary.baseline.label
     header = ["Method", "Unseen domains", "Worst unseen domain", "Top-5", "Training domains"]
     header += [f"Difference to {base}", f"Better than {base}", "Runs", "Domains"]
-    keep = [name for name in header if with_top5 or name != "Top-5"]
+    left_out = set() if with_top5 else {"Top-5"}
+    if not is_compared(summary):
+        left_out |= {f"Difference to {base}", f"Better than {base}"}
+    keep = [name for name in header if name not in left_out]
     rows = []
     for line in summary.lines:
         row = dict(zip(header, _cells(summary, line), strict=True))
         rows.append(tuple(row[name] for name in keep))
     return Grid(tuple(keep), tuple(rows), tuple(line.key for line in summary.lines))
+
+
+def is_compared(summary: Summary) -> bool:
+    """Whether any method has its baseline beside it; a ceiling alone is no rival."""
+    found = (summary.versus(key) for key in summary.contenders)
+    return any(one is not None and summary.line(one.against) is not None for one in found)
 
 
 def further(summary: Summary) -> Grid:
@@ -95,7 +104,7 @@ def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
         yield Cell(f"{100 * share:.0f} % of {difference.pairs}", share)
     else:
         yield Cell(DASH)
-    seeds = f" ({line.seeds} seeds)" if line.seeds != line.runs else ""
+    seeds = f" ({_count(line.seeds, 'seed')})" if line.seeds != line.runs else ""
     yield Cell(f"{line.runs}{seeds}", line.runs)
     yield Cell(str(line.domains), line.domains)
 
@@ -236,6 +245,7 @@ def compared(summary: Summary, difference: Difference) -> str:
         )
     ending = {
         "better": "",
+        "few seeds": f"; {_too_few(difference.gain)}",
         "worse": f", so {line} is worse here",
         "noise": ", no difference beyond noise",
         "one seed": "; more seeds are needed to tell it from noise",
@@ -245,6 +255,10 @@ def compared(summary: Summary, difference: Difference) -> str:
         f"{percent(difference.after)} % and {against} {percent(difference.before)} %: "
         f"{points(difference.gain)} points over {_count(difference.gain.n, 'seed')}{ending}."
     )
+
+
+def _too_few(gain: Estimate) -> str:
+    return f"{_count(gain.n, 'seed')} are too few to tell it from noise"
 
 
 def findings(summary: Summary) -> list[str]:
@@ -271,6 +285,7 @@ def _control(summary: Summary, key: Key) -> Iterable[str]:
         "worse": "what it gets from the embedding is about the domain",
         "noise": "no difference beyond noise, so nothing shows that it uses the domain's own",
         "one seed": "more seeds are needed to tell it from noise",
+        "few seeds": _too_few(difference.gain),
     }[difference.verdict]
     yield (
         f"Control: given another domain's embedding, {difference.against.label} scores "

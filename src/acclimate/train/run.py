@@ -88,7 +88,7 @@ class _Run:
             if done is not None:
                 return RunResult(self.out, done, already=True)
             learned = self.shared is not None or (self.out / PHI).exists()
-            ahead = (predictor,) if learned else networks
+            ahead = networks[:1] if learned else networks[::-1]  # Step A first
             check_memory(self.plan, self.world, size, *ahead, bf16=self.sitting.bf16)
             claim(self.out, RUN, self.identity, self.world)
             self.sitting.begin(self.identity, size)

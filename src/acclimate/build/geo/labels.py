@@ -85,8 +85,9 @@ def _with_lemmas(listed: dict[str, str], source: str) -> dict[str, tuple[str, ..
     missing = [synset for synset in bare if synset not in found]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        quoted = ", ".join(map(short, missing[:3]))
         raise ManifestError(
-            f"{source} names {', '.join(map(short, missing[:3]))}{more}, for which there are no lemmas; "
+            f"{source} names {quoted}{more}, for which there are no lemmas; "
             "remove them, or give the lemmas after a tab"
         )
     return lemmas | found

@@ -192,9 +192,10 @@ def _rare_note(
     rare = int(np.sum((count > 0) & (count < settings.min_countries)))
     if not rare:
         return ()
+    are, they = ("category is", "it stays") if rare == 1 else ("categories are", "they stay")
     return (
-        f"{rare} categories are left in fewer than {settings.min_countries} countries, now that "
-        "small countries are gone and large ones sampled; they stay, as in the order of the paper",
+        f"{rare} {are} left in fewer than {settings.min_countries} countries, now that small "
+        f"countries are gone and large ones sampled; {they}, as in the order of the paper",
     )
 
 
@@ -204,8 +205,9 @@ def _require_domains(found: dict[str, int], settings: GeoSettings) -> None:
     if kept < needed:
         ranked = sorted(found.items(), key=lambda item: -item[1])
         largest = ", ".join(f"{name} {count}" for name, count in ranked[:3])
+        have = "1 country has" if kept == 1 else f"{kept} countries have"
         raise ManifestError(
-            f"{kept} countries have at least {settings.min_images} labelled photos, and --split "
+            f"{have} at least {settings.min_images} labelled photos, and --split "
             f"{','.join(map(str, settings.split))} needs {needed}; the largest are "
             f"{largest or 'none'}: lower --min-images or give more metadata"
         )

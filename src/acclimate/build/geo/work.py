@@ -174,8 +174,9 @@ def _read(
 
 
 def _damaged(path: Path, rows: int, error: Damage) -> ManifestError:
+    read = "1 row" if rows == 1 else f"{rows} rows"
     return ManifestError(
-        f"{path.name} is damaged after {rows} rows ({str(error).lower()}); download it again, or "
+        f"{path.name} is damaged after {read} ({str(error).lower()}); download it again, or "
         "take what can be read with --keep-damaged"
     )
 
