@@ -45,7 +45,8 @@ def _section(name: str, folder: Path) -> str:
         [
             f"## `{name}`",
             "",
-            f"{about[0].upper()}{about[1:]}. `acclimate ablate {name} --out runs/ablations/{name}`: "
+            f"{about[0].upper()}{about[1:]}. "
+            f"`acclimate ablate {name} --out runs/ablations/{name}`: "
             f"{len(sweep.jobs)} runs on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
             "",
             *_table(sweep, found),
