@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from acclimate.ablations.table import ABLATIONS
-from acclimate.ablations.verdict import Level, levels, verdict
+from acclimate.ablations.verdict import Level, level_table, levels, verdict
 from acclimate.files import write_atomically
 from acclimate.protocol import Sweep, read_sweep
 from pages import fill
@@ -59,20 +59,10 @@ def _section(name: str, folder: Path) -> str:
 
 
 def _table(sweep: Sweep, found: list[Level]) -> list[str]:
-    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
-    variants = list(dict.fromkeys(job.variant for job in sweep.jobs))
-    known = {(one.variant, one.algorithm, one.method): one for one in found}
+    heads, rows = level_table(found, dict.fromkeys(job.variant for job in sweep.jobs))
     label = sweep.axis.label if sweep.axis else ""
-    names = [a if m in ("none", "embedding") else f"{a}, {m}" for a, m in columns]
-    rows = [[variant, *(_cell(known.get((variant, *c))) for c in columns)] for variant in variants]
-    lines = [[label, *names], ["---", *["---:"] * len(names)], *rows]
+    lines = [[label, *heads], ["---", *["---:"] * len(heads)], *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def _cell(one: Level | None) -> str:
-    if one is None:
-        return "–"
-    return f"{100 * one.mean:.1f}" + ("" if one.error is None else f" ± {100 * one.error:.1f}")
 
 
 if __name__ == "__main__":

@@ -168,6 +168,7 @@ def test_features_are_never_measured(
     monkeypatch.setattr(memory, "TINY", 0)
     free(monkeypatch, 0.0)
     train(tiny("da-erm"), features, tmp_path / "run")
+    assert (tmp_path / "run" / "model.json").exists()
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "efficientnet-lite0"])

@@ -1,7 +1,7 @@
 """What came out of an ablation, with errors, in words that claim nothing beyond noise."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -65,6 +65,23 @@ def levels(folder: Path, sweep: Sweep) -> list[Level]:
         for key, trials in found.items()
     }
     return [Level(*key, trials) for key, trials in complete.items() if trials]
+
+
+def level_table(
+    found: Sequence[Level], variants: Iterable[str]
+) -> tuple[list[str], list[list[str]]]:
+    """The columns' names, then a row per variant: a column per algorithm and use, in percent."""
+    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
+    known = {(one.variant, one.algorithm, one.method): one for one in found}
+    heads = [name if use in USUAL else f"{name}, {use}" for name, use in columns]
+    return heads, [[v, *(_text(known.get((v, *column))) for column in columns)] for v in variants]
+
+
+def _text(one: Level | None) -> str:
+    if one is None:
+        return "–"
+    error = "" if one.error is None else f" ± {100 * one.error:.1f}"
+    return f"{100 * one.mean:.1f}{error}"
 
 
 def gap(one: Level, other: Level) -> Gap | None:

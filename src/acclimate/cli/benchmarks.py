@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import Out, Seed, ValShare, build, stoppable, three_numbers
-from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+from acclimate.cli.datasets import GOES_ON, Out, Seed, ValShare, build, three_numbers
+from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table, stoppable
 from acclimate.errors import ManifestError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def fetch(
             private=private,
         ),
     )
-    with stoppable(), progress_bar() as watch:
+    with stoppable(GOES_ON), progress_bar() as watch:
         report = fetch_images(Manifest.open(data), root, settings, watch=watch)
     empty = len(report.manifest) == 0
     if out is not None and not empty:

@@ -1,7 +1,5 @@
 """`build` and `inspect`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +17,7 @@ build = typer.Typer(
 )
 app.add_typer(build, name="build")
 
+GOES_ON = "stopped; the same command goes on"
 Out = Annotated[Path, typer.Option(help="The manifest to write, ending in .parquet.")]
 
 
@@ -33,16 +32,6 @@ ValShare = Annotated[
     float, typer.Option(callback=_share, help="Share of each domain kept for validation.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the splits.")]
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """For commands that keep what they have: says so when they are interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on", err=True)
-        raise typer.Exit(130) from None
 
 
 @build.command("folder", epilog="Example: acclimate build folder PACS --out pacs.parquet")

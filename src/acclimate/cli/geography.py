@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import Out, build, stoppable, three_numbers
-from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
+from acclimate.cli.datasets import GOES_ON, Out, build, three_numbers
+from acclimate.cli.output import Json, progress_bar, say, say_json, say_table, stoppable
 
 if TYPE_CHECKING:
     from acclimate.build.geo_yfcc import GeoBuild
@@ -90,7 +90,7 @@ def geo_yfcc(
         places=places,
         keep_damaged=keep_damaged,
     )
-    with stoppable(), progress_bar() as watch:
+    with stoppable(GOES_ON), progress_bar() as watch:
         built = build_geo_yfcc(sources, out, settings, images=images, workers=workers, watch=watch)
     _show(built, out, _plots(built, out) if plots else [], json=json)
 

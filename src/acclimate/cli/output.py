@@ -68,6 +68,21 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
+def names(given: list[str] | None) -> tuple[str, ...]:
+    """What an option lists: repeated, or joined by commas."""
+    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
+
+
+@contextmanager
+def stoppable(words: str = "interrupted; repeat the command to resume") -> Iterator[None]:
+    """For commands that keep what they have: says so when they are interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(words, err=True)
+        raise typer.Exit(130) from None
+
+
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
     """A bar per phase on stderr; nothing in processes other than the first."""

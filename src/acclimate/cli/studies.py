@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, say, say_json, say_table
+from acclimate.cli.output import Device, Json, names, say, say_json, say_table, stoppable
 from acclimate.cli.sweeping import (
     DryRun,
     Launcher,
@@ -73,10 +73,10 @@ def ablate(
         name=name,
         data=data,
         out=out,
-        values=_names(values),
-        algorithms=_names(algorithms),
-        test_domains=_names(test_domains),
-        val_domains=_names(val_domains),
+        values=names(values),
+        algorithms=names(algorithms),
+        test_domains=names(test_domains),
+        val_domains=names(val_domains),
         trials=trials,
         seed=seed,
         preset=preset,
@@ -119,7 +119,7 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
     with claimed(out, study.sweep):  # before anything is written into a folder of something else
         write_data(study, out)
     done = look(out, study.sweep).count("done")
-    try:
+    with stoppable():
         with progress_shown(out, study.sweep, already=done) as listener:
             run_sweep(
                 out,
@@ -130,9 +130,6 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
                 listener=listener,
             )
         write_labels(out, study.sweep, study.manifests)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; repeat the command to resume", err=True)
-        raise typer.Exit(130) from None
 
 
 def _show_study(out: Path, study: "Study", *, json: bool) -> None:
@@ -180,31 +177,13 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
 
 def _show_levels(found: "list[Level]", study: "Study") -> None:
     """A row per value, a column per algorithm and use."""
-    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
-    known = {(one.variant, one.algorithm, one.method): one for one in found}
+    from acclimate.ablations.verdict import level_table
+
     axis = study.sweep.axis
-    rows = [
-        (label, *(_level(known.get((label, *column))) for column in columns))
-        for label in (axis.places if axis else ())
-    ]
-    names = [
-        algorithm if method in ("none", "embedding") else f"{algorithm}, {method}"
-        for algorithm, method in columns
-    ]
-    say_table((axis.label if axis else "", *names), rows, title="top-1 on unseen domains, %")
+    heads, rows = level_table(found, axis.places if axis else ())
+    say_table((axis.label if axis else "", *heads), rows, title="top-1 on unseen domains, %")
     say("± is the standard error over trials (sample standard deviation / √n).")
     say()
-
-
-def _level(one: "Level | None") -> str:
-    if one is None:
-        return "–"
-    error = "" if one.error is None else f" ± {100 * one.error:.1f}"
-    return f"{100 * one.mean:.1f}{error}"
-
-
-def _names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
 
 
 @app.command(epilog="Example: acclimate theory runs/pacs --radius 0.5 --budget 10000")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acclimate.cli.output import percent, say, say_json, say_table
+from acclimate.cli.output import percent, say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import duration, progress_shown
 from acclimate.manifest import Manifest
 from acclimate.protocol import RULES, Failure, Sweep, failure_path, run_folder
@@ -67,7 +67,7 @@ def conduct(folder: Path, plan: Plan, how: Conduct) -> Chosen | None:
     _announce(folder, plan, how, queue)
     if how.dry_run:
         return None
-    try:
+    with stoppable():
         with progress_shown(folder, sweep, already=queue.count("done")) as listener:
             tally = run_sweep(
                 folder,
@@ -81,9 +81,6 @@ def conduct(folder: Path, plan: Plan, how: Conduct) -> Chosen | None:
         write_labels(folder, sweep, plan.manifests)
         chosen = choose(folder, sweep)
         _keep(folder, sweep, chosen, tally, how)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; repeat the command to resume", err=True)
-        raise typer.Exit(130) from None
     if how.json:
         say_json(_as_json(folder, sweep, tally, chosen))
     else:

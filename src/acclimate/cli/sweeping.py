@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json
+from acclimate.cli.output import Device, Json, names
 from acclimate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def sweep(
 
     flags = {
         "data": tuple(str(path) for path in data or ()),
-        "algorithms": _names(algorithms),
+        "algorithms": names(algorithms),
         "test_domains": tuple(test_domains or ()),
-        "val_domains": _names(val_domains),
+        "val_domains": names(val_domains),
         "rule": rule,
         "folds": folds,
         "draws": draws,
@@ -175,7 +175,3 @@ def _assigned(given: list[str] | None, flag: str, example: str) -> dict[str, Any
             raise ConfigError(f"{flag} {assignment}: write it as key=value, e.g. {flag} {example}")
         values[key.strip()] = text.strip()
     return values
-
-
-def _names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())

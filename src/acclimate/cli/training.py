@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_json, say_table
+from acclimate.cli.output import (
+    Device,
+    Json,
+    names,
+    percent,
+    progress_bar,
+    say,
+    say_json,
+    say_table,
+    stoppable,
+)
 from acclimate.errors import ConfigError
 from acclimate.records import Score
 
@@ -54,8 +64,8 @@ def train(
 
     flags = {
         "algorithm": algorithm,
-        "test_domains": _names(test_domains),
-        "val_domains": _names(val_domains),
+        "test_domains": names(test_domains),
+        "val_domains": names(val_domains),
         "model.backbone": backbone,
         "model.weights": None if weights is None else str(weights),
         "train.steps": steps,
@@ -65,12 +75,8 @@ def train(
     chosen = gather_settings(preset, config, flags, settings or [])
     folder = out or Path("runs") / f"{_name_of(data)}-{chosen.algorithm}-{chosen.seed}"
     manifest = Manifest.open(data)
-    try:
-        with progress_bar() as watch:
-            result = train_run(chosen, manifest, folder, device=device, watch=watch)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; repeat the command to resume", err=True)
-        raise typer.Exit(130) from None
+    with stoppable(), progress_bar() as watch:
+        result = train_run(chosen, manifest, folder, device=device, watch=watch)
     _show_run(folder, already=result.already, json=json)
 
 
@@ -104,7 +110,7 @@ def evaluate(
     changes = {"adapt.source": source, "adapt.points": points, "seed": seed}
     given = {key: value for key, value in changes.items() if value is not None}
     with progress_bar() as watch:
-        found = evaluate_run(run, data, given, methods=_names(method), device=device, watch=watch)
+        found = evaluate_run(run, data, given, methods=names(method), device=device, watch=watch)
     if json:
         facts = {"unreadable": found.unreadable, "same_data": found.same_data}
         say_json({**_as_json(found.scores), **facts})
@@ -145,10 +151,6 @@ def _name_of(data: Path) -> str:
     path = data.resolve()
     tables = (".parquet", ".csv", ".jsonl", ".ndjson")
     return path.stem if path.suffix.lower() in tables else path.name
-
-
-def _names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
 
 
 def _show_run(folder: Path, *, already: bool, json: bool) -> None:

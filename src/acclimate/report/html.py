@@ -13,7 +13,6 @@ from acclimate.report.lead import lead
 from acclimate.report.load import load_report
 from acclimate.report.markup import (
     bullets,
-    count,
     figure,
     folded,
     grid_table,
@@ -24,6 +23,7 @@ from acclimate.report.markup import (
 from acclimate.report.measured import facts
 from acclimate.report.results import Report
 from acclimate.report.summary import ENOUGH_SEEDS, Summary
+from acclimate.report.tables import count
 
 _MANY = 8  # findings that a reader has patience for
 _MOST_LINES = 12  # of a table that is not folded away

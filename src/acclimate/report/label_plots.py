@@ -13,6 +13,7 @@ import numpy as np
 from acclimate.files import write_atomically
 from acclimate.inspection import Inspection, label_counts
 from acclimate.manifest import Manifest
+from acclimate.report.canvas import short
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
     from matplotlib.axes import Axes
@@ -59,14 +60,14 @@ def draw_distributions(inspection: Inspection, manifest: Manifest) -> Figure:
         _panel(ax, counts[i][order] / counts[i].sum(), pooled)
         shift = inspection.domains[i].total_variation
         note = "" if shift is None else f"  (TV {shift:.2f})"
-        _headline(ax, _short(inspection.domains[i].domain, 24) + note, size=9)
+        _headline(ax, short(inspection.domains[i].domain, 24) + note, size=9)
     axes[0].set_ylim(0, 1.06 * max([*pooled, *(counts[i].max() / counts[i].sum() for i in shown)]))
     for position, ax in enumerate(axes):
         ax.set_visible(position < len(shown))
         # A panel above an empty place is the lowest of its column, and carries the labels.
         ax.tick_params(labelbottom=position + columns >= len(shown))
         if named:
-            names = [_short(manifest.classes[c], 16) for c in order]
+            names = [short(manifest.classes[c], 16) for c in order]
             ax.set_xticks(range(len(order)), names, rotation=60, ha="right", parse_math=False)
     figure.supylabel("share of the domain's rows", fontsize=9)
     figure.suptitle(
@@ -109,8 +110,8 @@ def draw_counts(inspection: Inspection, manifest: Manifest) -> Figure:
         aspect="auto",
         interpolation="nearest",
     )
-    domains = [_short(inspection.domains[i].domain, 24) for i in rows]
-    classes = [_short(manifest.classes[c], 20) for c in columns]
+    domains = [short(inspection.domains[i].domain, 24) for i in rows]
+    classes = [short(manifest.classes[c], 20) for c in columns]
     ax.set_yticks(range(len(rows)), domains, fontsize=7, parse_math=False)
     ax.set_xticks(range(len(columns)), classes, fontsize=7, rotation=90, parse_math=False)
     ax.tick_params(length=0)
@@ -158,7 +159,7 @@ def draw_shift(inspection: Inspection) -> Figure:
     )
     for place, distance in enumerate(distances):
         ax.text(distance + 0.008, place, f"{distance:.2f}", va="center", fontsize=7, color=_GREY)
-    names = [_short(domain.domain, 28) for domain in shown]
+    names = [short(domain.domain, 28) for domain in shown]
     ax.set_yticks(places, names, parse_math=False)
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0, min(1.08, max(0.1, *distances) * 1.12))
@@ -192,10 +193,6 @@ def _some(shown: int, inspection: Inspection) -> str:
 def _classes(shown: int, manifest: Manifest) -> str:
     total = len(manifest.classes)
     return f"{total} classes" if shown == total else f"the {shown} largest of {total} classes"
-
-
-def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _headline(ax: Axes, text: str, *, size: int) -> None:

@@ -42,10 +42,6 @@ def slug(heading: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in heading.lower())
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def paragraph(text: str, kind: str = "note") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 

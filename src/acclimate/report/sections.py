@@ -11,7 +11,6 @@ from acclimate.report.markup import (
     Entry,
     Line,
     bullets,
-    count,
     folded,
     kind_of,
     paragraph,
@@ -22,6 +21,7 @@ from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row,
 from acclimate.report.search_plots import drawn_settings, settings_of
 from acclimate.report.share_plots import shifts
 from acclimate.report.summary import Estimate, Key, RunView
+from acclimate.report.tables import count
 from acclimate.selection import Choice
 
 _MOST_FILES = 50

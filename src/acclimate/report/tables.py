@@ -104,7 +104,7 @@ def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
         yield Cell(f"{100 * share:.0f} % of {difference.pairs}", share)
     else:
         yield Cell(DASH)
-    seeds = f" ({_count(line.seeds, 'seed')})" if line.seeds != line.runs else ""
+    seeds = f" ({count(line.seeds, 'seed')})" if line.seeds != line.runs else ""
     yield Cell(f"{line.runs}{seeds}", line.runs)
     yield Cell(str(line.domains), line.domains)
 
@@ -226,8 +226,8 @@ def _alone(line: Line) -> str:
         return f"No trial of {line.key.label} has all of its unseen domains yet."
     value = line.unseen.mean
     return (
-        f"On {_count(line.domains, 'domain')} never seen in training, {line.key.label} scores "
-        f"{percent(value)} % over {_count(line.unseen.n, 'seed')}."
+        f"On {count(line.domains, 'domain')} never seen in training, {line.key.label} scores "
+        f"{percent(value)} % over {count(line.unseen.n, 'seed')}."
     )
 
 
@@ -251,14 +251,14 @@ def compared(summary: Summary, difference: Difference) -> str:
         "one seed": "; more seeds are needed to tell it from noise",
     }[difference.verdict]
     return (
-        f"On {_count(len(difference.changes), 'domain')} never seen in training, {line} scores "
+        f"On {count(len(difference.changes), 'domain')} never seen in training, {line} scores "
         f"{percent(difference.after)} % and {against} {percent(difference.before)} %: "
-        f"{points(difference.gain)} points over {_count(difference.gain.n, 'seed')}{ending}."
+        f"{points(difference.gain)} points over {count(difference.gain.n, 'seed')}{ending}."
     )
 
 
 def _too_few(gain: Estimate) -> str:
-    return f"{_count(gain.n, 'seed')} are too few to tell it from noise"
+    return f"{count(gain.n, 'seed')} are too few to tell it from noise"
 
 
 def findings(summary: Summary) -> list[str]:
@@ -383,5 +383,5 @@ def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:
     return dict(sorted(found.items()))
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -13,6 +13,7 @@ from acclimate.errors import SweepError
 from acclimate.files import write_json, write_text
 from acclimate.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
 from acclimate.records import Finished, Score, Started, read
+from acclimate.report.tables import percent
 from acclimate.selection import Choice
 from acclimate.trained import is_pruned
 
@@ -184,7 +185,7 @@ def _data(facts: _Facts) -> list[str]:
 def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[str]:
     lines = ["## How it was chosen", ""]
     for choice in choices:
-        compared = "" if choice.score is None else f" at {_percent(choice.score)} %"
+        compared = "" if choice.score is None else f" at {percent(choice.score)} %"
         variant = f", variant {choice.variant}" if choice.variant else ""
         lines.append(
             f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
@@ -206,7 +207,7 @@ def _scores(facts: _Facts) -> list[str]:
         if score.adapt_n is not None:
             by += f", from {score.adapt_n} images ({score.adapted_on})"
         cells = (score.domain, score.role, by, str(score.n))
-        numbers = (_percent(score.top1), _percent(score.top5))
+        numbers = (percent(score.top1), percent(score.top5))
         lines.append("| " + " | ".join(_cell(text) for text in (*cells, *numbers)) + " |")
     return [*lines, ""]
 
@@ -287,10 +288,6 @@ def _made(facts: _Facts, sweep: Sweep) -> list[str]:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
 
 
 def _cell(text: str) -> str:

@@ -28,7 +28,7 @@ from acclimate.protocol import (
 from acclimate.sweep.claim import claimed
 from acclimate.sweep.launchers import Died, Launch, Launcher
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Outcome, Task, note_failure
+from acclimate.sweep.task import Outcome, Task, clear_temporary, note_failure
 
 MAX_DEATHS = 3
 TICK = 0.5  # seconds between two looks of the listener
@@ -99,6 +99,8 @@ def look(folder: Path, sweep: Sweep, *, retry_failed: bool = False) -> Queue:
 
 def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
     """What workers that were killed in their very last moment did not tidy."""
+    from acclimate.train.folder import tidy  # torch comes with it: not before a sweep is run
+
     for job in sweep.jobs:
         if queue.states[job.id] == "done":
             failure_path(folder, job.id).unlink(missing_ok=True)
@@ -109,9 +111,8 @@ def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
         if embedding_state(folder, job.id) == "done"
     ]
     for place in done:
-        for pattern in ("checkpoint-*.safetensors", "best-*.safetensors", ".*.tmp"):
-            for path in place.glob(pattern):
-                path.unlink(missing_ok=True)
+        tidy(place)
+        clear_temporary(place)
 
 
 def _tally(folder: Path, sweep: Sweep, queue: Queue, already: int) -> Tally:
