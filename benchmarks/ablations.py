@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from acclimate.ablations.table import ABLATIONS
-from acclimate.ablations.verdict import Level, level_table, levels, verdict
-from acclimate.files import write_atomically
-from acclimate.protocol import Sweep, read_sweep
+from acclimate.core.files import write_atomically
+from acclimate.results.protocol import Sweep, read_sweep
+from acclimate.sweep.ablations.table import ABLATIONS
+from acclimate.sweep.ablations.verdict import Level, level_table, levels, verdict
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from acclimate.algorithms import names
+from acclimate.adapt.kernel import KernelClassifier
 from acclimate.build.digits import DigitsSettings, build_digits
+from acclimate.core.files import write_text
 from acclimate.data.images import load
+from acclimate.data.manifest import Manifest
 from acclimate.demo import SETTINGS
-from acclimate.embeddings import EMBEDDINGS
-from acclimate.embeddings.domains import sample_rows
-from acclimate.files import write_text
-from acclimate.kernel import KernelClassifier
-from acclimate.manifest import Manifest
+from acclimate.learn.algorithms import names
+from acclimate.learn.embeddings import EMBEDDINGS
+from acclimate.learn.embeddings.domains import sample_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_METHODS = ("prior", "t3a", "tent", "tent+prior")

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
-from acclimate.protocol import embedding_state, job_state, read_sweep, run_folder
-from acclimate.records import read
-from acclimate.selection import applicable, candidates, select
+from acclimate.results.protocol import embedding_state, job_state, read_sweep, run_folder
+from acclimate.results.selection import applicable, candidates, select
+from acclimate.runs.records import read
 
 SETTINGS = {
     "train.steps": 120,

@@ -139,7 +139,7 @@ def _generate(data: Path, rows: int, suffix: str, settings: dict[str, int]) -> d
 
 
 def _timed(data: Path, settings: dict[str, int]) -> tuple[float, float, dict[str, Any]]:
-    from acclimate.build.geo_yfcc import GeoSettings, GeoSources, build_geo_yfcc
+    from acclimate.build.geo_yfcc.builder import GeoSettings, GeoSources, build_geo_yfcc
 
     sources = GeoSources(
         metadata=tuple(sorted(data.glob("yfcc100m*"))),
@@ -161,7 +161,7 @@ def _timed(data: Path, settings: dict[str, int]) -> tuple[float, float, dict[str
 
 
 def _geocode(path: Path | None, points: int) -> tuple[tuple[str, ...], list[str]]:
-    from acclimate.build.geo.countries import packaged_countries, read_polygons
+    from acclimate.build.geo_yfcc.countries import packaged_countries, read_polygons
 
     started = time.perf_counter()
     countries = packaged_countries() if path is None else read_polygons(path)

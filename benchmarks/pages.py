@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from acclimate.files import write_text
+from acclimate.core.files import write_text
 
 END = "<!-- end -->"
 

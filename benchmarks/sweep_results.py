@@ -12,8 +12,8 @@ from acclimate.report.canvas import write_figure
 from acclimate.report.export import to_markdown
 from acclimate.report.figures import illustrations
 from acclimate.report.lead import lead
-from acclimate.report.load import load_report
-from acclimate.report.results import Report
+from acclimate.results.load import load_report
+from acclimate.results.report import Report
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent

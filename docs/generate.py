@@ -10,10 +10,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from acclimate.algorithms import choose, names
 from acclimate.cli import app, load_commands
 from acclimate.config import RunConfig, Search
-from acclimate.presets import PRESETS
+from acclimate.config.presets import PRESETS
+from acclimate.learn.algorithms import choose, names
 from acclimate.sweep.definition import SweepConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,21 +14,8 @@ import pytest
 from PIL import Image
 
 from acclimate.config import RunConfig, from_dict, merged, nested
-from acclimate.manifest import Manifest
-
-TINY: dict[str, Any] = {
-    "model.width": 8,
-    "model.hidden": 8,
-    "embedding.dim": 4,
-    "embedding.steps": 4,
-    "embedding.domains_per_step": 3,
-    "embedding.per_domain": 4,
-    "train.steps": 6,
-    "train.per_domain": 4,
-    "train.evaluate_every": 3,
-    "train.checkpoint_every": 2,
-    "adapt.points": 6,
-}
+from acclimate.data.manifest import Manifest
+from fixtures.settings import TINY
 
 
 @pytest.fixture(scope="session")
@@ -69,8 +56,3 @@ def tiny() -> Callable[..., RunConfig]:
         return from_dict(RunConfig, values, where="test")
 
     return make
-
-
-def as_flags(settings: dict[str, Any]) -> list[str]:
-    """TINY as `--set` arguments of the command line."""
-    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY, as_flags
+from fixtures.settings import TINY, as_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -79,10 +79,11 @@ def test_the_example_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> N
     import torch
     import torch.nn.functional as F
 
-    from acclimate.algorithms import ALGORITHMS, Algorithm
     from acclimate.config import log10, setting
-    from acclimate.objective import Batch, Losses, mean_by
-    from test_conformance import batch_for, make_algorithm
+    from acclimate.data.batches import Batch
+    from acclimate.learn.algorithms import ALGORITHMS, Algorithm
+    from acclimate.learn.objective import Losses, mean_by
+    from fixtures.objectives import batch_for, make_algorithm
 
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from acclimate import AdaptiveClassifier, Manifest
-from acclimate.errors import ConfigError, ImageError, RunError
-from acclimate.records import read
-from conftest import TINY
+from acclimate.core.errors import ConfigError, ImageError, RunError
+from acclimate.runs.records import read
+from fixtures.settings import TINY
 
 
 def conditional(seed: int, domains: int, images: int = 60) -> tuple[np.ndarray, ...]:

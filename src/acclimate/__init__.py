@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from acclimate.adapt import Adapted
-    from acclimate.embeddings import DomainState
-    from acclimate.errors import AcclimateError
+    from acclimate.adapt.classifier import Adapted
+    from acclimate.adapt.kernel import KernelClassifier
+    from acclimate.core.errors import AcclimateError
+    from acclimate.data.manifest import Manifest
     from acclimate.estimator import AdaptiveClassifier
-    from acclimate.kernel import KernelClassifier
-    from acclimate.manifest import Manifest
+    from acclimate.learn.embeddings import DomainState
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,12 +22,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AcclimateError": "errors",
+    "AcclimateError": "core.errors",
     "AdaptiveClassifier": "estimator",
-    "Adapted": "adapt",
-    "DomainState": "embeddings",
-    "KernelClassifier": "kernel",
-    "Manifest": "manifest",
+    "Adapted": "adapt.classifier",
+    "DomainState": "learn.embeddings",
+    "KernelClassifier": "adapt.kernel",
+    "Manifest": "data.manifest",
 }
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig, from_dict, nested
-from acclimate.files import write_text
+from acclimate.core.files import write_text
+from acclimate.core.watch import Watch, unwatched
 from acclimate.report import find_runs, summarise
 from acclimate.report.html import page
-from acclimate.report.summary import Summary
-from acclimate.train import train
-from acclimate.train.folder import digest_of
-from acclimate.watch import Watch, unwatched
+from acclimate.results.summary import Summary
+from acclimate.runs.folder import digest_of
+from acclimate.runs.training import train
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.
 SETTINGS: dict[str, Any] = {

@@ -5,16 +5,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from acclimate.adapt import Adapted, adapt, apply_state
+from acclimate.adapt.classifier import Adapted, adapt, apply_state
 from acclimate.config import RunConfig, from_dict, merged, nested
-from acclimate.distributed import pick_device
-from acclimate.embeddings import DomainState
-from acclimate.errors import ConfigError, RunError
-from acclimate.manifest import Manifest
-from acclimate.presets import preset as preset_settings
-from acclimate.train import RunResult, train
-from acclimate.trained import Trained
-from acclimate.watch import Watch, unwatched
+from acclimate.config.presets import preset as preset_settings
+from acclimate.core.distributed import pick_device
+from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.watch import Watch, unwatched
+from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.model import Trained
+from acclimate.runs.training import RunResult, train
 
 
 class AdaptiveClassifier:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from acclimate import readers
-from acclimate.build.geo.labels import ilsvrc12_synsets, is_synset, short
-from acclimate.errors import ManifestError
-from acclimate.manifest import Manifest
+from acclimate.build.geo_yfcc.labels import ilsvrc12_synsets, is_synset, short
+from acclimate.core.errors import ManifestError
+from acclimate.data import readers
+from acclimate.data.manifest import Manifest
 
 _DOMAIN = "all"  # of images that come without one
 _RECORDED = 1000  # names; of longer lists a digest is enough to tell them apart

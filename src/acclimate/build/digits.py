@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from acclimate.manifest import Manifest
-from acclimate.randomness import stream
+from acclimate.core.randomness import stream
+from acclimate.data.manifest import Manifest
 
 LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from acclimate.manifest import Manifest
+from acclimate.data.manifest import Manifest
 
 
 def build_folder(

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.build.class_lists import ClassList, recorded
-from acclimate.columns import SPLITS, grouped
-from acclimate.errors import ConfigError, ManifestError
-from acclimate.manifest import Manifest
-from acclimate.randomness import stream
+from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.core.randomness import stream
+from acclimate.data.columns import SPLITS, grouped
+from acclimate.data.manifest import Manifest
 
 COLUMN = "long_tail"  # the same JSON in every row: how the data were made; no part of the digest
 BASE_DOMAIN = "base_domain"

@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from acclimate.errors import ConfigError
-from acclimate.manifest import Manifest
-from acclimate.randomness import stream
+from acclimate.core.errors import ConfigError
+from acclimate.core.randomness import stream
+from acclimate.data.manifest import Manifest
 
 LEAST = 2  # training images of a domain
 

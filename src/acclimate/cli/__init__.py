@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from acclimate import __version__
-from acclimate.errors import AcclimateError
+from acclimate.core.errors import AcclimateError
 
 app = typer.Typer(
     name="acclimate",

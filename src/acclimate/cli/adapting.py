@@ -34,11 +34,11 @@ def adapt(
 ) -> None:
     """Adapt to a new domain from unlabelled images: no labels, no retraining, and no gradient
     unless the method is tent."""
-    from acclimate.adapt import adapt as adapt_to
+    from acclimate.adapt.classifier import adapt as adapt_to
+    from acclimate.core.distributed import pick_device
     from acclimate.data.images import find_images
-    from acclimate.distributed import pick_device
-    from acclimate.embeddings import DomainState
-    from acclimate.trained import Trained
+    from acclimate.learn.embeddings import DomainState
+    from acclimate.learn.model import Trained
 
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
@@ -82,12 +82,12 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict classes of images. An unreadable image keeps its line, with the problem in it."""
-    from acclimate.adapt import apply_state, nothing_readable
+    from acclimate.adapt.classifier import apply_state, nothing_readable
+    from acclimate.core.distributed import pick_device
+    from acclimate.core.files import write_text
     from acclimate.data.images import find_images
-    from acclimate.distributed import pick_device
-    from acclimate.embeddings import DomainState
-    from acclimate.files import write_text
-    from acclimate.trained import Trained
+    from acclimate.learn.embeddings import DomainState
+    from acclimate.learn.model import Trained
 
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))

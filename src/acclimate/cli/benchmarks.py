@@ -7,12 +7,12 @@ import typer
 
 from acclimate.cli.datasets import GOES_ON, Out, Seed, ValShare, build, three_numbers
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table, stoppable
-from acclimate.errors import ManifestError
+from acclimate.core.errors import ManifestError
 
 if TYPE_CHECKING:
-    from acclimate.build.domainbed import FolderCheck
-    from acclimate.build.fetching import FetchReport
-    from acclimate.manifest import Manifest
+    from acclimate.build.domainbed.builder import FolderCheck
+    from acclimate.build.fetch.images import FetchReport
+    from acclimate.data.manifest import Manifest
 
 
 @build.command(
@@ -38,7 +38,7 @@ def domainbed(
     json: Json = False,
 ) -> None:
     """One of DomainBed's image folders, checked against what it should hold."""
-    from acclimate.build.domainbed import build_domainbed
+    from acclimate.build.domainbed.builder import build_domainbed
 
     built = build_domainbed(
         dataset,
@@ -81,7 +81,7 @@ def geo_yfcc_released(
     json: Json = False,
 ) -> None:
     """Geo-YFCC from the table that its authors released; the pickle is read, not run."""
-    from acclimate.build.released import ReleasedSettings, build_released
+    from acclimate.build.released.builder import ReleasedSettings, build_released
 
     settings = ReleasedSettings(split=three_numbers(split), val_share=val_share, seed=seed)
     built = build_released(file, out, settings, labels=labels, images=images)
@@ -123,9 +123,9 @@ def fetch(
     json: Json = False,
 ) -> None:
     """Check the images of a manifest, fetch those that are missing, and say what is gone."""
-    from acclimate.build.download import DownloadSettings
-    from acclimate.build.fetching import FetchSettings, fetch_images
-    from acclimate.manifest import Manifest
+    from acclimate.build.fetch.download import DownloadSettings
+    from acclimate.build.fetch.images import FetchSettings, fetch_images
+    from acclimate.data.manifest import Manifest
 
     if out is not None:
         _require_name(out)

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from acclimate.cli.output import say, say_table
-from acclimate.errors import ConfigError, RunError
-from acclimate.theory import images_needed, mean_radius, risk_terms
+from acclimate.core.errors import ConfigError, RunError
+from acclimate.learn.theory import images_needed, mean_radius, risk_terms
 
 EXAMPLE = 100  # images that the sentence at the end speaks of
 

@@ -37,25 +37,25 @@ def list_(
 
 def entries(what: Catalogue) -> list[dict[str, str]]:
     if what is Catalogue.algorithms:
-        from acclimate.algorithms import choose, names
+        from acclimate.learn.algorithms import choose, names
 
         return [{"name": name, "about": choose(name).about} for name in names()]
     if what is Catalogue.embeddings:
-        from acclimate.embeddings import EMBEDDINGS
+        from acclimate.learn.embeddings import EMBEDDINGS
 
         return [{"name": name, "about": row.about} for name, row in EMBEDDINGS.items()]
     if what is Catalogue.methods:
-        from acclimate.methods import METHODS
+        from acclimate.adapt.methods import METHODS
 
         return [{"name": name, "about": row.about} for name, row in METHODS.items()]
     if what is Catalogue.backbones:
-        from acclimate.models import list_backbones
+        from acclimate.learn.models import list_backbones
 
         return list_backbones()
     if what is Catalogue.ablations:
-        from acclimate.ablations.table import ABLATIONS
+        from acclimate.sweep.ablations.table import ABLATIONS
 
         return [{"name": name, "about": row.about} for name, row in ABLATIONS.items()]
-    from acclimate.presets import PRESETS
+    from acclimate.config.presets import PRESETS
 
     return [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]

@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
-from acclimate.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from acclimate.build.long_tail import LongTailSettings
@@ -60,7 +60,7 @@ def table(
     json: Json = False,
 ) -> None:
     """From a table with columns image, label, domain and, if you have them, split and role."""
-    from acclimate.manifest import Manifest
+    from acclimate.data.manifest import Manifest
 
     manifest = Manifest.from_table(file, root=root, val_share=val_share, seed=seed)
     manifest.check()
@@ -156,7 +156,7 @@ def long_tail(
 ) -> None:
     """Domains with head and tail classes, sampled from any data, as LT-ImageNet was."""
     from acclimate.build.class_lists import not_in_data, open_pool
-    from acclimate.build.geo.labels import read_names
+    from acclimate.build.geo_yfcc.labels import read_names
     from acclimate.build.long_tail import LongTailSettings, build_long_tail, facts
 
     default = _preset(preset)
@@ -196,7 +196,7 @@ def _notes(
     settings: "LongTailSettings", manifest: Any, strangers: dict[str, list[str]]
 ) -> list[str]:
     """What a user may not have meant."""
-    from acclimate.build.geo.labels import short
+    from acclimate.build.geo_yfcc.labels import short
     from acclimate.build.long_tail import raised_total
 
     notes = []
@@ -270,9 +270,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
-    from acclimate.inspection import inspect as inspect_manifest
-    from acclimate.manifest import Manifest
-    from acclimate.validation import find_problems
+    from acclimate.data.checks import find_problems
+    from acclimate.data.inspection import inspect as inspect_manifest
+    from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
     problems = find_problems(
@@ -311,9 +311,9 @@ def inspect(
 def _read_images(manifest: Any, limit: int, watch: Any) -> tuple[int, list[dict[str, str]]]:
     from concurrent.futures import ThreadPoolExecutor
 
+    from acclimate.core.errors import ImageError
+    from acclimate.core.randomness import stream
     from acclimate.data.images import decode
-    from acclimate.errors import ImageError
-    from acclimate.randomness import stream
 
     if manifest.has_features or limit == 0:
         return 0, []

@@ -9,7 +9,7 @@ from acclimate.cli.datasets import GOES_ON, Out, build, three_numbers
 from acclimate.cli.output import Json, progress_bar, say, say_json, say_table, stoppable
 
 if TYPE_CHECKING:
-    from acclimate.build.geo_yfcc import GeoBuild
+    from acclimate.build.geo_yfcc.builder import GeoBuild
 
 
 @build.command(
@@ -69,7 +69,7 @@ def geo_yfcc(
     json: Json = False,
 ) -> None:
     """Geo-YFCC from YFCC100M's metadata: domains are countries, labels are tags."""
-    from acclimate.build.geo_yfcc import GeoSettings, GeoSources, build_geo_yfcc
+    from acclimate.build.geo_yfcc.builder import GeoSettings, GeoSources, build_geo_yfcc
 
     settings = GeoSettings(
         min_countries=min_countries,
@@ -96,7 +96,7 @@ def geo_yfcc(
 
 
 def _plots(built: "GeoBuild", out: Path) -> list[str]:
-    from acclimate.inspection import inspect
+    from acclimate.data.inspection import inspect
     from acclimate.report.label_plots import write_label_plots
 
     folder = out.with_suffix(".plots")

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from acclimate.watch import Watch, unwatched
+from acclimate.core.watch import Watch, unwatched
 
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

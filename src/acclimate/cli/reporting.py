@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, say, say_json
-from acclimate.errors import ConfigError
+from acclimate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from acclimate.report import Report, Results
@@ -48,8 +48,8 @@ def report(
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, write_table
-    from acclimate.report.results import limited
-    from acclimate.report.summary import Key
+    from acclimate.results.report import limited
+    from acclimate.results.summary import Key
 
     formats = _formats(kinds)
     for path in table or ():
@@ -90,8 +90,8 @@ def _say_json(report: "Report", written: list[Path]) -> None:
 
 def _show(report: "Report", written: list[Path]) -> None:
     from acclimate.report.lead import lead
-    from acclimate.report.results import alike
     from acclimate.report.tables import notes
+    from acclimate.results.report import alike
 
     main = report.rules[0]
     summary = report.summaries[main]

@@ -20,8 +20,8 @@ from acclimate.cli.sweeping import (
 )
 
 if TYPE_CHECKING:
-    from acclimate.ablations.study import Study
-    from acclimate.ablations.verdict import Level
+    from acclimate.sweep.ablations.study import Study
+    from acclimate.sweep.ablations.verdict import Level
     from acclimate.sweep.launchers import LaunchOptions
 
 
@@ -66,8 +66,8 @@ def ablate(
 
     Repeating the command resumes it. Data that an ablation changes are built below --out.
     """
-    from acclimate.ablations.study import Asked, prepare
     from acclimate.config import parse_assignments
+    from acclimate.sweep.ablations.study import Asked, prepare
 
     asked = Asked(
         name=name,
@@ -107,8 +107,8 @@ def _announce(out: Path, study: "Study", launch: "LaunchOptions", *, json: bool)
 
 
 def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_failed: bool) -> None:
-    from acclimate.ablations.study import write_data
     from acclimate.cli.sweep_live import progress_shown
+    from acclimate.sweep.ablations.study import write_data
     from acclimate.sweep.claim import claimed, write_labels
     from acclimate.sweep.driver import look, run_sweep
     from acclimate.sweep.launchers import chosen_launcher
@@ -133,11 +133,11 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
 
 
 def _show_study(out: Path, study: "Study", *, json: bool) -> None:
-    from acclimate.ablations.verdict import levels, verdict
     from acclimate.report.canvas import write_figure
     from acclimate.report.figures import illustrations
     from acclimate.report.html import write_page
-    from acclimate.report.load import load_report
+    from acclimate.results.load import load_report
+    from acclimate.sweep.ablations.verdict import levels, verdict
 
     found = levels(out, study.sweep)
     said = verdict(found, study.sweep.baseline)
@@ -177,7 +177,7 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
 
 def _show_levels(found: "list[Level]", study: "Study") -> None:
     """A row per value, a column per algorithm and use."""
-    from acclimate.ablations.verdict import level_table
+    from acclimate.sweep.ablations.verdict import level_table
 
     axis = study.sweep.axis
     heads, rows = level_table(found, axis.places if axis else ())
@@ -213,7 +213,7 @@ def theory(
     unknown, so that only the course of the terms means something, not their size.
     """
     from acclimate.cli import bounds
-    from acclimate.theory import best_split
+    from acclimate.learn.theory import best_split
 
     bounds.check(radius, delta, domains, points, budget, ratio)
     found = bounds.theorem_1(bounds.read_consistency(run), radius, delta)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.cli.output import PHASES
-from acclimate.protocol import Sweep, embedding_folder, run_folder
+from acclimate.results.protocol import Sweep, embedding_folder, run_folder
 from acclimate.sweep.driver import Event, Listener
 from acclimate.sweep.progress import Progress, progress_of
 from acclimate.sweep.queue import Queue

@@ -10,10 +10,10 @@ import typer
 
 from acclimate.cli.output import percent, say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import duration, progress_shown
-from acclimate.manifest import Manifest
-from acclimate.protocol import RULES, Failure, Sweep, failure_path, run_folder
-from acclimate.records import read
-from acclimate.selection import Candidate, Choice, applicable, candidates, select
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import RULES, Failure, Sweep, failure_path, run_folder
+from acclimate.results.selection import Candidate, Choice, applicable, candidates, select
+from acclimate.runs.records import read
 from acclimate.sweep.claim import check_folder, write_labels
 from acclimate.sweep.driver import Tally, look, run_sweep
 from acclimate.sweep.launchers import LaunchOptions, chosen_launcher, expected_workers
@@ -128,7 +128,7 @@ def _keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, how: Conduct
 
 def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tally: Tally) -> str:
     """Why pruning might take weights that nothing is left in place of; "" where it does not."""
-    from acclimate.trained import is_pruned
+    from acclimate.learn.model import is_pruned
 
     if tally.done < tally.jobs:
         return "nothing is pruned before every job is done"

@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Device, Json, names
-from acclimate.errors import ConfigError
+from acclimate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from acclimate.sweep.launchers import LaunchOptions

@@ -18,8 +18,8 @@ from acclimate.cli.output import (
     say_table,
     stoppable,
 )
-from acclimate.errors import ConfigError
-from acclimate.records import Score
+from acclimate.core.errors import ConfigError
+from acclimate.runs.records import Score
 
 
 @app.command(
@@ -59,8 +59,8 @@ def train(
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
     """
-    from acclimate.manifest import Manifest
-    from acclimate.train import train as train_run
+    from acclimate.data.manifest import Manifest
+    from acclimate.runs.training import train as train_run
 
     flags = {
         "algorithm": algorithm,
@@ -105,7 +105,7 @@ def evaluate(
             raise ConfigError("--method scores anew; name the data to score as well")
         _show_run(run, already=True, json=json)
         return
-    from acclimate.evaluate import evaluate_run
+    from acclimate.runs.evaluate import evaluate_run
 
     changes = {"adapt.source": source, "adapt.points": points, "seed": seed}
     given = {key: value for key, value in changes.items() if value is not None}
@@ -134,7 +134,7 @@ def gather_settings(
         parse_assignments,
         read_toml,
     )
-    from acclimate.presets import preset as preset_settings
+    from acclimate.config.presets import preset as preset_settings
 
     values: dict[str, Any] = preset_settings(preset) if preset else {}
     if config is not None:
@@ -154,8 +154,8 @@ def _name_of(data: Path) -> str:
 
 
 def _show_run(folder: Path, *, already: bool, json: bool) -> None:
-    from acclimate.errors import RunError
-    from acclimate.records import read
+    from acclimate.core.errors import RunError
+    from acclimate.runs.records import read
 
     records = read(folder / "records.jsonl")
     finished = records.finished

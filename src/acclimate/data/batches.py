@@ -13,13 +13,31 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from acclimate.core.distributed import World
+from acclimate.core.errors import ManifestError
+from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.source import Source, to_float
-from acclimate.distributed import World
-from acclimate.errors import ManifestError
-from acclimate.objective import Batch
-from acclimate.randomness import stream
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of several domains. `domain` indexes the training domains; `mu` is each row's μ."""
+
+    x: Tensor  # [b, 3, h, w] in 0..1, or [b, f]
+    y: Tensor  # [b]
+    domain: Tensor  # [b]
+    mu: Tensor | None = None  # [b, d], standardised
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, index: int, count: int) -> "Batch":
+        """Every `count`-th row, so that each part holds every domain in equal measure."""
+        mu = None if self.mu is None else self.mu[index::count]
+        return Batch(self.x[index::count], self.y[index::count], self.domain[index::count], mu)
 
 
 class Sampler(Protocol):

@@ -23,8 +23,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from acclimate import readers
-from acclimate.errors import ImageError
+from acclimate.core.errors import ImageError
+from acclimate.data import readers
 
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(f".{kind}" for kind in readers.IMAGE_EXTENSIONS)
 MAX_PIXELS = 100_000_000

@@ -4,8 +4,8 @@ import json
 import threading
 from pathlib import Path
 
-from acclimate.errors import RecordError, TooManyUnreadable
-from acclimate.files import append_line, write_text
+from acclimate.core.errors import RecordError, TooManyUnreadable
+from acclimate.core.files import append_line, write_text
 
 
 class Quarantine:

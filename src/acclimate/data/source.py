@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from acclimate.config import DataConfig
+from acclimate.core.errors import ImageError
 from acclimate.data.images import load
+from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.errors import ImageError
-from acclimate.manifest import Manifest
 
 
 class Source(Protocol):

@@ -18,9 +18,9 @@ html.py     a Report as one self-contained page
 
 from acclimate.report.figures import write_figures
 from acclimate.report.html import write_page, write_report
-from acclimate.report.load import load_domainbed, load_report
-from acclimate.report.results import Report, Results
-from acclimate.report.summary import RunView, Summary, find_runs, summarise
+from acclimate.results.load import load_domainbed, load_report
+from acclimate.results.report import Report, Results
+from acclimate.results.summary import RunView, Summary, find_runs, summarise
 
 __all__ = [
     "Report",

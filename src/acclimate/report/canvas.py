@@ -15,8 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from acclimate.files import write_atomically
-from acclimate.report.summary import Summary
+from acclimate.core.files import write_atomically
+from acclimate.results.summary import Summary
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
     from matplotlib.axes import Axes

@@ -8,15 +8,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.errors import ConfigError
-from acclimate.files import write_text
-from acclimate.protocol import RULES
+from acclimate.core.errors import ConfigError
+from acclimate.core.files import write_text
 from acclimate.report import tables
 from acclimate.report.latex import latex_table, latex_tests
 from acclimate.report.lead import lead
-from acclimate.report.results import ALL, AVERAGE, Report, Results, Row, alike, limited
-from acclimate.report.summary import Estimate
 from acclimate.report.tables import MARKS, Cell, Grid, p_value
+from acclimate.results.protocol import RULES
+from acclimate.results.report import ALL, AVERAGE, Report, Results, Row, alike, limited
+from acclimate.results.summary import Estimate
 
 PUBLISHED = " [published]"
 _MOST_BLOCKS = 3

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from acclimate.errors import ConfigError
-from acclimate.protocol import Axis
+from acclimate.core.errors import ConfigError
 from acclimate.report import canvas, plots
 from acclimate.report.canvas import Drawing, Format
 from acclimate.report.maps import by_components, draw_map, read_domain_map
 from acclimate.report.result_plots import draw_ablation, draw_by_domain, methods_shown
-from acclimate.report.results import ALL, Report
 from acclimate.report.search_plots import draw_search, drawn_settings, tried
 from acclimate.report.share_plots import MOST_PANELS, draw_shares, groups_of, shifts
-from acclimate.report.summary import RunView, Summary
 from acclimate.report.theory_plots import draw_consistency, expressivity, parsed
+from acclimate.results.protocol import Axis
+from acclimate.results.report import ALL, Report
+from acclimate.results.summary import RunView, Summary
 
 MOST_CURVES = 40
 # How a map was made, and what may be read from it.

@@ -5,12 +5,11 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from acclimate.files import write_text
+from acclimate.core.files import write_text
 from acclimate.report import sections, tables
 from acclimate.report.assets import PAGE, SCRIPT, STYLE
 from acclimate.report.figures import Illustration, illustrations
 from acclimate.report.lead import lead
-from acclimate.report.load import load_report
 from acclimate.report.markup import (
     bullets,
     figure,
@@ -21,9 +20,10 @@ from acclimate.report.markup import (
     slug,
 )
 from acclimate.report.measured import facts
-from acclimate.report.results import Report
-from acclimate.report.summary import ENOUGH_SEEDS, Summary
 from acclimate.report.tables import count
+from acclimate.results.load import load_report
+from acclimate.results.report import Report
+from acclimate.results.summary import ENOUGH_SEEDS, Summary
 
 _MANY = 8  # findings that a reader has patience for
 _MOST_LINES = 12  # of a table that is not folded away

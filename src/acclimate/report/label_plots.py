@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acclimate.files import write_atomically
-from acclimate.inspection import Inspection, label_counts
-from acclimate.manifest import Manifest
+from acclimate.core.files import write_atomically
+from acclimate.data.inspection import Inspection, label_counts
+from acclimate.data.manifest import Manifest
 from acclimate.report.canvas import short
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from acclimate.report.results import AVERAGE, Results, Row
-from acclimate.report.summary import Estimate
 from acclimate.report.tables import MARKS, Grid, percent
+from acclimate.results.report import AVERAGE, Results, Row
+from acclimate.results.summary import Estimate
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",

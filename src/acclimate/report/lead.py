@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from acclimate.report import tables
-from acclimate.report.results import ALL, Report, Results, Row
-from acclimate.report.summary import Key
+from acclimate.results.report import ALL, Report, Results, Row
+from acclimate.results.summary import Key
 
 _Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis
 

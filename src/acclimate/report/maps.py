@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acclimate.randomness import derive
-from acclimate.records import DOMAIN_MAP
+from acclimate.core.randomness import derive
 from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, legend, short
-from acclimate.report.summary import RunView
+from acclimate.results.summary import RunView
+from acclimate.runs.records import DOMAIN_MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

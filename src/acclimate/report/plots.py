@@ -29,7 +29,7 @@ from acclimate.report.canvas import (
     write_png,
 )
 from acclimate.report.maps import DomainMap, draw_map, flattened, read_domain_map
-from acclimate.report.summary import Difference, Key, RunView, Summary
+from acclimate.results.summary import Difference, Key, RunView, Summary
 
 __all__ = [
     "MOST_DOMAINS",

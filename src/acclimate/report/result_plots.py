@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from acclimate.protocol import Axis
 from acclimate.report.canvas import (
     INKS,
     MOST_DOMAINS,
@@ -21,9 +20,10 @@ from acclimate.report.canvas import (
     short,
     spread,
 )
-from acclimate.report.results import Results, Row
-from acclimate.report.summary import Estimate, Key
 from acclimate.report.tables import estimate
+from acclimate.results.protocol import Axis
+from acclimate.results.report import Results, Row
+from acclimate.results.summary import Estimate, Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

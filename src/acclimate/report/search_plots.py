@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from acclimate.config import RunConfig, Search, flat
-from acclimate.protocol import Job, Sweep
 from acclimate.report.canvas import (
     INKS,
     Drawing,
@@ -23,9 +22,10 @@ from acclimate.report.canvas import (
     spread,
 )
 from acclimate.report.result_plots import is_logarithmic
-from acclimate.report.results import Report
-from acclimate.report.summary import Key
-from acclimate.selection import Candidate, Choice, candidate, select
+from acclimate.results.protocol import Job, Sweep
+from acclimate.results.report import Report
+from acclimate.results.selection import Candidate, Choice, candidate, select
+from acclimate.results.summary import Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from acclimate.protocol import RULES, Sweep
 from acclimate.report import tables
 from acclimate.report.markup import (
     Column,
@@ -17,12 +16,13 @@ from acclimate.report.markup import (
     section,
     table,
 )
-from acclimate.report.results import ALL, AVERAGE, Labels, Report, Results, Row, alike
 from acclimate.report.search_plots import drawn_settings, settings_of
 from acclimate.report.share_plots import shifts
-from acclimate.report.summary import Estimate, Key, RunView
 from acclimate.report.tables import count
-from acclimate.selection import Choice
+from acclimate.results.protocol import RULES, Sweep
+from acclimate.results.report import ALL, AVERAGE, Labels, Report, Results, Row, alike
+from acclimate.results.selection import Choice
+from acclimate.results.summary import Estimate, Key, RunView
 
 _MOST_FILES = 50
 _FEW = 6  # columns that stand beside each other on a page

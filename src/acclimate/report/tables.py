@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from acclimate.config import flat
-from acclimate.report.runs import NAMES
-from acclimate.report.summary import Difference, Estimate, Key, Line, RunView, Summary, against
+from acclimate.results.runs import NAMES
+from acclimate.results.summary import Difference, Estimate, Key, Line, RunView, Summary, against
 
 DASH = "–"
 MARKS = {"method": "", "control": " [control]", "ceiling": " [ceiling]"}

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from acclimate.algorithms import ADAPTIVE
 from acclimate.config import RunConfig, as_dict, flat
-from acclimate.errors import SweepError
-from acclimate.files import write_json, write_text
-from acclimate.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
-from acclimate.records import Finished, Score, Started, read
-from acclimate.report.tables import percent
-from acclimate.selection import Choice
-from acclimate.trained import is_pruned
+from acclimate.core.errors import SweepError
+from acclimate.core.files import write_json, write_text
+from acclimate.core.wording import percent
+from acclimate.learn.algorithms import ADAPTIVE
+from acclimate.learn.model import is_pruned
+from acclimate.results.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
+from acclimate.results.selection import Choice
+from acclimate.runs.records import Finished, Score, Started, read
 
 CARD = "MODEL_CARD.md"
 PRUNED = "pruned.json"

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from acclimate.algorithms import choose
 from acclimate.config import RunConfig, from_dict
-from acclimate.errors import ConfigError
-from acclimate.manifest import Manifest
-from acclimate.models import build_backbone
-from acclimate.plan import Plan, make_plan
-from acclimate.protocol import Job
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import choose
+from acclimate.learn.models import build_backbone
+from acclimate.results.protocol import Job
+from acclimate.runs.plan import Plan, make_plan
 
 
 def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from acclimate.config import flat
-from acclimate.errors import RunBusy, SweepError
-from acclimate.files import write_json
-from acclimate.inspection import all_domains, label_counts
-from acclimate.manifest import Manifest
-from acclimate.protocol import Job, Sweep, is_sweep, read_sweep, write_sweep
+from acclimate.core.errors import RunBusy, SweepError
+from acclimate.core.files import write_json
+from acclimate.data.inspection import all_domains, label_counts
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import Job, Sweep, is_sweep, read_sweep, write_sweep
 from acclimate.sweep.task import clear_temporary
 
 ELSEWHERE = "choose another --out, or repeat the command that made it"

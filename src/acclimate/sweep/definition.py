@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.config import RunConfig, flat, from_dict, merged, nested, read_toml, setting
-from acclimate.errors import ConfigError
-from acclimate.manifest import Manifest
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 TABLES = (".parquet", ".csv", ".jsonl", ".ndjson")

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, cast, get_type_hints
 
-from acclimate.algorithms import ADAPTIVE, choose
 from acclimate.config import RunConfig, Search, from_dict, nested
-from acclimate.errors import ConfigError, unknown
-from acclimate.presets import PRESETS
-from acclimate.randomness import stream
+from acclimate.config.presets import PRESETS
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.randomness import stream
+from acclimate.learn.algorithms import ADAPTIVE, choose
 from acclimate.sweep.definition import OWN
 
 HPARAMS = "hparams."

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from acclimate.errors import SweepError
-from acclimate.protocol import (
+from acclimate.core.errors import SweepError
+from acclimate.results.protocol import (
     EmbeddingJob,
     Failure,
     Job,
@@ -99,7 +99,7 @@ def look(folder: Path, sweep: Sweep, *, retry_failed: bool = False) -> Queue:
 
 def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
     """What workers that were killed in their very last moment did not tidy."""
-    from acclimate.train.folder import tidy  # torch comes with it: not before a sweep is run
+    from acclimate.runs.folder import tidy  # torch comes with it: not before a sweep is run
 
     for job in sweep.jobs:
         if queue.states[job.id] == "done":

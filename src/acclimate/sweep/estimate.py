@@ -7,12 +7,12 @@ from statistics import fmean
 
 import torch
 
-from acclimate.algorithms import ADAPTIVE
 from acclimate.config import RunConfig, from_dict
-from acclimate.distributed import pick_device
-from acclimate.manifest import Manifest
-from acclimate.plan import Plan, make_plan
-from acclimate.protocol import EmbeddingJob, Job, Sweep
+from acclimate.core.distributed import pick_device
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import ADAPTIVE
+from acclimate.results.protocol import EmbeddingJob, Job, Sweep
+from acclimate.runs.plan import Plan, make_plan
 from acclimate.sweep.checks import without_images
 from acclimate.sweep.timing import Timing, time_plan
 

@@ -6,10 +6,10 @@ from itertools import combinations
 
 import numpy as np
 
-from acclimate.errors import ConfigError, unknown
-from acclimate.manifest import Manifest
-from acclimate.protocol import CROSS_VALIDATED, RULES, Group
-from acclimate.randomness import stream
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.randomness import stream
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group
 from acclimate.sweep.definition import EACH, FOLDS, ROLES, SweepConfig
 
 

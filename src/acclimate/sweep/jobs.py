@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from acclimate.algorithms import ADAPTIVE
 from acclimate.config import RunConfig, as_dict, from_dict
-from acclimate.errors import ConfigError
-from acclimate.manifest import Manifest
-from acclimate.protocol import (
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import ADAPTIVE
+from acclimate.results.protocol import (
     CROSS_VALIDATED,
     RULES,
     Axis,
@@ -20,11 +20,11 @@ from acclimate.protocol import (
     job_digest,
     job_name,
 )
+from acclimate.runs.identity import digest_of, embedding_identity, weights_digest
 from acclimate.sweep.checks import check_runs
 from acclimate.sweep.definition import SweepConfig, data_name
 from acclimate.sweep.groups import held_out, open_domains, rule_of
 from acclimate.sweep.lines import Line, lines
-from acclimate.train.identity import digest_of, embedding_identity, weights_digest
 
 
 def define(

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.algorithms import choose, names
 from acclimate.config import RunConfig, Search, as_dict, flat, from_dict, merged
-from acclimate.distributed import World
-from acclimate.errors import ConfigError, unknown
-from acclimate.presets import preset
+from acclimate.config.presets import preset
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.learn.algorithms import choose, names
+from acclimate.runs.loop import check_shares
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
-from acclimate.train.loop import check_shares
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate.errors import RecordError
-from acclimate.records import read
+from acclimate.core.errors import RecordError
+from acclimate.runs.records import read
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
-from acclimate.protocol import State, Sweep
+from acclimate.results.protocol import State, Sweep
 
 Place = Literal["waiting", "running", "done", "failed", "blocked"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from acclimate.config import RunConfig, from_dict
-from acclimate.errors import AcclimateError, RunBusy, SweepError
-from acclimate.manifest import Manifest
-from acclimate.protocol import (
+from acclimate.core.errors import AcclimateError, RunBusy, SweepError
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import (
     Failure,
     embedding_folder,
     failure_path,
@@ -92,7 +92,8 @@ def clear_temporary(folder: Path) -> None:
 def _train(task: Task) -> None:
     import torch
 
-    from acclimate.train import train, train_embedding
+    from acclimate.runs.shared import train_embedding
+    from acclimate.runs.training import train
 
     if task.threads:
         torch.set_num_threads(task.threads)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from acclimate.distributed import World
-from acclimate.objective import Batch, Objective
-from acclimate.plan import SMALL, Plan
-from acclimate.train.loop import make_optimiser
-from acclimate.trained import build_networks
+from acclimate.core.distributed import World
+from acclimate.data.batches import Batch
+from acclimate.learn.model import build_networks
+from acclimate.learn.objective import Objective
+from acclimate.runs.loop import make_optimiser
+from acclimate.runs.plan import SMALL, Plan
 
 ENOUGH_SECONDS, ENOUGH_STEPS, SLOW_SECONDS = 0.5, 5, 1.0
 FEW = 2  # domains, and images of each, where a whole batch would take half a minute

@@ -25,9 +25,9 @@ def main() -> None:
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
 
-    import acclimate.train  # once, before the first task: it takes seconds
+    import acclimate.runs.training  # once, before the first task: it takes seconds
 
-    assert acclimate.train
+    assert acclimate.runs
     replies.write("ready\n")
     replies.flush()
     while True:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from acclimate.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, unknown
 from acclimate.sweep.task import Outcome, Task
 
 LAUNCHERS = {
@@ -82,7 +82,7 @@ def chosen_launcher(options: LaunchOptions) -> Launch:
     from acclimate.sweep.launchers.local import LocalLauncher, local_slots
 
     if options.device not in ("auto", "cpu"):
-        from acclimate.distributed import pick_device
+        from acclimate.core.distributed import pick_device
 
         pick_device(options.device)
     return lambda folder: LocalLauncher(folder, local_slots(options))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from acclimate.errors import SweepError
+from acclimate.core.errors import SweepError
 from acclimate.sweep.launchers import Died, LaunchOptions, cores
 from acclimate.sweep.task import Outcome, Task
 

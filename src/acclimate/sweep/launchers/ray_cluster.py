@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from acclimate.errors import ConfigError
+from acclimate.core.errors import ConfigError
 from acclimate.sweep.launchers import Died, LaunchOptions, cores
 from acclimate.sweep.task import Outcome, Task, perform
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.errors import ConfigError, SweepError
+from acclimate.core.errors import ConfigError, SweepError
 from acclimate.sweep.launchers import Died, LaunchOptions
 from acclimate.sweep.task import Outcome, Task, perform
 

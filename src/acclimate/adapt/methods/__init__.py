@@ -1,0 +1,87 @@
+"""Test-time adaptation on unlabelled images: THE table, and chains of its rows."""
+
+from typing import NamedTuple
+
+from acclimate.adapt.methods.base import Context, Images, Method
+from acclimate.adapt.methods.bn import BatchNorm
+from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_phi
+from acclimate.adapt.methods.prior import Prior
+from acclimate.adapt.methods.t3a import T3A
+from acclimate.adapt.methods.tent import Tent
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.learn.embeddings import DomainState
+
+__all__ = [
+    "METHODS",
+    "Chain",
+    "Context",
+    "Images",
+    "Method",
+    "base_predictor",
+    "chain_of",
+    "find_chain",
+    "holds_mu",
+    "no_phi",
+    "nothing_to_embed",
+]
+
+
+class Row(NamedTuple):
+    method: type[Method] | None  # None: where a chain starts
+    about: str
+
+
+METHODS: dict[str, Row] = {
+    "embedding": Row(
+        None, "the domain's embedding μ, folded into the classifier (adaptive models)"
+    ),
+    "prior": Row(Prior, "class frequencies by EM, and Bayes' correction for them"),
+    "bn": Row(BatchNorm, "batch-norm statistics of the new domain"),
+    "t3a": Row(T3A, "class templates from the surest images (T3A)"),
+    "tent": Row(Tent, "scales of normalisation layers by least entropy (Tent; uses gradients)"),
+    "none": Row(None, "the model as it is; an adaptive one at the training domains' centre"),
+}
+
+
+def find_chain(text: str) -> Chain:
+    """`prior`, `embedding+prior`, ...: left to right."""
+    names = text.split("+")
+    for name in names:
+        if name not in METHODS:
+            raise unknown(f"there is no adaptation method '{name}'", name, METHODS)
+        if names.count(name) > 1:
+            raise ConfigError(f"method '{text}' has '{name}' twice; name each method once")
+    if "none" in names and len(names) > 1:
+        rest = "+".join(name for name in names if name != "none")
+        raise ConfigError(f"method '{text}': 'none' stands alone; write '{rest}'")
+    if {"prior", "t3a"} <= {*names}:
+        raise ConfigError(
+            f"method '{text}': t3a scores by templates, which are no class probabilities to "
+            f"correct and leave no bias to keep a correction in; use prior or t3a"
+        )
+    if "embedding" in names[1:]:
+        rest = "+".join(name for name in names if name != "embedding")
+        raise ConfigError(
+            f"method '{text}': the others work on the classifier that the embedding makes; "
+            f"write 'embedding+{rest}'"
+        )
+    return _chain(names)
+
+
+def chain_of(state: DomainState) -> Chain:
+    """The chain that made a state."""
+    names = [*(["embedding"] if holds_mu(state) else []), *state.payloads]
+    return find_chain("+".join(names or ["none"]))
+
+
+def nothing_to_embed(algorithm: str) -> ConfigError:
+    """The error of `embedding` on a plain model."""
+    return ConfigError(
+        f"a plain model ({algorithm}) has no embedding to adapt; choose another --method, such as "
+        f"prior, or train with --algorithm da-erm"
+    )
+
+
+def _chain(names: list[str]) -> Chain:
+    rows = {name: METHODS[name].method for name in names}
+    return Chain("embedding" in names, {name: make() for name, make in rows.items() if make})

@@ -1,0 +1,85 @@
+"""What an adaptation method is: it looks at unlabelled images and changes the classifier."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.data.source import to_float
+from acclimate.learn.embeddings.domains import EVALUATION_BATCH
+from acclimate.learn.models import Plain, Predictor
+
+
+@dataclass(frozen=True)
+class Images:
+    """Unlabelled images (or feature rows) of one domain, as stored; they can be read repeatedly."""
+
+    stored: Tensor  # [n, 3, h, w] uint8, or [n, f]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def batches(self, most: int = EVALUATION_BATCH) -> Iterator[Tensor]:
+        """Even batches of at most `most`, as a network takes them: a last batch of one image
+        would have no statistics."""
+        for part in self.stored.tensor_split(ceil(len(self) / most)):
+            yield to_float(part, self.device)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know of training, and of the classifier that its chain started from."""
+
+    label_prior: Tensor  # [C] float64
+    start: Predictor | None = None  # F(·, μ), where a chain starts from the embedding,
+    centre: Predictor | None = None  # and F at the training domains' centre
+
+
+class Method(ABC):
+    """Adapts a classifier to one domain. Constructor arguments have defaults.
+
+    What `observe` learns goes into the domain's state as it is, and `apply` needs nothing else: an
+    adapted classifier can be made again from the model and the state. Neither changes the given
+    predictor or its weights.
+    """
+
+    gradient_free: ClassVar[bool] = True
+    mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
+
+    @abstractmethod
+    def observe(
+        self, predictor: Predictor, images: Images, context: Context
+    ) -> Mapping[str, Tensor]:
+        """What `images` say, with `predictor` as it is so far."""
+
+    @abstractmethod
+    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
+        """A new predictor that uses what `observe` found."""
+
+
+def with_tensors(predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
+    """A predictor with `tensors` in the place of those of the same names.
+
+    It shares all other parameters with `predictor`; buffers are its own.
+    """
+    memo = {id(p): p for name, p in predictor.named_parameters() if name not in tensors}
+    changed = copy.deepcopy(predictor, memo)
+    changed.load_state_dict(dict(tensors), strict=False)
+    return changed
+
+
+def last_layer(predictor: Predictor) -> nn.Linear:
+    """The layer from `Output.hidden` to the logits."""
+    assert isinstance(predictor, Plain), "a conditioned predictor is folded before it is adapted"
+    return predictor.head.last
+
+
+def with_last_layer(predictor: Predictor, weight: Tensor, bias: Tensor) -> Predictor:
+    """`predictor` with another last layer: weight [C, h], bias [C]."""
+    return with_tensors(predictor, {"head.last.weight": weight, "head.last.bias": bias})

@@ -1,0 +1,73 @@
+"""Methods one after the other, on what a model is for a domain before any of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from acclimate.adapt.methods.base import Context, Images, Method
+from acclimate.learn.embeddings import DomainState, DomainTable, Payload
+from acclimate.learn.models import Conditioned, Predictor
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Left to right: each method works on the classifier that those before it made."""
+
+    embedding: bool  # whether it starts from the domain's μ
+    methods: Mapping[str, Method]
+
+    @property
+    def name(self) -> str:
+        """`embedding+prior`, or `none`."""
+        return "+".join([*(["embedding"] if self.embedding else []), *self.methods]) or "none"
+
+    def context(
+        self, predictor: Predictor, table: DomainTable | None, label_prior: Sequence[float]
+    ) -> Context:
+        """What its methods may know of a trained model."""
+        centre = base_predictor(predictor, table, None) if self.embedding else None
+        return Context(torch.tensor(label_prior, dtype=torch.float64), centre=centre)
+
+    def adapt(
+        self, predictor: Predictor, images: Images, context: Context
+    ) -> tuple[Predictor, dict[str, Payload]]:
+        """The adapted predictor, and what each method keeps."""
+        context = replace(context, start=predictor)
+        payloads = {}
+        for name, method in self.methods.items():
+            with torch.set_grad_enabled(not method.gradient_free):
+                found = method.observe(predictor, images, context)
+            payload = Payload({key: value.cpu() for key, value in found.items()}, method.mergeable)
+            payloads[name] = payload
+            predictor = method.apply(predictor, payload.tensors)
+        return predictor, payloads
+
+    def apply(self, predictor: Predictor, payloads: Mapping[str, Payload]) -> Predictor:
+        """The adapted predictor again, from what the methods kept."""
+        for name, method in self.methods.items():
+            predictor = method.apply(predictor, payloads[name].tensors)
+        return predictor
+
+
+def base_predictor(
+    predictor: Predictor, table: DomainTable | None, state: DomainState | None
+) -> Predictor:
+    """What a chain starts from: F(·, μ), or, where `state` holds no μ, F at the training domains'
+    centre. A plain predictor is its own start."""
+    if not isinstance(predictor, Conditioned):
+        return predictor
+    assert table is not None
+    mu = state.mean if state is not None and holds_mu(state) else table.means.mean(0)
+    return predictor.fold(mu.to(next(predictor.parameters()).device)).eval()
+
+
+def holds_mu(state: DomainState) -> bool:
+    """States made without `embedding` count images, and their sums of Φ are empty."""
+    return len(state.total) > 0
+
+
+def no_phi(count: int) -> Tensor:
+    """What such a state is given of `count` images: [count, 0]."""
+    return torch.zeros(count, 0)

@@ -1,0 +1,52 @@
+"""T3A: class templates from the images the classifier is surest of (Iwasawa & Matsuo 2021)."""
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from acclimate.adapt.methods.base import Context, Images, Method, last_layer, with_last_layer
+from acclimate.learn.models import Predictor
+
+
+def templates(hidden: Tensor, logits: Tensor, weight: Tensor, keep: int) -> Tensor:
+    """One template of length 1 per class: [n, h], [n, C], [C, h] -> [C, h].
+
+    The direction of the sum of the class's weight and of its `keep` images of lowest entropy, each
+    scaled to length 1. An image's class is the most probable one.
+    """
+    guess = logits.argmax(1)
+    entropy = torch.special.entr(logits.double().softmax(1)).sum(1)
+    units = normalize(hidden, dim=1)
+    sums = normalize(weight.detach(), dim=1)
+    for label in range(len(sums)):
+        rows = (guess == label).nonzero()[:, 0]
+        surest = rows[entropy[rows].argsort(stable=True)[:keep]]
+        sums[label] += units[surest].sum(0)
+    return normalize(sums, dim=1)
+
+
+@final
+class T3A(Method):
+    """The batch variant: published, templates change with every image that is predicted; here they
+    are made once, from all images adapted on, and prediction has no memory.
+
+    The class with the largest inner product of template and hidden layer wins; there is no bias.
+    """
+
+    def __init__(self, keep: int = 100) -> None:
+        self.keep = keep
+
+    def observe(
+        self, predictor: Predictor, images: Images, context: Context
+    ) -> Mapping[str, Tensor]:
+        outputs = [predictor(x) for x in images.batches()]
+        hidden = torch.cat([output.hidden.float() for output in outputs])
+        logits = torch.cat([output.logits for output in outputs])
+        return {"templates": templates(hidden, logits, last_layer(predictor).weight, self.keep)}
+
+    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
+        bias = torch.zeros_like(last_layer(predictor).bias)
+        return with_last_layer(predictor, tensors["templates"], bias)

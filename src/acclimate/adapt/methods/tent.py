@@ -1,0 +1,81 @@
+"""Tent: normalisation layers trained to make predictions surer (Wang et al. 2021)."""
+
+from collections.abc import Mapping
+from itertools import chain, islice, repeat
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.adapt.methods.base import Context, Images, Method, with_tensors
+from acclimate.adapt.methods.norms import (
+    batch_norms,
+    image_statistics,
+    norm_layers,
+    set_batch_mode,
+    without_norms,
+)
+from acclimate.core.errors import ConfigError
+from acclimate.learn.models import Predictor
+
+BATCH = 64  # as published; gradients need the memory that inference does not
+
+
+def mean_entropy(logits: Tensor) -> Tensor:
+    """Of the predicted distributions, in nats: [b, C] -> []."""
+    log_p = logits.float().log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+@final
+class Tent(Method):
+    """Minimises the entropy over scale and shift of the normalisation layers, by Adam.
+
+    Batch norm normalises by each batch while it learns, and by the statistics of all images (under
+    the new scales) afterwards. Published, it goes on learning while it predicts; here it learns
+    once, from the images adapted on. The only method that computes gradients.
+    """
+
+    gradient_free = False
+
+    def __init__(self, steps: int = 10, lr: float = 1e-3) -> None:
+        self.steps, self.lr = steps, lr
+
+    def observe(
+        self, predictor: Predictor, images: Images, context: Context
+    ) -> Mapping[str, Tensor]:
+        affine = {
+            f"{name}.{part}": value.detach()
+            for name, layer in norm_layers(predictor).items()
+            for part, value in layer.named_parameters(recurse=False)
+        }
+        if not affine:
+            raise without_norms("tent", "the scales of normalisation layers", predictor)
+        if batch_norms(predictor) and len(images) < 2:
+            raise ConfigError("tent with batch norm needs at least 2 images; give more")
+        copied = with_tensors(predictor, affine)
+        learned = {name: copied.get_parameter(name) for name in affine}
+        self._minimise(copied, list(learned.values()), images)
+        tensors = {name: value.detach() for name, value in learned.items()}
+        return {**tensors, **image_statistics(copied, images)} if batch_norms(copied) else tensors
+
+    def _minimise(self, predictor: Predictor, learned: list[nn.Parameter], images: Images) -> None:
+        set_batch_mode(predictor, on=True)
+        for value in learned:
+            value.requires_grad_(True)
+        optimiser = torch.optim.Adam(learned, lr=self.lr)
+        endless = chain.from_iterable(images.batches(BATCH) for _ in repeat(None))
+        for batch in islice(endless, self.steps):
+            # The CPU's group norm crashes (torch 2.13, channels last) where its input's gradient
+            # is not wanted, so the pixels' is asked for as well.
+            x = batch.detach().requires_grad_(True)
+            loss = mean_entropy(predictor(x).logits)
+            # Not backward(): the parameters that are not learned are the model's own.
+            gradients = torch.autograd.grad(loss, [*learned, x], allow_unused=True)
+            for value, gradient in zip(learned, gradients, strict=False):
+                value.grad = gradient
+            optimiser.step()
+        set_batch_mode(predictor, on=False)
+
+    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
+        return with_tensors(predictor, tensors)

@@ -1,0 +1,1 @@
+"""The five image benchmarks of DomainBed, from their folders."""

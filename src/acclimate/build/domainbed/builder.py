@@ -1,0 +1,352 @@
+"""DomainBed's image folders, checked against what each data set should hold.
+
+Nothing is downloaded and nothing is left out silently: what is missing, extra or passed over is in
+the check, and extra images stay unless they are asked to go.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, Edition, benchmark, folded
+from acclimate.core.errors import ManifestError
+from acclimate.data import readers
+from acclimate.data.columns import seeded_splits
+from acclimate.data.manifest import Manifest
+
+# VLCS is also given out with a folder for each part of a domain; `full` holds all of them.
+_PARTS = {"full": None, "train": "train", "crossval": "val", "val": "val", "test": "test"}
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainCheck:
+    """One domain as found, beside what was expected; None where there is no expectation."""
+
+    domain: str
+    folder: str | None  # None: it is not there
+    images: int
+    expected: int | None
+    classes: int
+    expected_classes: int
+    missing_classes: tuple[str, ...]
+    extra_classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderCheck:
+    """A folder beside the data set that it should be."""
+
+    title: str
+    edition: str  # the one that is nearest
+    images: int
+    expected: int
+    domains: tuple[DomainCheck, ...]
+    left_out: Mapping[str, int]  # reason -> images
+    unlisted: int  # lines of the drop list that match no image
+    others: tuple[str, ...]  # files that are no images of a domain
+
+    def differences(self) -> list[str]:
+        """Everything that is not as expected, one sentence each."""
+        found = [line for domain in self.domains for line in _differences(domain)]
+        found += [
+            f"{_count(number, 'image')} left out: {why}" for why, number in self.left_out.items()
+        ]
+        if self.unlisted:
+            verb = "matches" if self.unlisted == 1 else "match"
+            found.append(f"{_count(self.unlisted, 'line')} of the drop list {verb} no image")
+        if self.others:
+            found.append(f"files that are no images of a domain: {_listed(self.others)}")
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "differences": self.differences()}
+
+
+@dataclass(frozen=True, eq=False)
+class FolderBuild:
+    manifest: Manifest
+    check: FolderCheck
+
+
+class _Row(NamedTuple):
+    image: str
+    domain: str
+    label: str
+    split: str | None
+    name: str  # <domain>/<what the path says below it>, as in drop lists
+
+
+def build_domainbed(
+    name: str,
+    root: str | Path,
+    out: str | Path,
+    *,
+    drop_list: str | Path | None = None,
+    only_expected: bool = False,
+    val_share: float = 0.2,
+    seed: int = 0,
+) -> FolderBuild:
+    """Write the manifest of the data set `name` (vlcs, pacs, office-home…) under `root` to `out`.
+
+    Domains and classes get the names that their authors gave them, whatever the folders are called.
+    `drop_list` names images to leave out, one path on each line; with `only_expected` images of
+    domains and classes that the data set does not have go as well.
+    """
+    expected = benchmark(name)
+    drops = None if drop_list is None else _drop_list(Path(drop_list).expanduser(), expected)
+    folder = _domain_folder(Path(root).expanduser(), expected)
+    source = f"{folder.resolve().name}/"
+    folders, rows, left_out = _read(folder, source, expected)
+    unlisted = 0
+    if drops is not None:
+        unlisted = len(drops - {row.name for row in rows})
+        rows = _without(rows, [row.name in drops for row in rows], "drop list", left_out)
+    if only_expected:
+        strange = [
+            row.domain not in expected.domains or row.label not in expected.classes for row in rows
+        ]
+        rows = _without(rows, strange, "not a domain or class of the data set", left_out)
+    if not any(row.label in expected.classes for row in rows):
+        raise ManifestError(
+            f"{source} has no class of {expected.title} ({_listed(expected.classes)}); "
+            "check --dataset and the folder"
+        )
+    manifest = _manifest(rows, folder, source, val_share=val_share, seed=seed)
+    manifest.check()
+    manifest.write(out)
+    check = _check(expected, folders, rows, left_out, unlisted, _others(folder))
+    return FolderBuild(manifest, check)
+
+
+def where_to_get(expected: Benchmark) -> str:
+    return f"get it from {' or '.join(expected.sources)}; licence: {expected.licence}"
+
+
+def _domain_folder(root: Path, expected: Benchmark) -> Path:
+    """`root`, or the folder in it that archives make, whichever holds domains."""
+    if not root.is_dir():
+        raise ManifestError(
+            f"there is no folder '{root}' with {expected.title}; {where_to_get(expected)}"
+        )
+    inside = sorted(entry for entry in root.iterdir() if entry.is_dir())
+    known = {folded(name) for name in expected.folders}
+    candidates = [root, *(folder for folder in inside if folded(folder.name) in known)]
+    if len(inside) == 1:
+        candidates += inside
+    best = max(candidates, key=lambda folder: len(_fitting(folder, expected)))
+    if _fitting(best, expected):
+        _require_half(best, expected)
+        return best
+    held = _listed([folder.name for folder in inside]) if inside else "no folders"
+    raise ManifestError(
+        f"{root} has no domain of {expected.title} ({', '.join(expected.domains)}); it has {held}: "
+        "name the folder that holds the domains, or another --dataset"
+    )
+
+
+def _fitting(folder: Path, expected: Benchmark) -> set[str]:
+    """The domains of `expected` that `folder` holds."""
+    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
+    return {_domain(name, expected) for name in names} & set(expected.domains)
+
+
+def _require_half(folder: Path, expected: Benchmark) -> None:
+    """One folder called sketch makes no DomainNet."""
+    shares = {
+        name: len(_fitting(folder, other)) / len(other.domains)
+        for name, other in BENCHMARKS.items()
+    }
+    found = _fitting(folder, expected)
+    if 2 * len(found) >= len(expected.domains):
+        return
+    best = max(shares, key=lambda name: shares[name])
+    fits = shares[best] >= 0.5
+    remedy = (
+        f"it looks like {BENCHMARKS[best].title}, --dataset {best}"
+        if fits
+        else "check --dataset and the folder"
+    )
+    raise ManifestError(
+        f"{folder} has {len(found)} of the {len(expected.domains)} domains of {expected.title} "
+        f"({', '.join(sorted(found))}); {remedy}"
+    )
+
+
+def _domain(folder: str, expected: Benchmark) -> str:
+    names = {folded(name): name for name in expected.domains}
+    return names.get(folded(folder)) or expected.aliases.get(folded(folder)) or folder
+
+
+def _read(
+    root: Path, source: str, expected: Benchmark
+) -> tuple[dict[str, str], list[_Row], dict[str, int]]:
+    """(folder of each domain, rows, images left out and why)."""
+    table, found = readers.read_folder(root, source)
+    paths = [path.split("/") for path in table["image"].to_pylist()]
+    folders: dict[str, str] = {}
+    for folder in found:
+        domain = _domain(folder, expected)
+        if domain in folders:
+            raise ManifestError(
+                f"{source} has '{folders[domain]}' and '{folder}', which are both {domain}; "
+                "remove one of them"
+            )
+        folders[domain] = folder
+    parted = _parted(paths)
+    classes = {**{folded(name): name for name in expected.classes}, **expected.class_aliases}
+    owner = {folder: domain for domain, folder in folders.items()}
+    rows: list[_Row] = []
+    left_out: dict[str, int] = {}
+    for parts in paths:
+        folder, below = parts[0], parts[1:]
+        split = None
+        if folder in parted:
+            if "full" in parted[folder] and below[0] != "full":
+                why = f"in '{below[0]}' of a domain that also has 'full'"
+                left_out[why] = left_out.get(why, 0) + 1
+                continue
+            split, below = _PARTS[below[0]], below[1:]
+        label = classes.get(folded(below[0]), below[0])
+        name = "/".join([owner[folder], *below])
+        rows.append(_Row("/".join(parts), owner[folder], label, split, name))
+    return folders, rows, left_out
+
+
+def _parted(paths: Sequence[Sequence[str]]) -> dict[str, set[str]]:
+    """Domain folders with a folder for each part between domain and class, and these parts."""
+    second: dict[str, set[str]] = defaultdict(set)
+    shallow = set()
+    for parts in paths:
+        second[parts[0]].add(parts[1])
+        if len(parts) < 4:
+            shallow.add(parts[0])
+    return {
+        folder: names
+        for folder, names in second.items()
+        if names <= set(_PARTS) and folder not in shallow
+    }
+
+
+def _drop_list(path: Path, expected: Benchmark) -> set[str]:
+    if not path.is_file():
+        raise ManifestError(f"there is no drop list '{path}'; check the path")
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    split = (line.removeprefix("./").partition("/") for line in lines if line)
+    return {f"{_domain(folder, expected)}/{rest}" for folder, _, rest in split}
+
+
+def _without(
+    rows: list[_Row], dropped: Sequence[bool], why: str, left_out: dict[str, int]
+) -> list[_Row]:
+    if any(dropped):
+        left_out[why] = sum(dropped)
+    return [row for row, drop in zip(rows, dropped, strict=True) if not drop]
+
+
+def _manifest(
+    rows: Sequence[_Row], root: Path, source: str, *, val_share: float, seed: int
+) -> Manifest:
+    text = pa.string()
+    table = pa.table(
+        {
+            "image": pa.array([row.image for row in rows], text),
+            "label": pa.array([row.label for row in rows], text),
+            "domain": pa.array([row.domain for row in rows], text),
+        }
+    )
+    if all(row.split for row in rows):
+        splits = pa.array([row.split for row in rows], text)
+    else:
+        splits = seeded_splits(table, val_share=val_share, seed=seed)
+    classes = tuple(sorted({row.label for row in rows}))
+    return Manifest(table.append_column("split", splits), classes, root.resolve(), source)
+
+
+def _others(root: Path) -> tuple[str, ...]:
+    """Files that the reader passes over: no images, or images outside any domain."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
+        below = Path(folder).relative_to(root)
+        for name in sorted(files):
+            image = name.rpartition(".")[2].lower() in readers.IMAGE_EXTENSIONS
+            if not name.startswith(".") and not (image and below.parts):
+                found.append((below / name).as_posix())
+    return tuple(found)
+
+
+def _check(
+    expected: Benchmark,
+    folders: Mapping[str, str],
+    rows: Sequence[_Row],
+    left_out: Mapping[str, int],
+    unlisted: int,
+    others: tuple[str, ...],
+) -> FolderCheck:
+    count = Counter(row.domain for row in rows)
+    held: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        held[row.domain].add(row.label)
+    edition = min(expected.editions, key=lambda edition: _distance(edition, count))
+    extra = sorted(set(count) - set(expected.domains))
+    known = set(expected.classes)
+    domains = tuple(
+        DomainCheck(
+            domain=domain,
+            folder=folders.get(domain),
+            images=count[domain],
+            expected=edition.images.get(domain),
+            classes=len(held[domain]),
+            expected_classes=len(known),
+            missing_classes=tuple(sorted(known - held[domain])) if count[domain] else (),
+            extra_classes=tuple(sorted(held[domain] - known)),
+        )
+        for domain in (*expected.domains, *extra)
+    )
+    return FolderCheck(
+        title=expected.title,
+        edition=edition.name,
+        images=len(rows),
+        expected=edition.total,
+        domains=domains,
+        left_out=left_out,
+        unlisted=unlisted,
+        others=others,
+    )
+
+
+def _distance(edition: Edition, count: Mapping[str, int]) -> int:
+    return sum(abs(count.get(domain, 0) - images) for domain, images in edition.images.items())
+
+
+def _differences(found: DomainCheck) -> list[str]:
+    name = found.domain
+    if found.expected is None:
+        return [f"domain '{name}' with {_count(found.images, 'image')} is extra"]
+    if found.folder is None or not found.images:
+        return [f"domain '{name}' is missing: {found.expected} images expected"]
+    lines = []
+    more = found.images - found.expected
+    if more:
+        word = "more" if more > 0 else "fewer"
+        held = _count(found.images, "image")
+        lines.append(f"domain '{name}' has {held}, {abs(more)} {word} than expected")
+    for word, classes in (("lacks", found.missing_classes), ("has extra", found.extra_classes)):
+        if classes:
+            lines.append(f"domain '{name}' {word} classes: {_listed(classes)}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

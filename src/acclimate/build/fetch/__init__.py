@@ -1,0 +1,1 @@
+"""The images that a manifest names, from where they lie."""

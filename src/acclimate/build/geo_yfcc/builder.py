@@ -1,0 +1,240 @@
+"""Geo-YFCC from the raw metadata of YFCC100M: domains are countries, labels are tags.
+
+Two passes. The first reads every row, in blocks, and keeps photos whose place lies in a country and
+of whose tags one names a label (`geo/reading.py`). The second chooses categories, countries, photos
+and splits among them in the order of the paper's text (`geo/stages.py`). Memory holds a few blocks
+in the first pass, and ids, countries and labels of the kept photos in the second.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from acclimate.build.geo_yfcc.countries import Countries, packaged_countries, read_polygons
+from acclimate.build.geo_yfcc.funnel import Funnel, funnel
+from acclimate.build.geo_yfcc.labels import Label, read_labels
+from acclimate.build.geo_yfcc.places import read_places
+from acclimate.build.geo_yfcc.reading import Reader, total
+from acclimate.build.geo_yfcc.stages import GeoSettings, Photos, Selection, once, select
+from acclimate.build.geo_yfcc.tags import Vocabulary
+from acclimate.build.geo_yfcc.work import PIECE, Part, layouts, read_all
+from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.core.files import write_json, write_text
+from acclimate.core.watch import Watch, unwatched
+from acclimate.data.manifest import Manifest
+
+__all__ = ["GeoBuild", "GeoSettings", "GeoSources", "build_geo_yfcc", "image_name"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeoSources:
+    """What is read. Countries come from `places`, else from `polygons`, else are packaged."""
+
+    metadata: tuple[Path, ...]
+    labels: Path
+    polygons: Path | None = None
+    country_property: str | None = None  # of the polygons; found unless given
+    places: Path | None = None
+    keep_damaged: bool = False  # take what can be read of a damaged compressed file
+
+    def __post_init__(self) -> None:
+        if self.places and self.polygons:
+            raise ConfigError("--places and --polygons both name countries; give one of them")
+        if self.country_property and not self.polygons:
+            raise ConfigError("--country-property is of --polygons; give both or neither")
+
+
+@dataclass(frozen=True, eq=False)
+class GeoBuild:
+    """A built benchmark; `funnel` says what became of every row."""
+
+    manifest: Manifest
+    funnel: Funnel
+    report: tuple[Path, Path]  # JSON and Markdown
+
+
+def image_name(photo_id: int) -> str:
+    """Where a photo is expected below the root: 3949570093 -> 394/3949570093.jpg."""
+    return f"{str(photo_id)[:3]}/{photo_id}.jpg"
+
+
+def build_geo_yfcc(
+    sources: GeoSources,
+    out: str | Path,
+    settings: GeoSettings | None = None,
+    *,
+    images: str | Path | None = None,
+    workers: int = 2,
+    piece_size: int = PIECE,
+    watch: Watch = unwatched,
+) -> GeoBuild:
+    """Write the manifest to `out` and its report beside it, `.report.json` and `.report.md`.
+
+    `images` is the root of the photos, `images/` beside `out` unless given; they need not be there.
+    The first pass is kept in `OUT.work/` until the end, so that a killed build goes on, and one
+    that stops for want of photos can be asked again with other thresholds at once.
+    """
+    settings = settings or GeoSettings()
+    out = Path(out).expanduser()
+    if out.suffix.lower() != ".parquet":
+        raise ManifestError(f"'{out.name}' is no name for a manifest; end it in .parquet")
+    metadata = [Path(path).expanduser() for path in sources.metadata]
+    files = layouts(metadata, keep_damaged=sources.keep_damaged)
+    labels = read_labels(sources.labels, exclude_ilsvrc12=settings.exclude_ilsvrc12)
+    countries = _countries(sources)
+    reader = Reader(Vocabulary.of(labels, plurals=settings.plurals), countries)
+    work = out.with_name(f"{out.name}.work")
+    parts = read_all(
+        files,
+        reader,
+        work,
+        key=_key(labels, reader, settings),
+        keep_damaged=sources.keep_damaged,
+        workers=workers,
+        piece_size=piece_size,
+        watch=watch,
+    )
+    selection, counts = _selected(parts, sources, countries, len(labels), settings, watch)
+    counts["files without rows"] = len(sources.metadata) - len(files)
+    told = funnel(counts, selection, settings, _described(sources, countries, labels))
+    root = Path(images).expanduser() if images is not None else out.parent / "images"
+    manifest = _manifest(selection, labels, parts, root, out.name)
+    manifest.check(check_files=False)
+    report = out.with_suffix(".report.json"), out.with_suffix(".report.md")
+    write_json(report[0], told.as_dict())
+    write_text(report[1], told.markdown())
+    manifest.write(out)
+    shutil.rmtree(work, ignore_errors=True)
+    return GeoBuild(manifest, told, report)
+
+
+def _selected(
+    parts: Sequence[Part],
+    sources: GeoSources,
+    countries: Countries | None,
+    labels: int,
+    settings: GeoSettings,
+    watch: Watch,
+) -> tuple[Selection, Counter[str]]:
+    """The second pass, and the counts of the first."""
+    photos = once(_candidates(parts))
+    names = countries.names if countries else ()
+    if sources.places is not None:
+        names, country = read_places(sources.places, photos.photo_id, watch=watch)
+        photos = photos.at(country)
+    counts = total([part.counts for part in parts])
+    counts["duplicates of a photo"] = counts["candidates"] - len(photos)
+    held = [photos]
+    del photos  # or this function would keep them all while `select` goes on with fewer
+    return select(held.pop(), names, labels, settings), counts
+
+
+def _countries(sources: GeoSources) -> Countries | None:
+    if sources.places is not None:
+        if not sources.places.expanduser().is_file():
+            raise ManifestError(f"there is no file '{sources.places}'; check the path")
+        return None
+    if sources.polygons is not None:
+        return read_polygons(sources.polygons, name_property=sources.country_property)
+    return packaged_countries()
+
+
+def _key(labels: Sequence[Label], reader: Reader, settings: GeoSettings) -> str:
+    """A digest of everything that decides what the first pass makes of a row."""
+    facts = (
+        [(label.synset, label.lemmas) for label in labels],
+        settings.plurals,
+        reader.countries.digest() if reader.countries else None,
+    )
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _candidates(parts: Sequence[Part]) -> Photos:
+    """What the second pass needs of all candidates; the texts stay on disk."""
+    columns = ["photo_id", "country", "labels"]
+    table = pa.concat_tables([pq.read_table(part.path, columns=columns) for part in parts])
+    count = pc.list_value_length(table["labels"]).to_numpy()
+    return Photos(
+        table["photo_id"].to_numpy(),
+        table["country"].to_numpy(),
+        np.concatenate([[0], np.cumsum(count, dtype=np.int64)]),
+        pc.list_flatten(table["labels"]).to_numpy(),
+        np.arange(table.num_rows),
+    )
+
+
+def _texts(parts: Sequence[Part], place: np.ndarray) -> pa.Table:
+    """Coordinates and addresses of the chosen candidates, in their order; one part at a time."""
+    order = np.argsort(place)
+    columns = ["longitude", "latitude", "url", "page"]
+    taken, start = [], 0
+    for part in parts:
+        table = pq.read_table(part.path, columns=columns)
+        inside = place[order] - start
+        inside = inside[(inside >= 0) & (inside < table.num_rows)]
+        taken.append(table.take(pa.array(inside)))
+        start += table.num_rows
+    back = np.empty(len(place), dtype=np.int64)
+    back[order] = np.arange(len(place))
+    return pa.concat_tables(taken).take(pa.array(back))
+
+
+def _manifest(
+    selection: Selection, labels: Sequence[Label], parts: Sequence[Part], root: Path, source: str
+) -> Manifest:
+    """One row for each photo and label of it, by domain, photo id and synset."""
+    photos = selection.photos
+    owner = photos.owner
+    texts = _texts(parts, photos.place).take(pa.array(owner))
+    names = [image_name(photo) for photo in photos.photo_id.tolist()]
+
+    def chosen(values: Sequence[str] | np.ndarray, index: np.ndarray) -> pa.Array:
+        return pa.array(values, pa.string()).take(pa.array(index))
+
+    domain = selection.domain[owner]
+    table = pa.table(
+        {
+            "image": chosen(names, owner),
+            "label": chosen([label.name for label in labels], photos.label),
+            "domain": chosen(selection.domains, domain),
+            "split": chosen(selection.split, owner),
+            "role": chosen(selection.roles, domain),
+            "synset": chosen([label.synset for label in labels], photos.label),
+            "photo_id": photos.photo_id[owner],
+            "longitude": texts["longitude"],
+            "latitude": texts["latitude"],
+            "url": _decoded(texts["url"]),
+            "page": _decoded(texts["page"]),
+        }
+    )
+    classes = tuple(sorted({labels[i].name for i in np.unique(photos.label)}))
+    return Manifest(table, classes, root.resolve(), source, selection.domains)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text; bytes that are not UTF-8, of which no address can be made, become U+FFFD."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [value.decode("utf-8", errors="replace") for value in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _described(
+    sources: GeoSources, countries: Countries | None, labels: Sequence[Label]
+) -> dict[str, object]:
+    return {
+        "metadata": [path.name for path in sources.metadata],
+        "labels": sources.labels.name,
+        "label_count": len(labels),
+        "countries": countries.source if countries else sources.places and sources.places.name,
+    }

@@ -1,0 +1,304 @@
+"""Geo-YFCC from the table that its authors released: a pickled pandas frame, read as data only."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.build.geo_yfcc.builder import image_name
+from acclimate.build.geo_yfcc.labels import read_labels
+from acclimate.build.geo_yfcc.rows import METADATA
+from acclimate.build.released.arrays import Column, value
+from acclimate.build.released.frames import read_columns
+from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.data.columns import ROLES, seeded_splits
+from acclimate.data.manifest import Manifest
+
+COLUMNS = (
+    *("yfcc_row_id", "label_ids", "country", "country_id"),
+    *("in_5k_label_ids", "is_train", "yfcc_metadata"),
+)
+MAX_LABELS = 50_000_000  # a list that all photos share costs a file nothing
+# The fields in metadata kept as dictionaries; only letters and digits of a key are looked at.
+_KEYS = {
+    "photo_id": ("photoid", "photovideoidentifier", "identifier", "id"),
+    "url": ("downloadurl", "photovideodownloadurl", "photourl", "url"),
+    "page": ("pageurl", "photovideopageurl", "page"),
+    "longitude": ("longitude", "lon"),
+    "latitude": ("latitude", "lat"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSettings:
+    split: tuple[int, int, int] = (40, 7, 15)  # country ids 0-39, 40-46 and 47-61
+    val_share: float = 0.2  # of a domain's training images
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.split) != 3 or min(self.split) < 0 or self.split[0] < 1:
+            raise ConfigError(
+                f"--split is {','.join(map(str, self.split))}; give the numbers of training, "
+                "validation and test domains, such as 40,7,15"
+            )
+        if not 0 <= self.val_share < 1:
+            raise ConfigError(
+                f"--val-share is {self.val_share}; give a share of at least 0 and less than 1"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedBuild:
+    """A built benchmark, and what could not be used of the released table."""
+
+    manifest: Manifest
+    photos: int
+    lost: dict[str, int]
+    notes: dict[str, int]
+
+    def as_dict(self) -> dict[str, object]:
+        return {"photos": self.photos, "lost": self.lost, "notes": self.notes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Photo:
+    image: str
+    domain: str
+    split: str
+    role: str
+    photo_id: int | None
+    where: Mapping[str, str]
+    labels: tuple[tuple[str, str | None], ...]  # (class, synset)
+
+
+@dataclass
+class _Count:
+    """What is met on the way."""
+
+    lost: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def build_released(
+    pickle: str | Path,
+    out: str | Path,
+    settings: ReleasedSettings | None = None,
+    *,
+    labels: str | Path | None = None,
+    images: str | Path | None = None,
+) -> ReleasedBuild:
+    """Write the manifest of the released table to `out`.
+
+    With `labels`, the authors' in5k_map.json, classes are named as `build geo-yfcc` names them;
+    without, they are ImageNet-5K's numbers. `images` is the root of the photos, `images/` beside
+    `out` unless given.
+    """
+    settings = settings or ReleasedSettings()
+    out = Path(out).expanduser()
+    if out.suffix.lower() != ".parquet":
+        raise ManifestError(f"'{out.name}' is no name for a manifest; end it in .parquet")
+    known = None if labels is None else _numbered(Path(labels).expanduser())
+    source = Path(pickle).expanduser().name
+    columns = read_columns(pickle, COLUMNS)
+    count = _Count()
+    photos = _photos(columns, known, settings, count, source)
+    if not photos:
+        why = ", ".join(f"{reason}: {number}" for reason, number in count.lost.items())
+        raise ManifestError(f"no row of {source} can be used ({why}); give the file as released")
+    root = Path(images).expanduser() if images is not None else out.parent / "images"
+    manifest = _manifest(photos, settings, root, out.name)
+    manifest.check(check_files=False)
+    manifest.write(out)
+    return ReleasedBuild(manifest, len(photos), dict(+count.lost), dict(+count.notes))
+
+
+def _numbered(path: Path) -> dict[int, tuple[str, str]]:
+    """Number in ImageNet-5K -> (class name, synset)."""
+    names = {label.synset: label.name for label in read_labels(path)}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        synsets = {int(entry["label_id"]): str(entry["label_name"]) for entry in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestError(
+            f"{path.name} does not number its labels; give the authors' in5k_map.json"
+        ) from error
+    return {
+        number: (names[synset], synset) for number, synset in synsets.items() if synset in names
+    }
+
+
+def _photos(
+    columns: Mapping[str, Column],
+    known: Mapping[int, tuple[str, str]] | None,
+    settings: ReleasedSettings,
+    count: _Count,
+    source: str,
+) -> list[_Photo]:
+    """Each photo of a domain once, by domain and photo id."""
+    roles = np.repeat(ROLES, settings.split).tolist()
+    ids: dict[str, int] = {}
+    photos: dict[tuple[str, str], _Photo] = {}
+    texts = columns["yfcc_metadata"]
+    labelled = 0
+    for place, cells in enumerate(zip(*(_plain(columns[name]) for name in COLUMNS), strict=True)):
+        if isinstance(texts, list):
+            texts[place] = None  # by far the largest column: do not hold it twice
+        row, _, country, number, numbers, is_train, metadata = map(value, cells)
+        domain, country_id = _text(country).strip(), _whole(number)
+        if not domain or country_id is None or country_id >= len(roles):
+            count.lost["no country, or an id that is out of range"] += 1
+            continue
+        if ids.setdefault(domain, country_id) != country_id:
+            raise ManifestError(
+                f"{source} gives '{domain}' the ids {ids[domain]} and {country_id}; "
+                "give the file as released"
+            )
+        labels, where = _labels(numbers, known, count), _metadata(metadata)
+        labelled += len(labels)
+        if labelled > MAX_LABELS:
+            raise ManifestError(
+                f"{source} has more than {MAX_LABELS} labels; give the file as released"
+            )
+        photo_id = _whole(where.get("photo_id"))
+        image = _image(photo_id, _whole(row))
+        if not labels:
+            count.lost["no label that is known"] += 1
+        elif image is None:
+            count.lost["neither a photo id nor a row id"] += 1
+        elif type(is_train) not in (bool, int) or is_train not in (0, 1):
+            count.lost["is_train is neither true nor false"] += 1
+        elif (domain, image) in photos:
+            count.lost["the same photo again"] += 1
+        else:
+            count.notes["metadata without a photo id"] += photo_id is None
+            count.notes["metadata without a URL"] += "url" not in where
+            split, role = "train" if is_train else "test", roles[country_id]
+            photos[domain, image] = _Photo(image, domain, split, role, photo_id, where, labels)
+    return [photos[key] for key in sorted(photos, key=lambda key: (key[0], len(key[1]), key[1]))]
+
+
+def _plain(column: Column) -> Sequence[Any]:
+    plain: Sequence[Any] = column if isinstance(column, list) else column.tolist()
+    return plain
+
+
+def _whole(cell: object) -> int | None:
+    """A whole number that is not negative, also one written as text or as 17.0."""
+    if isinstance(cell, str) and cell.strip().isascii() and cell.strip().isdecimal():
+        cell = int(cell) if len(cell) < 19 else None
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    right = isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < 1 << 63
+    return int(cell) if right and isinstance(cell, int) else None
+
+
+def _image(photo_id: int | None, row: int | None) -> str | None:
+    if photo_id is not None:
+        return image_name(photo_id)
+    return None if row is None else f"rows/{row}.jpg"
+
+
+def _labels(
+    cell: object, known: Mapping[int, tuple[str, str]] | None, count: _Count
+) -> tuple[tuple[str, str | None], ...]:
+    """Each once, by synset or number."""
+    listed = list(cell) if isinstance(cell, list | tuple) else [cell]
+    numbers = sorted(
+        {number for number in (_whole(value(one)) for one in listed) if number is not None}
+    )
+    if known is None:
+        return tuple((f"{number:04d}", None) for number in numbers)
+    found = [known[number] for number in numbers if number in known]
+    count.notes["labels outside the list"] += len(numbers) - len(found)
+    return tuple(sorted(found, key=lambda label: label[1]))
+
+
+def _metadata(cell: object) -> dict[str, str]:
+    """What is known of the photo: from a line with tabs, a list of its fields, or a dictionary."""
+    if isinstance(cell, dict):
+        folded = {
+            "".join(filter(str.isalnum, key)).casefold(): held
+            for key, held in cell.items()
+            if isinstance(key, str)
+        }
+        held = {
+            name: next((folded[key] for key in keys if key in folded), None)
+            for name, keys in _KEYS.items()
+        }
+    else:
+        fields = cell.rstrip("\r\n").split("\t") if isinstance(cell, str) else cell
+        if not isinstance(fields, list | tuple) or len(fields) not in METADATA:
+            return {}
+        held = dict(zip(METADATA[len(fields)], fields, strict=True))
+    texts = {name: _text(value(held[name])).strip() for name in _KEYS}
+    for name in ("url", "page"):
+        if not texts[name].startswith(("http://", "https://")):
+            texts[name] = ""
+    return {name: text for name, text in texts.items() if text}
+
+
+def _text(cell: object) -> str:
+    """Text that can be written; lone surrogates, which cannot, become question marks."""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace")
+    if isinstance(cell, str):
+        return cell if cell.isascii() else cell.encode("utf-8", "replace").decode("utf-8")
+    return str(cell) if type(cell) in (int, float) else ""
+
+
+def _degrees(text: str | None) -> float | None:
+    try:
+        degrees = float(text or "")
+    except ValueError:
+        return None
+    return degrees if abs(degrees) <= 180 else None
+
+
+def _manifest(
+    photos: Sequence[_Photo], settings: ReleasedSettings, root: Path, source: str
+) -> Manifest:
+    """One row for each photo and label of it, with the columns of `build geo-yfcc`."""
+    rows = [(photo, *label) for photo in photos for label in photo.labels]
+    text = pa.string()
+    table = pa.table(
+        {
+            "image": pa.array([photo.image for photo, _, _ in rows], text),
+            "label": pa.array([name for _, name, _ in rows], text),
+            "domain": pa.array([photo.domain for photo, _, _ in rows], text),
+            "split": _splits(rows, settings),
+            "role": pa.array([photo.role for photo, _, _ in rows], text),
+            "synset": pa.array([synset for _, _, synset in rows], text),
+            "photo_id": pa.array([photo.photo_id for photo, _, _ in rows], pa.int64()),
+            **{
+                name: pa.array([_degrees(p.where.get(name)) for p, _, _ in rows], pa.float64())
+                for name in ("longitude", "latitude")
+            },
+            **{
+                name: pa.array([photo.where.get(name) for photo, _, _ in rows], text)
+                for name in ("url", "page")
+            },
+        }
+    )
+    classes = tuple(sorted({name for _, name, _ in rows}))
+    domains = tuple(sorted({photo.domain for photo in photos}))
+    return Manifest(table, classes, root.resolve(), source, domains)
+
+
+def _splits(rows: Sequence[tuple[_Photo, str, str | None]], settings: ReleasedSettings) -> pa.Array:
+    """`test` as released; of the others, a share of each domain is drawn for validation."""
+    splits = np.array([photo.split for photo, _, _ in rows], dtype=object)
+    training = np.flatnonzero(splits == "train").tolist()
+    table = pa.table(
+        {
+            "image": pa.array([rows[row][0].image for row in training], pa.string()),
+            "domain": pa.array([rows[row][0].domain for row in training], pa.string()),
+        }
+    )
+    drawn = seeded_splits(table, val_share=settings.val_share, seed=settings.seed)
+    splits[training] = drawn.to_pylist()
+    return pa.array(splits.tolist(), pa.string())

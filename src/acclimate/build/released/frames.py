@@ -1,0 +1,195 @@
+"""The columns of a pickled pandas frame, without pandas and without running the pickle.
+
+`pickled.py` says what the file would have built; here that is taken apart: a frame holds a block
+manager, which holds blocks, which hold arrays. Layouts of pandas 0.25 to 3 are known. Arrays are
+decoded from their bytes after their size has been checked against what they claim.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from acclimate.build.released.arrays import (
+    ARRAYS,
+    Column,
+    Unexpected,
+    array,
+    arrow_text,
+    called,
+    named,
+    sequence,
+)
+from acclimate.build.released.pickled import Call, Global, read_pickle
+from acclimate.core.errors import ManifestError
+
+_SLICE = named(["builtins", "__builtin__"], ["slice"])
+_FRAME = named(["pandas.core.frame", "pandas"], ["DataFrame"])
+_MANAGER = named(["pandas.core.internals.managers", "pandas.core.internals"], ["BlockManager"])
+_BLOCK = Global("pandas._libs.internals", "_unpickle_block")
+_NEW_INDEX = Global("pandas.core.indexes.base", "_new_Index")
+_BACKED = Global("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked")
+_STRINGS = named(["pandas.arrays", "pandas.core.arrays.string_"], ["StringArray"])
+_ARROW_STRINGS = named(["pandas.arrays", "pandas.core.arrays.string_arrow"], ["ArrowStringArray"])
+_CATEGORICAL = named(["pandas", "pandas.core.arrays.categorical"], ["Categorical"])
+_KINDS = (
+    named(["pandas.core.indexes.base", "pandas"], ["Index"])
+    | named(["pandas.core.indexes.range", "pandas"], ["RangeIndex"])
+    | named(["pandas.core.indexes.numeric"], ["Int64Index", "UInt64Index", "Float64Index"])
+    | named(["pandas", "pandas.core.dtypes.dtypes"], ["CategoricalDtype"])
+    | named(["pandas", "pandas.core.arrays.string_"], ["StringDtype"])
+)
+ALLOWED = (
+    ARRAYS
+    | (_SLICE | _FRAME | _MANAGER | _STRINGS | _ARROW_STRINGS | _CATEGORICAL | _KINDS)
+    | {_BLOCK, _NEW_INDEX, _BACKED}
+)
+
+
+def read_columns(path: str | Path, wanted: Sequence[str]) -> dict[str, Column]:
+    """The wanted columns of a pickled frame, all of one length; the others are not looked at."""
+    path = Path(path).expanduser()
+    described = read_pickle(path, ALLOWED)
+    try:
+        names, blocks = _parts(described)
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            held = ", ".join(name[:40] for name in names[:12] if isinstance(name, str))
+            raise ManifestError(
+                f"{path.name} has no column '{missing[0]}'; it has {held or 'none with a name'}"
+            )
+        found = dict(_columns(names, blocks, frozenset(wanted)))
+        if set(found) != set(wanted) or len({len(column) for column in found.values()}) > 1:
+            raise Unexpected("columns are missing or of unequal length")
+    except Unexpected as error:
+        raise ManifestError(
+            f"{path.name} is no pickled pandas frame of plain columns ({error}); "
+            "give the file as released"
+        ) from None
+    return {name: found[name] for name in wanted}
+
+
+def _parts(described: object) -> tuple[list[object], list[tuple[object, object]]]:
+    """(names of the columns, blocks as (values, places among the columns))."""
+    state = called(described, _FRAME, "a frame").state
+    if not isinstance(state, dict):
+        raise Unexpected("a frame without content")
+    manager = called(state.get("_mgr", state.get("_data")), _MANAGER, "a block manager")
+    if manager.arguments:  # since pandas 1.3
+        if len(manager.arguments) != 2:
+            raise Unexpected("a block manager of unknown shape")
+        blocks, axes = manager.arguments
+        pairs = [called(block, {_BLOCK}, "a block").arguments[:2] for block in sequence(blocks)]
+    else:
+        axes, pairs = _older_parts(manager.state)
+    columns = sequence(axes)
+    if len(columns) != 2 or any(len(pair) != 2 for pair in pairs):
+        raise Unexpected("a block manager of unknown shape")
+    return list(_index(columns[0])), [(pair[0], pair[1]) for pair in pairs]
+
+
+def _older_parts(state: object) -> tuple[object, list[tuple[object, ...]]]:
+    versions = state[-1] if isinstance(state, tuple) and state else None
+    latest = versions.get("0.14.1") if isinstance(versions, dict) else None
+    if not isinstance(latest, dict):
+        raise Unexpected("a block manager of unknown shape")
+    pairs: list[tuple[object, ...]] = []
+    for block in sequence(latest.get("blocks")):
+        if not isinstance(block, dict):
+            raise Unexpected("a block of unknown shape")
+        pairs.append((block.get("values"), block.get("mgr_locs")))
+    return latest.get("axes"), pairs
+
+
+def _columns(
+    names: Sequence[object], blocks: Sequence[tuple[object, object]], wanted: frozenset[str]
+) -> Iterator[tuple[str, Column]]:
+    placed = 0
+    for values, places in blocks:
+        positions = _places(places, len(names))
+        placed += len(positions)
+        if placed > len(names):  # also: no block may be repeated, which costs a file nothing
+            raise Unexpected("more blocks than columns")
+        here = [(row, names[place]) for row, place in enumerate(positions)]
+        chosen = [(row, name) for row, name in here if isinstance(name, str) and name in wanted]
+        if not chosen:
+            continue
+        if isinstance(values, Call) and values.target in {_BACKED} | _ARROW_STRINGS:
+            if len(positions) != 1:
+                raise Unexpected("an extension block of several columns")
+            yield chosen[0][1], _extension(values)
+            continue
+        block, shape = array(values)
+        if len(shape) != 2 or shape[0] != len(positions):
+            raise Unexpected("a block whose shape does not fit its columns")
+        for row, name in chosen:
+            yield name, block[row * shape[1] : (row + 1) * shape[1]]
+
+
+def _places(places: object, total: int) -> list[int]:
+    if isinstance(places, Call) and places.target in _SLICE:
+        bounds = [bound for bound in places.arguments if isinstance(bound, int)]
+        if len(bounds) != 3 or len(places.arguments) != 3:
+            raise Unexpected("a block without places")
+        start, stop, step = bounds
+        if step < 1 or not 0 <= start <= stop <= total + step:
+            raise Unexpected("a block outside the frame")
+        found = list(range(start, stop, step))
+    else:
+        held, shape = array(places)
+        if len(shape) != 1 or not isinstance(held, np.ndarray) or held.dtype.kind not in "iu":
+            raise Unexpected("a block without places")
+        found = held.tolist()
+    if any(not 0 <= place < total for place in found):
+        raise Unexpected("a block outside the frame")
+    return found
+
+
+def _index(index: object) -> list[object]:
+    """The names of an index that lists them."""
+    call = called(index, {_NEW_INDEX}, "an index")
+    facts = call.arguments[1] if len(call.arguments) == 2 else None
+    if not isinstance(facts, dict) or "data" not in facts:
+        raise Unexpected("an index without names")
+    data = facts["data"]
+    if isinstance(data, Call) and data.target in {_BACKED} | _ARROW_STRINGS:
+        return _text(data)
+    column, shape = array(data)
+    if len(shape) != 1:
+        raise Unexpected("an index of several dimensions")
+    return list(column)
+
+
+def _extension(node: Call) -> Column:
+    """A column of text or of categories."""
+    kind = node.arguments[0] if node.arguments else None
+    if not isinstance(kind, Global) or kind not in _CATEGORICAL:
+        return list(_text(node))
+    if not isinstance(node.state, tuple) or len(node.state) < 2:
+        raise Unexpected("categories without codes")
+    dtype, codes = node.state[:2]
+    facts = dtype.state if isinstance(dtype, Call) else None
+    if not isinstance(facts, dict):
+        raise Unexpected("categories without names")
+    names = [*_index(facts.get("categories")), None]
+    index, shape = array(codes)
+    if len(shape) != 1 or not isinstance(index, np.ndarray) or index.dtype.kind not in "iu":
+        raise Unexpected("categories without codes")
+    if len(index) and not (index.min() >= -1 and index.max() < len(names) - 1):
+        raise Unexpected("a code without a category")
+    return [names[code] for code in index.tolist()]
+
+
+def _text(node: Call) -> list[object]:
+    """The text of pandas' own columns of text, kept by numpy or by pyarrow."""
+    if node.target in _ARROW_STRINGS:
+        held = node.state.get("_pa_array") if isinstance(node.state, dict) else None
+        return arrow_text(held)
+    kind = node.arguments[0] if node.arguments else None
+    if not isinstance(kind, Global) or kind not in _STRINGS:
+        raise Unexpected("a column of an unknown kind")
+    held = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else None
+    column, shape = array(held)
+    if len(shape) != 1 or not isinstance(column, list):
+        raise Unexpected("text that is no list of text")
+    return column

@@ -1,0 +1,1 @@
+"""Errors, files, tensors, random streams, processes: what everything else stands on."""

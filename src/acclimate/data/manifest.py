@@ -1,0 +1,320 @@
+"""The data model: one table, one row per (image, label), that everything else reads."""
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from acclimate.core.errors import ManifestError, unknown
+from acclimate.core.files import write_atomically
+from acclimate.data import readers
+from acclimate.data.checks import Finding, find_problems
+from acclimate.data.columns import (
+    SPLITS,
+    conform,
+    digest,
+    encode,
+    feature_blocks,
+    grouped,
+    require_columns,
+    seeded_splits,
+)
+from acclimate.data.readers import MANIFEST_KEY, is_manifest
+
+_VERSION = 1
+
+
+# Tables have no hash and roots do not matter: compare manifests by `digest()`.
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """Labelled images (or feature vectors) from named domains.
+
+    Columns: `image` (path below the root) or `bytes` (an encoded image) or `features`, `label`,
+    `domain`, `split`, optionally the domain's `role`, and whatever else the data came with.
+    Reading refuses what cannot be a manifest; `check()` judges the rows.
+    """
+
+    table: pa.Table = field(repr=False)
+    classes: tuple[str, ...]
+    root: Path
+    source: str
+    declared_domains: tuple[str, ...] = ()
+    """Domains that the source names, with or without rows."""
+
+    @classmethod
+    def from_folder(cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
+        """A domain/class/image tree; folders may nest below the class."""
+        folder = Path(root).expanduser()
+        source = f"{folder.resolve().name}/"
+        table, domains = readers.read_folder(folder, source)
+        return cls._of(table, folder, source, domains=domains, val_share=val_share, seed=seed)
+
+    @classmethod
+    def from_table(
+        cls,
+        path: str | Path,
+        *,
+        root: str | Path | None = None,
+        val_share: float = 0.2,
+        seed: int = 0,
+    ) -> Self:
+        """A .csv, .parquet, .jsonl or .ndjson file; `root` is the file's folder unless given.
+
+        Without a `split` column, splits are drawn per domain. A manifest keeps its class list.
+        """
+        path = Path(path).expanduser()
+        if is_manifest(path):
+            manifest = cls.read(path)
+            return (
+                manifest
+                if root is None
+                else replace(manifest, root=Path(root).expanduser().resolve())
+            )
+        table = readers.read_rows(path)
+        require_columns(table, path.name)
+        folder = path.parent if root is None else Path(root).expanduser()
+        return cls._of(table, folder, path.name, val_share=val_share, seed=seed)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: Any,
+        y: Any,
+        domains: Any,
+        *,
+        splits: Any = None,
+        val_share: float = 0.2,
+        seed: int = 0,
+    ) -> Self:
+        """X: uint8 images [n, h, w] or [n, h, w, 3], or features [n, f]; the rest is [n]."""
+        table, classes = readers.read_arrays(X, y, domains, splits)
+        return cls._of(table, Path.cwd(), "arrays", classes=classes, val_share=val_share, seed=seed)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """A manifest that `write` wrote, wherever it and its images have moved together."""
+        path = Path(path).expanduser()
+        table = readers.read_rows(path)
+        stored = (table.schema.metadata or {}).get(MANIFEST_KEY)
+        if stored is None:
+            raise ManifestError(
+                f"{path.name} is a plain table, not a manifest; read it with Manifest.open"
+            )
+        facts = json.loads(stored)
+        if facts["version"] != _VERSION:
+            raise ManifestError(
+                f"{path.name} has manifest version {facts['version']}, this is version {_VERSION}; "
+                "update acclimate"
+            )
+        return cls(
+            conform(table, path.name),
+            tuple(facts["classes"]),
+            (path.parent / facts["root"]).resolve(),
+            path.name,
+            tuple(facts["domains"]),
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
+        """A folder tree, a manifest or a table, whichever `path` is."""
+        path = Path(path).expanduser()
+        if not path.exists():
+            raise ManifestError(f"there is no file or folder '{path}'; check the path")
+        if path.is_dir():
+            return cls.from_folder(path, val_share=val_share, seed=seed)
+        return cls.from_table(path, val_share=val_share, seed=seed)
+
+    @classmethod
+    def _of(
+        cls,
+        table: pa.Table,
+        root: Path,
+        source: str,
+        *,
+        classes: tuple[str, ...] | None = None,
+        domains: tuple[str, ...] = (),
+        val_share: float,
+        seed: int,
+    ) -> Self:
+        table = conform(table, source)
+        if "split" not in table.column_names:
+            splits = seeded_splits(table, val_share=val_share, seed=seed)
+            table = table.append_column("split", splits)
+        if classes is None:
+            labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
+            classes = tuple(sorted(label for label in labels if label.strip()))
+        return cls(table, classes, root.resolve(), source, domains)
+
+    def write(self, path: str | Path) -> None:
+        """Write Parquet, whole or not at all; the root is stored relative to the file."""
+        path = Path(path).expanduser()
+        if path.suffix.lower() != ".parquet":
+            raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")
+        named = "image" in self.table.column_names
+        facts = {
+            "version": _VERSION,
+            "classes": self.classes,
+            # Without paths the root means nothing, and where it was is nobody's business.
+            "root": os.path.relpath(self.root, path.parent.resolve()) if named else ".",
+            "domains": self.declared_domains,
+        }
+        table = self.table.replace_schema_metadata({MANIFEST_KEY: json.dumps(facts)})
+        write_atomically(
+            path,
+            lambda file: pq.write_table(table, file, compression="zstd", row_group_size=1 << 16),
+        )
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains that have rows, sorted."""
+        return tuple(self._domain_codes[0])
+
+    @cached_property
+    def _domain_codes(self) -> tuple[list[str], np.ndarray]:
+        return encode(self.table["domain"])
+
+    @property
+    def domain_index(self) -> np.ndarray:
+        """int64 [n]: index into `domains`."""
+        return self._domain_codes[1]
+
+    @cached_property
+    def domain_names(self) -> np.ndarray:
+        """object [n]"""
+        names, codes = self._domain_codes
+        return np.take(np.asarray(names, dtype=object), codes)
+
+    @cached_property
+    def splits(self) -> np.ndarray:
+        """object [n]"""
+        names, codes = encode(self.table["split"])
+        return np.take(np.asarray(names, dtype=object), codes)
+
+    @cached_property
+    def label_index(self) -> np.ndarray:
+        """int64 [n]: index into `classes`, -1 for a label that is not among them."""
+        known = pa.array(self.classes, pa.string())
+        codes = pc.index_in(self.table["label"], value_set=known)
+        index: np.ndarray = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
+        return index
+
+    def roles(self) -> dict[str, str]:
+        """The role of each domain that has one."""
+        if "role" not in self.table.column_names:
+            return {}
+        pairs = self.table.group_by(["domain", "role"], use_threads=False).aggregate([])
+        found = [(row["domain"], row["role"]) for row in pairs.to_pylist() if row["role"]]
+        return dict(sorted(found))
+
+    def rows(self, *, domain: str | None = None, split: str | None = None) -> np.ndarray:
+        """int64: the rows of a domain, of a split, or of both, ascending."""
+        if domain is not None:
+            self._known(domain)
+        if split is not None and split not in SPLITS:
+            raise unknown(f"{self.source} has no split '{split}'", split, SPLITS)
+        return self._index.get((domain, split), np.empty(0, dtype=np.int64))
+
+    @cached_property
+    def _index(self) -> dict[tuple[str | None, str | None], np.ndarray]:
+        """Rows by (domain, split), either may be None for all: one sort instead of many scans."""
+        names, domains = self._domain_codes
+        splits, codes = encode(self.table["split"])
+        whole = {(None, None): np.arange(len(self))}
+        by_split = grouped(codes, [(None, split) for split in splits])
+        by_domain = grouped(domains, [(name, None) for name in names])
+        pairs = [(name, split) for name in names for split in splits]
+        return whole | by_split | by_domain | grouped(domains * len(splits) + codes, pairs)
+
+    def without_domains(self, *names: str) -> Self:
+        """All rows but those of the named domains; the class list stays."""
+        return self._kept(names, inside=False)
+
+    def only_domains(self, *names: str) -> Self:
+        """The rows of the named domains; the class list stays."""
+        return self._kept(names, inside=True)
+
+    def _kept(self, names: tuple[str, ...], *, inside: bool) -> Self:
+        for name in names:
+            self._known(name)
+        codes = [code for code, domain in enumerate(self.domains) if domain in names]
+        mask = np.isin(self.domain_index, codes) == inside
+        declared = tuple(d for d in self.declared_domains if (d in names) == inside)
+        return replace(self, table=self.table.filter(pa.array(mask)), declared_domains=declared)
+
+    def _known(self, domain: str) -> None:
+        known = {*self.domains, *self.declared_domains}
+        if domain not in known:
+            raise unknown(f"{self.source} has no domain '{domain}'", domain, known)
+
+    def select(self, rows: np.ndarray) -> Self:
+        """The given rows in the given order; the class list stays."""
+        chosen = self.table.take(pa.array(np.asarray(rows, dtype=np.int64)))
+        return replace(self, table=chosen, declared_domains=())
+
+    def image_name(self, row: int) -> str:
+        """What to call the row's image in a message: its path, or "row 17"."""
+        return self._cell("image", row) or f"row {row}"
+
+    def image_source(self, row: int) -> Path | bytes:
+        """The encoded image where the manifest holds it, or else its absolute path."""
+        encoded: bytes | None = self._cell("bytes", row)
+        if encoded is not None:
+            return encoded
+        path: str | None = self._cell("image", row)
+        if path is None:
+            raise ManifestError(f"row {row} of {self.source} has no image; use features()")
+        return self.root / path
+
+    def _cell(self, column: str, row: int) -> Any:
+        if column not in self.table.column_names:
+            return None
+        return self.table[column][int(row)].as_py()
+
+    @property
+    def has_features(self) -> bool:
+        return "features" in self.table.column_names
+
+    def features(self) -> np.ndarray:
+        """float32 [n, f]"""
+        if not self.has_features:
+            raise ManifestError(f"{self.source} has no features; its rows are images")
+        column = self.table["features"]
+        empty = np.empty((0, column.type.list_size), dtype=np.float32)
+        return np.concatenate([empty, *feature_blocks(column)])
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the classes and core columns in row order; not of root and extras."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self.table, self.classes)
+
+    def _findings(self, *, check_files: bool) -> list[Finding]:
+        return find_problems(
+            self.table, self.classes, self.declared_domains, self.root, check_files=check_files
+        )
+
+    def problems(self, *, check_files: bool = True) -> list[str]:
+        """Every problem with its remedy, one sentence each."""
+        found = self._findings(check_files=check_files)
+        return [sentence for finding in found for sentence in finding.sentences()]
+
+    def check(self, *, check_files: bool = True) -> None:
+        """Raise one ManifestError that names all problems, a few of each kind."""
+        found = self._findings(check_files=check_files)
+        if found:
+            count = sum(len(finding.problems) for finding in found)
+            number = "a problem" if count == 1 else f"{count} problems"
+            listed = "; ".join(finding.summary() for finding in found)
+            raise ManifestError(f"{self.source} has {number}: {listed}")

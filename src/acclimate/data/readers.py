@@ -1,0 +1,251 @@
+"""From folder trees, tables and arrays to manifest tables. Nothing here judges the rows."""
+
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from acclimate.core.errors import ManifestError
+from acclimate.data.columns import TEXT
+
+IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif"})
+TABLE_EXTENSIONS = (".csv", ".parquet", ".jsonl", ".ndjson")
+MANIFEST_KEY = b"acclimate.data.manifest"
+_LAYOUT = "put each image under <domain>/<class>/"
+
+
+@dataclass
+class _Tree:
+    domains: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)  # <domain>/<class>/...
+    unclassed: list[str] = field(default_factory=list)  # <domain>/<image>
+    loose: list[str] = field(default_factory=list)  # <image>
+
+
+def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
+    """(table of image, label, domain; every domain folder) of a domain/class/image tree.
+
+    Rows are sorted by path. Folders may nest below the class; hidden files and files that are not
+    images are passed over.
+    """
+    if not root.exists():
+        raise ManifestError(f"there is no folder '{root}'; check the path")
+    if not root.is_dir():
+        raise ManifestError(f"'{root}' is a file, not a folder; read tables with from_table")
+    tree = _scan(root)
+    if tree.unclassed:
+        domain = tree.unclassed[0].split("/")[0]
+        raise ManifestError(
+            f"{source} has images without a class folder, such as {tree.unclassed[0]}; put them "
+            f"under {domain}/<class>/, or name the parent folder if {source} is a single domain"
+        )
+    if not tree.images and tree.loose:
+        raise ManifestError(
+            f"{source} has images without domain and class folders, such as {tree.loose[0]}; "
+            f"{_LAYOUT}"
+        )
+    if not tree.images and not any(root.iterdir()):
+        raise ManifestError(f"{source} is empty; {_LAYOUT}")
+    if not tree.images:
+        kinds = ", ".join(sorted(IMAGE_EXTENSIONS))
+        raise ManifestError(f"{source} has no image ({kinds}) in it; {_LAYOUT}")
+    return _tree_table(sorted(tree.images), source), tuple(sorted(tree.domains))
+
+
+def class_folders(root: Path) -> list[str] | None:
+    """The folders of a class/image tree, sorted; None if `root` is no such tree.
+
+    The first folder that is not empty decides: in a class's folder there are images and nothing
+    else to look into.
+    """
+    folders = sorted((entry for entry in _entries(root) if entry.is_dir()), key=lambda e: e.name)
+    for folder in folders:
+        held = _entries(Path(folder.path))
+        if any(entry.is_dir() for entry in held):
+            return None
+        if any(_is_image(entry.name) for entry in held):
+            return [folder.name for folder in folders]
+    return None
+
+
+def read_class_folders(root: Path, source: str, folders: Iterable[str]) -> pa.Table:
+    """Table of image and label, of the named folders of a class/image tree, sorted by path."""
+    above = (os.path.realpath(root),)
+    paths = sorted(path for folder in folders for path in _walk(root, folder, above))
+    if not paths:
+        raise ManifestError(f"{source} has no image in the folders of its classes; add some")
+    return _tree_table(paths, source, levels=("label",))
+
+
+def _tree_table(
+    paths: Sequence[str], source: str, levels: Sequence[str] = ("domain", "label")
+) -> pa.Table:
+    """Table of image and what the folders above it say, in the order of `levels` backwards."""
+    try:
+        image = pa.array(paths, pa.string())
+    except UnicodeEncodeError as error:
+        name = str(error.object)
+        raise ManifestError(
+            f"{source} has a file name that is not UTF-8, {os.fsencode(name)!r}; rename it"
+        ) from None
+    parts = pc.split_pattern(image, "/", max_splits=len(levels))
+    said = {name: pc.list_element(parts, level) for level, name in enumerate(levels)}
+    return pa.table({"image": image, **dict(reversed(said.items()))})
+
+
+def _scan(root: Path) -> _Tree:
+    tree = _Tree()
+    for entry in _entries(root):
+        if entry.is_dir():
+            tree.domains.append(entry.name)
+        elif _is_image(entry.name):
+            tree.loose.append(entry.name)
+    for domain in tree.domains:
+        for path in _walk(root, domain, (os.path.realpath(root),)):
+            (tree.images if path.count("/") > 1 else tree.unclassed).append(path)
+    tree.unclassed.sort()
+    tree.loose.sort()
+    return tree
+
+
+def _walk(root: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
+    """Paths of the images below root/folder, relative to the root.
+
+    Links are followed, since validation has to see where they lead, except back to a folder above.
+    """
+    real = os.path.realpath(root / folder)
+    if real in above:
+        return
+    for entry in _entries(root / folder):
+        path = f"{folder}/{entry.name}"
+        if entry.is_dir():
+            yield from _walk(root, path, (*above, real))
+        elif _is_image(entry.name):
+            yield path
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            # __MACOSX is what the macOS archiver leaves beside a folder.
+            return [e for e in found if not e.name.startswith(".") and e.name != "__MACOSX"]
+    except OSError as error:
+        raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}") from error
+
+
+def _is_image(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
+
+
+def read_rows(path: Path) -> pa.Table:
+    """The rows of a .csv, .parquet, .jsonl or .ndjson file, core text columns as text."""
+    if not path.exists():
+        raise ManifestError(f"there is no file '{path}'; check the path")
+    kind = path.suffix.lower()
+    if kind not in TABLE_EXTENSIONS:
+        known = ", ".join(TABLE_EXTENSIONS)
+        raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
+    try:
+        if kind == ".csv":
+            return _read_csv(path)
+        if kind == ".parquet":
+            return read_parquet(path)
+        return _read_json_lines(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ManifestError(f"cannot read {path.name} as a {kind} table: {reason}") from error
+
+
+def read_parquet(path: Path) -> pa.Table:
+    # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether `path` is Parquet that carries a manifest's metadata."""
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return False
+    try:
+        metadata = pq.read_metadata(path).metadata
+    except (pa.ArrowException, OSError):
+        return False  # reading the rows will say what is wrong
+    return MANIFEST_KEY in (metadata or {})
+
+
+def _read_csv(path: Path) -> pa.Table:
+    # Text by decree: inference would turn label 007 into 7 and domain 2020-01-01 into a date.
+    return pyarrow.csv.read_csv(
+        path,
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
+    )
+
+
+def _read_json_lines(path: Path) -> pa.Table:
+    options = pyarrow.json.ReadOptions(block_size=1 << 24)
+    schema = pa.schema([(name, pa.string()) for name in TEXT])
+    try:
+        table = pyarrow.json.read_json(
+            path, options, pyarrow.json.ParseOptions(explicit_schema=schema)
+        )
+    except pa.ArrowInvalid:  # labels or domains that are numbers
+        return pyarrow.json.read_json(path, options)
+    # The explicit schema adds the columns that the file does not have.
+    empty = [name for name in TEXT if table[name].null_count == table.num_rows]
+    return table.drop_columns(empty)
+
+
+def read_arrays(
+    X: Any, y: Any, domains: Any, splits: Any = None
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """(table, classes) of arrays; whole-number classes are listed in the order of the numbers."""
+    X, y, domains = np.asarray(X), np.asarray(y), np.asarray(domains)
+    sizes = {"X": X, "y": y, "domains": domains}
+    if splits is not None:
+        sizes["splits"] = splits = np.asarray(splits)
+    flat = all(a.ndim == 1 for name, a in sizes.items() if name != "X") and X.ndim > 0
+    if not flat or len({len(a) for a in sizes.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in sizes.items())
+        raise ManifestError(f"the arrays do not fit together: {shapes}; give one entry per row")
+    if len(X) == 0:
+        raise ManifestError("the arrays have no rows; give at least one")
+    columns = {**_content(X), "label": _text(y), "domain": _text(domains)}
+    if splits is not None:
+        columns["split"] = _text(splits)
+    by_number = int if y.dtype.kind in "iu" else None
+    return pa.table(columns), tuple(sorted(set(columns["label"].to_pylist()), key=by_number))
+
+
+def _text(values: np.ndarray) -> pa.Array:
+    return pa.array([None if v is None else str(v) for v in values.tolist()], pa.string())
+
+
+def _content(X: np.ndarray) -> dict[str, pa.Array]:
+    if X.ndim == 2 and X.dtype.kind in "fiub" and X.shape[1] > 0:
+        flat = pa.array(np.ascontiguousarray(X, dtype=np.float32).ravel())
+        return {"features": pa.FixedSizeListArray.from_arrays(flat, X.shape[1])}
+    if X.dtype == np.uint8 and (X.ndim == 3 or (X.ndim == 4 and X.shape[3] == 3)):
+        return {"bytes": pa.array([_png(image) for image in X], pa.large_binary())}
+    raise ManifestError(
+        f"X is {X.dtype} {list(X.shape)}; give features as numbers [n, f] or images as uint8 "
+        "[n, h, w] or [n, h, w, 3]"
+    )
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """uint8 [h, w] or [h, w, 3] -> an encoded image."""
+    from PIL import Image  # only arrays need it here
+
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG", compress_level=1)
+    return file.getvalue()

@@ -1,0 +1,1 @@
+"""Objectives, penalties, models, embeddings, algorithms, and the trained model on disk."""

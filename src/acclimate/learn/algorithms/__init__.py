@@ -1,0 +1,63 @@
+"""THE table of algorithms. A new one is a file beside this one and a row here.
+
+Each row gives two names: `coral` runs over a plain predictor, `da-coral` over a conditioned one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from acclimate.config import from_dict
+from acclimate.core.errors import unknown
+from acclimate.learn.algorithms.base import Algorithm
+from acclimate.learn.algorithms.coral import Coral
+from acclimate.learn.algorithms.dann import CDANN, DANN
+from acclimate.learn.algorithms.erm import ERM
+from acclimate.learn.algorithms.group_dro import GroupDRO
+from acclimate.learn.algorithms.irm import IRM
+from acclimate.learn.algorithms.mixup import Mixup
+from acclimate.learn.algorithms.mldg import MLDG
+from acclimate.learn.algorithms.mmd import MMD
+
+__all__ = ["ALGORITHMS", "Algorithm", "Choice", "choose", "names"]
+
+ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
+    "erm": (ERM, "empirical risk minimisation"),
+    "irm": (IRM, "invariant risk minimisation"),
+    "group-dro": (GroupDRO, "the domain with the largest risk counts most"),
+    "mixup": (Mixup, "images and labels mixed between domains"),
+    "mldg": (MLDG, "a step on some domains must help on the others"),
+    "coral": (Coral, "the same covariance of features in every domain"),
+    "mmd": (MMD, "the same kernel mean of features in every domain"),
+    "dann": (DANN, "features that do not give the domain away"),
+    "cdann": (CDANN, "features that, given the class, do not give the domain away"),
+}
+
+ADAPTIVE = "da-"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm by its full name, with its checked settings."""
+
+    name: str
+    build: type[Algorithm]
+    settings: Any
+    adaptive: bool
+    about: str
+
+
+def choose(name: str, settings: dict[str, Any] | None = None) -> Choice:
+    base = name.removeprefix(ADAPTIVE)
+    if base not in ALGORITHMS:
+        raise unknown(f"there is no algorithm '{name}'", name, names())
+    build, about = ALGORITHMS[base]
+    adaptive = name.startswith(ADAPTIVE)
+    checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
+    if adaptive:
+        about += ", over a predictor that also sees the domain's embedding"
+    return Choice(name, build, checked, adaptive, about)
+
+
+def names() -> Iterable[str]:
+    return [*ALGORITHMS, *(f"{ADAPTIVE}{name}" for name in ALGORITHMS)]

@@ -1,0 +1,127 @@
+"""Adversarial features: DANN (Ganin et al. 2016) and, given the class, CDANN (Li et al. 2018)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from acclimate.config import OptimiserConfig, choice, log2, log10, setting
+from acclimate.core.randomness import derive
+from acclimate.data.batches import Batch
+from acclimate.learn.algorithms.base import Algorithm
+from acclimate.learn.models.discriminator import Discriminator
+from acclimate.learn.objective import Adversary, Losses
+from acclimate.learn.penalties import Groups, widened
+
+
+@dataclass(frozen=True, kw_only=True)
+class DANNConfig:
+    penalty: float = setting(
+        1.0, "weight of misleading the discriminator (λ)", at_least=0, search=log10(-2, 2)
+    )
+    discriminator_lr: float | None = setting(
+        None, "its learning rate; unset: the run's", at_least=0, search=log10(-5, -3.5)
+    )
+    discriminator_weight_decay: float = setting(
+        0.0, "its weight decay", at_least=0, search=log10(-6, -2)
+    )
+    discriminator_steps: int = setting(
+        1, "its steps for each of the model's", at_least=1, search=log2(0, 3)
+    )
+    gradient_penalty: float = setting(
+        0.0, "weight of its squared gradient by the features", at_least=0, search=log10(-2, 1)
+    )
+    beta1: float = setting(
+        0.5, "its first moment's decay, under adam", at_least=0, at_most=1, search=choice(0.0, 0.5)
+    )
+    width: int = setting(256, "its hidden layers' width", at_least=1, search=log2(6, 10))
+    depth: int = setting(3, "its layers", at_least=1, search=choice(3, 4, 5))
+    dropout: float = setting(
+        0.0, "its dropout", at_least=0, at_most=0.99, search=choice(0.0, 0.1, 0.5)
+    )
+
+
+class DANN(Algorithm):
+    """A discriminator learns to tell domains apart by hidden features; the model, to mislead it.
+
+    In the discriminator's turns the total's gradient is that of its cross-entropy (and gradient
+    penalty) alone, in the model's turns that of risk − λ·cross-entropy with the discriminator
+    fixed. `risk` is the model's in both.
+    """
+
+    Config = DANNConfig
+    least_domains = 2
+    conditional: ClassVar[bool] = False
+    adversary: Adversary
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config: DANNConfig = self.config
+        last = cast(nn.Linear, self.predictor.get_submodule("head.last"))
+        # Seeded by name: what was drawn before, and on resuming was not, must not matter.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "discriminator"))
+            self.discriminator = Discriminator(
+                last.in_features,
+                self.domains,
+                classes=self.classes if self.conditional else None,
+                width=config.width,
+                depth=config.depth,
+                dropout=config.dropout,
+            )
+        against = OptimiserConfig(
+            lr=config.discriminator_lr,
+            weight_decay=config.discriminator_weight_decay,
+            beta1=config.beta1,
+        )
+        self.adversary = Adversary(self.discriminator, against, config.discriminator_steps)
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        adversarys_turn = self.adversary.moves(step)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not adversarys_turn):
+            output = self.predict(batch)
+            risk = F.cross_entropy(output.logits, batch.y)
+        hidden = widened(output.hidden)
+        if adversarys_turn:
+            return Losses(risk=risk, penalty=self._discrimination(hidden, batch))
+        fixed = {name: p.detach() for name, p in self.discriminator.named_parameters()}
+        scores: Tensor = functional_call(self.discriminator, fixed, (hidden, batch.y))
+        return Losses(risk=risk, penalty=-self.config.penalty * self._mean(scores, batch))
+
+    def _discrimination(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The discriminator's own loss on features that stay as they are: [b, d] -> []"""
+        weight = self.config.gradient_penalty
+        hidden = hidden.detach().requires_grad_(weight > 0)
+        scores = self.discriminator(hidden, batch.y)
+        loss = self._mean(scores, batch)
+        if weight > 0 and len(Groups.of(batch.domain)) > 1:
+            total = F.cross_entropy(widened(scores), batch.domain, reduction="sum")
+            (slope,) = torch.autograd.grad(total, hidden, create_graph=True)
+            loss = loss + weight * slope.square().sum(1).mean()
+        return loss
+
+    def _mean(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy of the domains, 0 where there is only one: [b, m] -> []"""
+        if len(Groups.of(batch.domain)) < 2:
+            return scores[:0].sum()
+        losses = F.cross_entropy(widened(scores), batch.domain, reduction="none")
+        return self._balanced(losses, batch.y) if self.conditional else losses.mean()
+
+    def _balanced(self, losses: Tensor, y: Tensor) -> Tensor:
+        """The mean over the classes present of their means: [b], [b] -> []
+
+        Classes are counted over all processes, whose mean of this is the whole batch's.
+        """
+        classes = Groups.of(self.world.gather(y))
+        weights = 1 / (classes.count[classes.index] * len(classes))
+        own = weights[self.world.share(len(weights))]
+        return self.world.size * (own * losses).sum()
+
+
+class CDANN(DANN):
+    """The discriminator also sees the class, and each class of a batch counts equally."""
+
+    conditional = True

@@ -1,0 +1,44 @@
+"""Domain embeddings: THE table, and the objects that carry μ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acclimate.core.errors import unknown
+from acclimate.learn.embeddings.base import Embedding
+from acclimate.learn.embeddings.baselines import Mean, Posterior, Softmax
+from acclimate.learn.embeddings.domains import DomainTable, embed_rows
+from acclimate.learn.embeddings.prototype import Prototype
+from acclimate.learn.embeddings.state import DomainState, Payload, digest_of
+
+__all__ = [
+    "EMBEDDINGS",
+    "DomainState",
+    "DomainTable",
+    "Embedding",
+    "Payload",
+    "digest_of",
+    "embed_rows",
+    "find_embedding",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    build: Callable[..., Embedding]
+    about: str
+
+
+EMBEDDINGS: dict[str, Row] = {
+    "prototype": Row(Prototype, "prototypical training over domains (the paper's)"),
+    "mean": Row(Mean, "backbone features of an ERM model; embedding.dim does not apply"),
+    "softmax": Row(Softmax, "features of a classifier that tells the training domains apart"),
+    "posterior": Row(
+        Posterior, "class probabilities of an ERM model; embedding.dim does not apply"
+    ),
+}
+
+
+def find_embedding(name: str) -> Row:
+    if name not in EMBEDDINGS:
+        raise unknown(f"there is no embedding '{name}'", name, EMBEDDINGS)
+    return EMBEDDINGS[name]

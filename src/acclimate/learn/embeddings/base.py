@@ -1,0 +1,67 @@
+"""What an embedding is: features Φ whose mean over a domain's images is the domain's μ."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.config import EmbeddingConfig
+from acclimate.core.errors import ConfigError
+from acclimate.data.batches import EpisodeSampler, Sampler
+from acclimate.learn.objective import Objective
+
+
+class Embedding(Objective):
+    """An objective that learns raw features from batches, and Φ, their standardised form.
+
+    Φ(x) = (raw(x) − centre) / spread. Once the features are learned, `standardise` sets centre and
+    spread from the training domains, so that a predictor sees μ on a scale it does not ignore. One
+    scalar spread, not one per dimension: with three domains a spread per dimension is noise.
+    """
+
+    centre: Tensor
+    spread: Tensor
+    least_domains: ClassVar[int] = 2
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("centre", torch.zeros(dim))
+        self.register_buffer("spread", torch.ones(()))
+
+    @abstractmethod
+    def raw(self, x: Tensor) -> Tensor:
+        """Features as learned: [b, ...] -> [b, dim]. Labels play no part."""
+
+    def phi(self, x: Tensor) -> Tensor:
+        """[b, ...] -> [b, dim]"""
+        return (self.raw(x).float() - self.centre) / self.spread
+
+    @torch.no_grad()
+    def standardise(self, means: Tensor) -> None:
+        """Centre on the training domains' μ [N, dim]; divide by their root mean square."""
+        centre = means.mean(0)
+        spread = (means - centre).square().mean().sqrt()
+        # Domains that are all alike differ by rounding, which must not be blown up.
+        resolution = torch.finfo(torch.float32).eps * means.abs().max()
+        self.centre.copy_(centre)
+        self.spread.copy_(spread if spread > resolution else torch.ones_like(spread))
+
+    def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
+        """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
+        parts = config.optimiser.accumulate
+        if config.per_domain // parts < 2:
+            raise ConfigError(
+                f"embedding.optimiser.accumulate is {parts}, and each part needs a support and a "
+                f"query image of a domain; make embedding.per_domain at least {2 * parts}"
+            )
+        return EpisodeSampler(
+            domains,
+            per_domain=config.per_domain,
+            domains_per_step=config.domains_per_step,
+            support=config.support,
+            seed=seed,
+        )

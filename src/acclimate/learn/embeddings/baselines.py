@@ -1,0 +1,137 @@
+"""The other embeddings of Table 4: by-products of a classifier, of classes or of domains.
+
+Each trains its network by cross-entropy over all rows of a batch and takes Φ from it. Only that
+loss sees labels. Domain mixup and the share of support are the prototypes' and do not apply.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acclimate.config import EmbeddingConfig
+from acclimate.core.distributed import World
+from acclimate.data.batches import Batch, DomainSampler, Sampler
+from acclimate.learn.embeddings.base import Embedding
+from acclimate.learn.models import Backbone
+from acclimate.learn.objective import Losses
+
+
+class _Classified(Embedding):
+    """Φ out of a network that learns to classify; shares of a batch simply average."""
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, ...] -> [b, outputs]"""
+
+    @abstractmethod
+    def target(self, batch: Batch) -> Tensor:
+        """What the logits should say: [b]"""
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        return Losses(risk=F.cross_entropy(self.logits(batch.x), self.target(batch)))
+
+    def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
+        """Equal shares of domains that take turns; there is no support and query to tell apart."""
+        return DomainSampler(
+            domains,
+            per_domain=config.per_domain,
+            domains_per_step=config.domains_per_step,
+            seed=seed,
+        )
+
+
+class _ERM(_Classified):
+    """The ERM baseline: backbone and a linear layer over the classes, as in DomainBed."""
+
+    def __init__(self, backbone: Backbone, dim: int, classes: int) -> None:
+        super().__init__(dim)
+        self.backbone = backbone
+        self.classifier = nn.Linear(backbone.features, classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.backbone(x))
+        return logits
+
+    def target(self, batch: Batch) -> Tensor:
+        return batch.y
+
+
+@final
+class Mean(_ERM):
+    """Φ = the backbone's features (`pool5`) in an ERM model; `config.dim` does not apply."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
+        super().__init__(backbone, backbone.features, classes)
+
+    def raw(self, x: Tensor) -> Tensor:
+        features: Tensor = self.backbone(x)
+        return features
+
+
+@final
+class Posterior(_ERM):
+    """Φ = an ERM model's class probabilities; `config.dim` does not apply.
+
+    Under label shift μ is the model's soft confusion matrix times the domain's label frequencies:
+    what a predictor needs to know of the domain, in as few numbers as there are classes.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
+        super().__init__(backbone, classes, classes)
+
+    def raw(self, x: Tensor) -> Tensor:
+        return self.logits(x).float().softmax(dim=1)
+
+
+@final
+class Softmax(_Classified):
+    """Φ = backbone and one linear layer, as the prototypes' is, below a classifier of domains."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
+        super().__init__(config.dim)
+        self.backbone = backbone
+        # No bias: the classifier's does the same.
+        self.layer = nn.Linear(backbone.features, config.dim, bias=False)
+        self.classifier = nn.Linear(config.dim, domains)
+
+    def raw(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(self.backbone(x))
+        return features
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.raw(x))
+        return logits
+
+    def target(self, batch: Batch) -> Tensor:
+        return batch.domain

@@ -1,0 +1,91 @@
+"""Prototypical domain embeddings: Algorithm 1 of the paper, with domain mixup."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acclimate.config import EmbeddingConfig
+from acclimate.core.distributed import World
+from acclimate.core.randomness import stream
+from acclimate.data.batches import Batch, support_size
+from acclimate.learn.embeddings.base import Embedding
+from acclimate.learn.models import Backbone
+from acclimate.learn.objective import Losses
+
+
+class Prototype(Embedding):
+    """Φ = backbone and one linear layer; a domain's images cluster around their mean."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
+        super().__init__(config.dim)
+        self.backbone, self.world, self.seed = backbone, world, seed
+        # No bias: it cancels in every distance, so its gradient would be rounding noise.
+        self.layer = nn.Linear(backbone.features, config.dim, bias=False)
+        self.mixup = config.mixup == "on"
+        self.support = config.support
+
+    def raw(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(self.backbone(x))
+        return features
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        x = batch.x
+        domains = _runs(batch.domain)
+        if self.mixup:
+            x = torch.cat([x, self._mixed(x, domains, step)])
+        phi = self._in_order(self.raw(x).float(), domains)
+        support = support_size(phi.shape[1], self.support)
+        return Losses(risk=prototype_loss(phi[:, :support], phi[:, support:]))
+
+    def _in_order(self, phi: Tensor, domains: int) -> Tensor:
+        """This process's features -> everyone's, by (real or synthetic) domain: [m, k, d]."""
+        parts = phi.chunk(2) if self.mixup else (phi,)
+        whole = [_by_domain(self.world.gather(part), domains) for part in parts]
+        return torch.cat(whole)
+
+    def _mixed(self, x: Tensor, domains: int, step: int) -> Tensor:
+        """As many synthetic domains, each r·one + (1−r)·another, r from U(0.2, 0.8).
+
+        Rows of a domain are in order, so support mixes with support and query with query.
+        """
+        rng = stream(self.seed, "domain-mixup", step)
+        pairs = [rng.permutation(domains)[:2] for _ in range(domains)]
+        ratios = torch.tensor(rng.uniform(0.2, 0.8, domains), dtype=x.dtype, device=x.device)
+        ratios = ratios.reshape(-1, 1, *(1 for _ in x.shape[1:]))
+        by_domain = _by_domain(x, domains)
+        one = by_domain[[int(pair[0]) for pair in pairs]]
+        two = by_domain[[int(pair[1]) for pair in pairs]]
+        mixed: Tensor = ratios * one + (1 - ratios) * two
+        return mixed.flatten(0, 1)
+
+
+def prototype_loss(support: Tensor, query: Tensor) -> Tensor:
+    """Equation 3: −log softmax over −‖μ_d − Φ(x)‖² of the true domain. [m,s,d], [m,q,d] -> []"""
+    domain = torch.arange(len(support), device=query.device).repeat_interleave(query.shape[1])
+    # bf16 would round the distances; ‖Φ(x)‖² is the same for all domains and cancels in the
+    # softmax; centring keeps the remaining terms small.
+    with torch.autocast(query.device.type, enabled=False):
+        prototypes = support.mean(1)
+        centre = prototypes.mean(0)
+        prototypes, points = prototypes - centre, query.flatten(0, 1) - centre
+        logits = 2 * points @ prototypes.T - prototypes.square().sum(1)
+        return F.cross_entropy(logits, domain)
+
+
+def _by_domain(rows: Tensor, domains: int) -> Tensor:
+    """[domains * k, ...] -> [domains, k, ...]"""
+    return rows.reshape(domains, -1, *rows.shape[1:])
+
+
+def _runs(domain: Tensor) -> int:
+    """How many domains a batch holds, whose rows lie together."""
+    return int(torch.unique_consecutive(domain).numel())

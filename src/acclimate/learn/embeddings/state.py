@@ -1,0 +1,222 @@
+"""DomainState: all that adaptation keeps of a domain, a few kilobytes."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from acclimate.core.errors import StateMismatch
+from acclimate.core.tensors import below, save_tensors
+from acclimate.learn.theory import mean_radius
+
+FORMAT = "acclimate-domain-state-1"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What another adaptation method keeps, and whether two of them add up."""
+
+    tensors: Mapping[str, Tensor]
+    mergeable: bool  # tensors of merged states are added
+
+
+@dataclass(frozen=True)
+class DomainState:
+    """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
+
+    Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
+    the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
+    it Theorem 1 has a bound on ‖Φ(x) − μ‖ that survives merging. It never shrinks.
+    """
+
+    model: str  # digest of the model whose Φ this is
+    total: Tensor  # [d] Σ Φ(x)
+    squares: Tensor  # [d] Σ Φ(x)²
+    count: int
+    reference: Tensor  # [d]
+    reach: float = 0.0
+    payloads: Mapping[str, Payload] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, model: str, dim: int) -> "DomainState":
+        zeros = torch.zeros(dim, dtype=torch.float64)
+        return cls(model, zeros, zeros, 0, zeros)
+
+    @property
+    def mean(self) -> Tensor:
+        """μ: [d] float64."""
+        if self.count == 0:
+            raise StateMismatch("this domain state is empty; adapt it on at least one image")
+        return self.total / self.count
+
+    @property
+    def variance(self) -> float:
+        """Mean of ‖Φ(x) − μ‖² over the images seen."""
+        spread = self.squares / self.count - self.mean.square()
+        return max(float(spread.sum()), 0.0)
+
+    @property
+    def sampling_variance(self) -> float | None:
+        """σ² = E‖Φ(x) − μ‖² of the domain, estimated without bias; one image tells nothing."""
+        variance = self.variance
+        return variance * self.count / (self.count - 1) if self.count > 1 else None
+
+    @property
+    def bound(self) -> float:
+        """At least ‖Φ(x) − μ‖ of every image seen (triangle inequality)."""
+        return self.reach + float((self.mean - self.reference).norm())
+
+    def radius(self, delta: float = 0.05) -> float | None:
+        """Theorem 1's radius of μ, or None where there are too few images for it to hold."""
+        variance = self.sampling_variance
+        if variance is None:
+            return None
+        return mean_radius(self.count, variance, self.bound, delta=delta)
+
+    def updated(self, phi: Tensor) -> "DomainState":
+        """With the images whose features are `phi` [n, d]."""
+        rows = phi.detach().to("cpu", torch.float64)
+        if not len(rows):
+            return self
+        reference = self.reference if self.count else rows.mean(0)
+        return replace(
+            self,
+            total=self.total + rows.sum(0),
+            squares=self.squares + rows.square().sum(0),
+            count=self.count + len(rows),
+            reference=reference,
+            reach=max(self.reach, float((rows - reference).norm(dim=1).max())),
+        )
+
+    def removed(self, phi: Tensor) -> "DomainState":
+        """Without images that were counted before."""
+        rows = phi.detach().to("cpu", torch.float64)
+        if len(rows) > self.count:
+            raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
+        return replace(
+            self,
+            total=self.total - rows.sum(0),
+            squares=self.squares - rows.square().sum(0),
+            count=self.count - len(rows),
+        )
+
+    def rescaled(self, centre: Tensor, spread: float) -> "DomainState":
+        """The state that features (Φ − centre) / spread would have given."""
+        middle = centre.detach().to("cpu", torch.float64)
+        squares = self.squares - 2 * middle * self.total + self.count * middle.square()
+        return replace(
+            self,
+            total=(self.total - self.count * middle) / spread,
+            squares=squares / spread**2,
+            reference=(self.reference - middle) / spread,
+            reach=self.reach / spread,
+        )
+
+    def merged(self, other: "DomainState") -> "DomainState":
+        """Both domains' images as one, as if seen together."""
+        self.require(other.model)
+        stuck = sorted(
+            name
+            for state in (self, other)
+            for name, payload in state.payloads.items()
+            if not payload.mergeable
+        )
+        if stuck:
+            raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
+        return replace(
+            self,
+            total=self.total + other.total,
+            squares=self.squares + other.squares,
+            count=self.count + other.count,
+            reference=self.reference if self.count else other.reference,
+            reach=max(self.reach, other.reach + self._apart(other)),
+            payloads=_added(self.payloads, other.payloads),
+        )
+
+    def _apart(self, other: "DomainState") -> float:
+        if not self.count or not other.count:
+            return 0.0
+        return float((self.reference - other.reference).norm())
+
+    def require(self, model: str) -> None:
+        """Refuse a model (or another state) that did not make this one."""
+        if self.model != model:
+            raise StateMismatch(
+                f"the domain state was made by model {self.model[:12]}, and this is model "
+                f"{model[:12]}; adapt again with the model you use"
+            )
+
+    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
+        """safetensors, with JSON metadata; `notes` are for people and are not read back."""
+        tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
+        for name, payload in self.payloads.items():
+            tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
+        metadata = {
+            "format": FORMAT,
+            "model": self.model,
+            "count": str(self.count),
+            "reach": repr(self.reach),
+            "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
+            "notes": json.dumps(dict(notes or {}), sort_keys=True),
+        }
+        # Copies: safetensors refuses tensors that share memory, as an empty state's do.
+        copies = {key: value.clone() for key, value in tensors.items()}
+        save_tensors(Path(path), copies, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "DomainState":
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise StateMismatch(f"{path}: no such file; make it with `acclimate adapt`") from None
+        except (SafetensorError, OSError):
+            metadata, tensors = {}, {}
+        if metadata.get("format") != FORMAT:
+            raise StateMismatch(f"{path}: not a domain state; make one with `acclimate adapt`")
+        payloads = {
+            name: Payload(below(tensors, f"payload/{name}/"), mergeable)
+            for name, mergeable in json.loads(metadata["payloads"]).items()
+        }
+        return cls(
+            model=metadata["model"],
+            total=tensors["total"],
+            squares=tensors["squares"],
+            count=int(metadata["count"]),
+            reference=tensors["reference"],
+            reach=float(metadata["reach"]),
+            payloads=payloads,
+        )
+
+
+def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 over names, shapes and bytes: two models agree exactly when all weights do."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:
+    result = dict(one)
+    for name, payload in two.items():
+        if name in result:
+            mine = result[name].tensors
+            if mine.keys() != payload.tensors.keys():
+                raise StateMismatch(
+                    f"'{name}' holds other things in the other state; adapt it anew on all the "
+                    f"images"
+                )
+            sums = {key: mine[key] + value for key, value in payload.tensors.items()}
+            payload = Payload(sums, mergeable=True)
+        result[name] = payload
+    return result

@@ -1,0 +1,231 @@
+"""A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.core.distributed import World
+from acclimate.core.errors import RunError
+from acclimate.core.files import write_json
+from acclimate.core.tensors import below, save_tensors
+from acclimate.learn.algorithms import choose
+from acclimate.learn.embeddings import (
+    DomainTable,
+    Embedding,
+    digest_of,
+    find_embedding,
+)
+from acclimate.learn.models import Backbone, Conditioned, Plain, Predictor, build_backbone
+from acclimate.learn.models import freeze_batch_norm as freeze
+
+FORMAT = "acclimate-model-1"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `adapt`, `predict` and `evaluate` need; plain models have no `embedding` and `table`."""
+
+    config: RunConfig
+    classes: tuple[str, ...]
+    train_domains: tuple[str, ...]
+    data: str  # digest of the manifest it was trained on
+    label_prior: tuple[float, ...]  # class frequencies in training, each domain counting equally
+    size: int  # side of input images, or the number of features
+    predictor: Predictor
+    embedding: Embedding | None = None
+    table: DomainTable | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        return self.embedding is not None
+
+    def digest(self) -> str:
+        """Identifies the weights once they are trained; domain states carry it."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(_tensors(self.predictor, self.embedding))
+
+    def save(self, folder: Path) -> None:
+        tensors = dict(_tensors(self.predictor, self.embedding))
+        if self.table is not None:
+            tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
+        save_tensors(folder / "model.safetensors", tensors)
+        # The description comes last: where it is, the weights are.
+        write_json(folder / "model.json", self._description())
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "config": as_dict(self.config),
+            "classes": list(self.classes),
+            "train_domains": list(self.train_domains),
+            "data": self.data,
+            "label_prior": list(self.label_prior),
+            "size": self.size,
+            "in_features": self.size if self.config.model.backbone == "mlp" else None,
+            "digest": self.digest(),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
+        description = _read_description(folder)
+        if is_pruned(folder):
+            raise RunError(
+                f"{folder}: its weights were pruned after the sweep chose another run; train it "
+                f"again, or use the selected run"
+            )
+        try:
+            tensors = load_file(folder / "model.safetensors", device="cpu")
+        except (SafetensorError, FileNotFoundError):
+            raise RunError(
+                f"{folder / 'model.safetensors'} is missing or damaged; restore it, or train again "
+                f"in another folder"
+            ) from None
+        config = from_dict(RunConfig, description["config"], where=str(folder / "model.json"))
+        predictor, embedding = build_networks(
+            config,
+            len(description["classes"]),
+            len(description["train_domains"]),
+            description["in_features"],
+            pretrained=False,
+        )
+        predictor.load_state_dict(below(tensors, "predictor."))
+        table = None
+        if embedding is not None:
+            embedding.load_state_dict(below(tensors, "embedding."))
+            embedding.to(device).eval()
+            table = DomainTable.from_tensors(
+                description["train_domains"], below(tensors, "domains/"), description["digest"]
+            )
+        predictor.to(device).eval()
+        return cls(
+            config,
+            tuple(description["classes"]),
+            tuple(description["train_domains"]),
+            description["data"],
+            tuple(description["label_prior"]),
+            description["size"],
+            predictor,
+            embedding,
+            table,
+        )
+
+
+def build_networks(
+    config: RunConfig,
+    classes: int,
+    domains: int,
+    in_features: int | None,
+    *,
+    pretrained: bool,
+    world: World | None = None,
+) -> tuple[Predictor, Embedding | None]:
+    """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded.
+
+    Φ comes first: its random weights are then those that `build_embedding` alone gives.
+    """
+    model = config.model
+    if not choose(config.algorithm, config.hparams).adaptive:
+        predictor: Predictor = Plain(
+            _backbone(config, in_features, pretrained=pretrained),
+            classes,
+            head=model.head,
+            width=model.width,
+            hidden=model.hidden,
+            dropout=model.dropout,
+        )
+        return predictor, None
+    embedding = build_embedding(
+        config, classes, domains, in_features, pretrained=pretrained, world=world
+    )
+    predictor = Conditioned(
+        _backbone(config, in_features, pretrained=pretrained),
+        classes,
+        mu_dim=embedding.dim,
+        condition=model.condition,
+        width=model.width,
+        hidden=model.hidden,
+        dropout=model.dropout,
+    )
+    return predictor, embedding
+
+
+def build_embedding(
+    config: RunConfig,
+    classes: int,
+    domains: int,
+    in_features: int | None,
+    *,
+    pretrained: bool,
+    world: World | None = None,
+) -> Embedding:
+    """Φ on its own."""
+    return find_embedding(config.embedding.name).build(
+        _backbone(config, in_features, pretrained=pretrained),
+        config.embedding,
+        domains=domains,
+        classes=classes,
+        world=world or World(),
+        seed=config.seed,
+    )
+
+
+def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    model = config.model
+    built = build_backbone(
+        model.backbone,
+        pretrained=pretrained and model.pretrained,
+        weights=(model.weights or None) if pretrained else None,
+        in_features=in_features,
+    )
+    if model.freeze_batch_norm != "no":
+        freeze(built, affine=model.freeze_batch_norm == "all")
+    return built
+
+
+def is_pruned(folder: Path) -> bool:
+    """Did a sweep delete the weights of this run?"""
+    return (folder / "pruned.json").exists() and not (folder / "model.safetensors").exists()
+
+
+def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
+    parts = {"predictor": predictor, "embedding": embedding}
+    return [
+        (f"{part}.{name}", value)
+        for part, module in parts.items()
+        if module is not None
+        for name, value in module.state_dict().items()
+    ]
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    path = folder / "model.json"
+    if not folder.exists():
+        raise RunError(f"{folder}: no such run folder; train one with `acclimate train`")
+    if not path.exists():
+        unfinished = (folder / "run.json").exists()
+        raise RunError(
+            f"{folder}: the run is not finished; repeat its `acclimate train` command to resume it"
+            if unfinished
+            else f"{folder}: not a run folder (no model.json); give the --out of `acclimate train`"
+        )
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise RunError(f"{path} is damaged; restore it, or train again in another folder") from None
+    if description.get("format") != FORMAT:
+        raise RunError(
+            f"{path}: format {description.get('format')}, this version reads {FORMAT}; "
+            f"use the version of acclimate that wrote it"
+        )
+    return description

@@ -1,0 +1,28 @@
+"""Backbones, pretrained weights and the predictors on top of them."""
+
+from acclimate.learn.models.backbones import (
+    Backbone,
+    Preprocess,
+    build_backbone,
+    default_backbone,
+    freeze_batch_norm,
+    list_backbones,
+)
+from acclimate.learn.models.predictors import Conditioned, Output, Plain, Predictor, takes_features
+from acclimate.learn.models.weights import fit_weights, read_weights
+
+__all__ = [
+    "Backbone",
+    "Conditioned",
+    "Output",
+    "Plain",
+    "Predictor",
+    "Preprocess",
+    "build_backbone",
+    "default_backbone",
+    "fit_weights",
+    "freeze_batch_norm",
+    "list_backbones",
+    "read_weights",
+    "takes_features",
+]

@@ -1,0 +1,283 @@
+"""Predictors: a backbone and a head, plain or conditioned on a domain embedding μ.
+
+The adaptive predictor is F(x, μ) = F_mlp(F_ft(x), μ). F_ft is the backbone and a linear layer to
+`width`, with no non-linearity behind it; F_mlp is a linear layer to `hidden`, ReLU and a linear
+layer to the classes. Where μ enters is the condition:
+
+- concat: F_mlp sees [z, μ] instead of z = F_ft(x), as published;
+- film: F_mlp sees z (1 + G μ) + B μ;
+- bias: A μ is added to the logits.
+
+G, B and A start at zero, so that training starts at the plain predictor.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.learn.models.backbones import Backbone
+
+
+class Output(NamedTuple):
+    """`logits` [b, classes]; `hidden` [b, h], the penultimate layer, where penalties act."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class Predictor(nn.Module, ABC):
+    """Scores images [b, 3, h, w] or features [b, f], in the domain whose embedding is `mu`."""
+
+    conditioned: ClassVar[bool]
+    backbone: Backbone
+
+    @abstractmethod
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output: ...
+
+
+@final
+class Plain(Predictor):
+    """The same for every domain: `mu` is ignored.
+
+    Head "linear" is one layer on the backbone's features; head "mlp" is the conditioned
+    predictor's head without μ, the control of equal capacity.
+    """
+
+    conditioned = False
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        *,
+        head: str = "linear",
+        width: int = 1024,
+        hidden: int = 1024,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if head not in ("linear", "mlp"):
+            raise unknown(f"there is no head '{head}'", head, ["linear", "mlp"])
+        self.backbone = backbone
+        self.head: _LinearHead | _MlpHead
+        if head == "linear":
+            self.head = _LinearHead(backbone.features, classes, dropout)
+        else:
+            self.head = _MlpHead(backbone.features, classes, width, hidden, dropout)
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        output: Output = self.head(self.backbone(x))
+        return output
+
+
+@final
+class Conditioned(Predictor):
+    """F(x, μ): one classifier per domain. `mu` is [b, mu_dim], or [mu_dim] for the whole batch."""
+
+    conditioned = True
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        *,
+        mu_dim: int,
+        condition: str = "concat",
+        width: int = 1024,
+        hidden: int = 1024,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if condition not in _CONDITIONS:
+            raise unknown(f"there is no condition '{condition}'", condition, _CONDITIONS)
+        if mu_dim < 1:
+            raise ConfigError(f"a domain embedding has 1 dimension or more, not {mu_dim}")
+        self.mu_dim = mu_dim
+        self.backbone = backbone
+        kind = _CONDITIONS[condition]
+        extra = mu_dim if kind.widens else 0
+        self.head = _MlpHead(backbone.features, classes, width, hidden, dropout, extra=extra)
+        self.condition = kind(mu_dim, width, classes)
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        if mu is None:
+            raise ConfigError(
+                "this predictor is conditioned on a domain embedding and was called without one; "
+                f"pass mu [batch, {self.mu_dim}], or fold one in with fold(mu)"
+            )
+        z = self.head.project(self.backbone(x))
+        mu = self._rows(mu, z.shape[0]).to(z.dtype)
+        logits, hidden = self.head.classify(self.condition.inputs(z, mu))
+        return Output(self.condition.logits(logits, mu), hidden)
+
+    @torch.no_grad()
+    def fold(self, mu: Tensor) -> Plain:
+        """The classifier of one domain, `mu` [mu_dim]: a Plain whose output is forward(x, mu)'s.
+
+        It shares the backbone, has tensors of its own in the head, and costs what a Plain of head
+        "mlp" costs. The products are made in float64.
+        """
+        if mu.shape != (self.mu_dim,):
+            raise ConfigError(f"fold takes one embedding [{self.mu_dim}], not {list(mu.shape)}")
+        # On the meta device nothing is initialised, so no random numbers are used up.
+        with torch.device("meta"):
+            plain = Plain(
+                self.backbone,
+                self.head.last.out_features,
+                head="mlp",
+                width=self.head.project.out_features,
+                hidden=self.head.last.in_features,
+                dropout=self.head.dropout,
+            )
+        # Via the CPU, because not every accelerator has float64.
+        tensors = {
+            name: value.to("cpu", torch.float64, copy=True)
+            for name, value in self.head.state_dict().items()
+        }
+        self.condition.fold(tensors, mu.to("cpu", torch.float64))
+        like = self.head.last.weight
+        folded = {name: value.to(like).contiguous() for name, value in tensors.items()}
+        plain.head.load_state_dict(folded, assign=True)
+        plain.head.train(self.head.training)
+        plain.training = self.training  # not train(): the backbone is shared and keeps its mode
+        return plain
+
+    def _rows(self, mu: Tensor, count: int) -> Tensor:
+        """`mu` for each of `count` rows: [mu_dim] or [count, mu_dim] -> [count, mu_dim]."""
+        if mu.shape not in ((self.mu_dim,), (count, self.mu_dim)):
+            raise ConfigError(
+                f"mu is {list(mu.shape)}; this predictor takes [{count}, {self.mu_dim}], one "
+                f"embedding per row, or [{self.mu_dim}]"
+            )
+        return mu.expand(count, self.mu_dim)
+
+
+class _LinearHead(nn.Module):
+    def __init__(self, features: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.last = nn.Linear(features, classes)
+
+    def forward(self, features: Tensor) -> Output:
+        """[b, features] -> logits [b, classes], hidden = the features."""
+        dropped = F.dropout(features, self.dropout, self.training)
+        return Output(self.last(dropped), features)
+
+
+class _MlpHead(nn.Module):
+    """F_ft's linear layer (`project`) and F_mlp (`first`, ReLU, `last`)."""
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        width: int,
+        hidden: int,
+        dropout: float,
+        *,
+        extra: int = 0,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.project = nn.Linear(features, width)
+        self.first = nn.Linear(width + extra, hidden)
+        self.last = nn.Linear(hidden, classes)
+
+    def forward(self, features: Tensor) -> Output:
+        """[b, features] -> logits [b, classes], hidden [b, hidden]."""
+        return self.classify(self.project(features))
+
+    def classify(self, z: Tensor) -> Output:
+        """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
+        hidden = F.relu(self.first(z))
+        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
+
+
+class _Condition(nn.Module, ABC):
+    """One way for μ to enter the head; what is not overridden passes through."""
+
+    widens: ClassVar[bool] = False  # whether F_mlp sees mu_dim more numbers
+
+    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
+        super().__init__()
+
+    def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
+        """z [b, width], mu [b, mu_dim] -> what F_mlp sees."""
+        return z
+
+    def logits(self, logits: Tensor, mu: Tensor) -> Tensor:
+        """logits [b, classes], mu [b, mu_dim] -> [b, classes]."""
+        return logits
+
+    @abstractmethod
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        """Change the tensors of the head so that they hold for the constant `mu` [mu_dim]."""
+
+
+@final
+class _Concat(_Condition):
+    widens = True
+
+    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
+        super().__init__(mu_dim, width, classes)
+        self.width = width
+
+    def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
+        return torch.cat([z, mu], dim=1)
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        # W [z, μ] + c = W_z z + (c + W_μ μ)
+        weight = head["first.weight"]
+        head["first.weight"] = weight[:, : self.width]
+        head["first.bias"] += weight[:, self.width :] @ mu
+
+
+@final
+class _Film(_Condition):
+    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
+        super().__init__(mu_dim, width, classes)
+        self.scale = _zero_linear(mu_dim, width)
+        self.shift = _zero_linear(mu_dim, width)
+
+    def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
+        modulated: Tensor = z * (1 + self.scale(mu)) + self.shift(mu)
+        return modulated
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        # s (P f + p) + B μ = (diag(s) P) f + (s p + B μ), with s = 1 + G μ
+        scale = 1 + self.scale.weight.to(mu) @ mu
+        head["project.weight"] *= scale[:, None]
+        head["project.bias"] *= scale
+        head["project.bias"] += self.shift.weight.to(mu) @ mu
+
+
+@final
+class _Bias(_Condition):
+    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
+        super().__init__(mu_dim, width, classes)
+        self.shift = _zero_linear(mu_dim, classes)
+
+    def logits(self, logits: Tensor, mu: Tensor) -> Tensor:
+        shifted: Tensor = logits + self.shift(mu)
+        return shifted
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        head["last.bias"] += self.shift.weight.to(mu) @ mu
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+_CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "film": _Film, "bias": _Bias}
+
+
+def takes_features(predictor: Predictor) -> bool:
+    """Whether it works on feature vectors instead of images."""
+    return predictor.backbone.size == 0

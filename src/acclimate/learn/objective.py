@@ -1,0 +1,55 @@
+"""The seam between methods and the loop: an objective scores a batch, the loop steps."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.config import OptimiserConfig
+from acclimate.data.batches import Batch
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a batch costs. The loop minimises `total`; both parts are recorded."""
+
+    risk: Tensor
+    penalty: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        return self.risk if self.penalty is None else self.risk + self.penalty
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Parameters that play against the others, stepped `steps` times for each step of those."""
+
+    module: nn.Module
+    optimiser: OptimiserConfig
+    steps: int = 1
+
+    def moves(self, step: int) -> bool:
+        """Whose turn it is: the adversary's first `steps` of every `steps` + 1."""
+        return step % (self.steps + 1) < self.steps
+
+
+class Objective(nn.Module, ABC):
+    """Parameters and state that training changes, and the loss that says how."""
+
+    least_domains: ClassVar[int] = 1
+    least_rows: ClassVar[int] = 1  # of a domain in a batch, below which a penalty would be 0
+    adversary: Adversary | None = None
+
+    @abstractmethod
+    def forward(self, batch: Batch, step: int) -> Losses: ...
+
+
+def mean_by(values: Tensor, group: Tensor) -> Tensor:
+    """Mean of `values` in each group present: [b], [b] -> [groups], in order of group number."""
+    _, index, count = torch.unique(group, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(count), dtype=values.dtype, device=values.device)
+    means: Tensor = sums.index_add(0, index, values) / count
+    return means

@@ -1,0 +1,1 @@
+"""What runs wrote, as observations, statistics and choices. Nothing here imports torch."""

@@ -1,0 +1,197 @@
+"""From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from acclimate.core.errors import RunError, unknown
+from acclimate.results import missing
+from acclimate.results.beside import with_published
+from acclimate.results.domainbed import RESULTS
+from acclimate.results.history import load_domainbed
+from acclimate.results.protocol import (
+    Failure,
+    Sweep,
+    embedding_state,
+    is_sweep,
+    read_failure,
+    read_sweep,
+    targets,
+)
+from acclimate.results.report import (
+    Frame,
+    Labels,
+    Report,
+    domains_of_a_trial,
+    frames_of,
+    observations,
+    tabulate,
+)
+from acclimate.results.runs import nested_sweeps, sweep_runs
+from acclimate.results.selection import Candidate, applicable, candidate, select
+from acclimate.results.summary import ERM, Key, RunView, find_runs, summarise
+from acclimate.results.variants import one_table
+
+__all__ = ["load_domainbed", "load_report"]
+
+
+def load_report(
+    folder: Path,
+    *,
+    title: str | None = None,
+    baseline: Key | None = None,
+    published: bool = False,
+) -> Report:
+    """Everything that a page, a table or a figure about `folder` is drawn from.
+
+    `baseline` is the sweep's own, or ERM, unless given. `published` puts the paper's rows beside.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
+    report = _of_sweep(folder, baseline) if is_sweep(folder) else _of_runs(folder, baseline)
+    report = replace(report, title=title or report.title)
+    return with_published(report) if published else report
+
+
+def _of_runs(folder: Path, baseline: Key | None) -> Report:
+    runs, sweeps = find_runs(folder), nested_sweeps(folder)
+    left_out = ", ".join(sweep.relative_to(folder).as_posix() for sweep in sweeps)
+    if not runs and sweeps:
+        raise RunError(f"{folder}: no run in it, but sweeps: {left_out}; report on one of them")
+    if not runs and any(folder.glob(f"*/{RESULTS}")):
+        raise RunError(f"{folder}: no run in it, but results of DomainBed; add --from-domainbed")
+    if not runs:
+        raise RunError(
+            f"{folder}: no run in it (no run.json); give the --out of `acclimate sweep`, or the "
+            "folder that holds the --out of `acclimate train`"
+        )
+    _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
+    summary = summarise(runs, baseline or ERM)
+    found = observations(summary.finished)
+    frames = frames_of(found)
+    return Report(
+        folder=folder,
+        title=f"Runs in {folder.resolve().name}",
+        runs=summary.runs,
+        sweep=None,
+        rules=("",),
+        summaries={"": summary},
+        results={"": tabulate(found, frames, rule="", baseline=summary.baseline)},
+        choices={"": ()},
+        failures=(),
+        waiting=0,
+        labels=tuple(_labels(folder)),
+        notes=(
+            *([f"Sweeps below this folder are left out: {left_out}."] if sweeps else []),
+            *missing.of_scores(found, frames),
+        ),
+    )
+
+
+def _of_sweep(folder: Path, baseline: Key | None) -> Report:
+    sweep = read_sweep(folder)
+    _check_baseline(folder, baseline, (job.algorithm for job in sweep.jobs))
+    baseline = _of_its_variant(baseline or Key.usual(sweep.baseline), sweep)
+    runs = sweep_runs(folder, sweep)
+    views = {run.folder.name: run for run in runs}
+    known = _candidates(sweep, views)
+    able = applicable(known, expected=sweep.jobs, asked=sweep.rule)
+    rules = tuple(dict.fromkeys((sweep.rule, *able)))
+    choices = {rule: tuple(select(known, rule, expected=sweep.jobs)) for rule in rules}
+    empty = _without_rows(runs)
+    frames = _frames(sweep, empty)
+    summaries, results = {}, {}
+    for rule in rules:
+        chosen = [views[choice.run] for choice in choices[rule] if choice.run is not None]
+        summaries[rule] = summarise(chosen, baseline, domains_of_a_trial(frames.values()))
+        results[rule] = tabulate(observations(chosen), frames, rule=rule, baseline=baseline)
+    failures = tuple(_failures(folder, sweep, views))
+    stopped = {failure.job for failure in failures}
+    report = Report(
+        folder=folder,
+        title=sweep.title,
+        runs=tuple(runs),
+        sweep=sweep,
+        rules=rules,
+        summaries=summaries,
+        results=results,
+        choices=choices,
+        failures=failures,
+        waiting=sum(_open(views.get(job.id)) and job.id not in stopped for job in sweep.jobs),
+        labels=tuple(_labels(folder)),
+        notes=(
+            *(
+                f"{name}: {domain} has nothing to score, and is in no average."
+                for name, domain in sorted(empty)
+            ),
+            *missing.of_choices(choices),
+        ),
+    )
+    return one_table(report)
+
+
+def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str]) -> None:
+    known = set(algorithms)
+    if baseline is not None and baseline.algorithm not in known:
+        name = baseline.algorithm
+        raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
+
+
+def _of_its_variant(baseline: Key, sweep: Sweep) -> Key:
+    """An ablation of embeddings has its plain models under `none` alone: all compare with them."""
+    variants = {job.variant for job in sweep.jobs if job.algorithm == baseline.algorithm}
+    return replace(baseline, variant=variants.pop()) if len(variants) == 1 else baseline
+
+
+def _candidates(sweep: Sweep, views: Mapping[str, RunView]) -> list[Candidate]:
+    """The finished runs; what cannot be read is listed as a problem, and chosen by no rule."""
+    found = [candidate(job, views[job.id].records) for job in sweep.jobs if job.id in views]
+    return [one for one in found if one is not None]
+
+
+def _without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
+    """(data set, domain) that runs looked at and found nothing to score in."""
+    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
+    scored = {(dataset, score.domain) for dataset, score in scores if score.top1 is not None}
+    return {(dataset, score.domain) for dataset, score in scores} - scored
+
+
+def _frames(sweep: Sweep, empty: set[tuple[str, str]]) -> dict[str, Frame]:
+    frames = {}
+    for data in sweep.datasets:
+        jobs = [job for job in sweep.jobs if job.dataset == data.name]
+        columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
+        keys = dict.fromkeys(Key.usual(job.algorithm, job.variant) for job in jobs)
+        needed = frozenset(name for name in columns if (data.name, name) not in empty)
+        frames[data.name] = Frame(columns, tuple(keys), {"": needed})
+    return frames
+
+
+def _failures(folder: Path, sweep: Sweep, views: Mapping[str, RunView]) -> Iterable[Failure]:
+    for embedding in sweep.embeddings:
+        failure = read_failure(folder, embedding.id)
+        if failure is not None and embedding_state(folder, embedding.id) != "done":
+            yield failure
+    for job in sweep.jobs:
+        failure = read_failure(folder, job.id)
+        run = views.get(job.id)
+        if failure is not None and (run is None or run.finished is None):
+            yield failure
+
+
+def _open(run: RunView | None) -> bool:
+    return run is None or (run.problem is None and run.finished is None)
+
+
+def _labels(folder: Path) -> Iterable[Labels]:
+    for path in sorted((folder / "labels").glob("*.json")):
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            domains = {
+                name: Labels.Domain(str(found["role"] or ""), tuple(map(int, found["counts"])))
+                for name, found in stored["domains"].items()
+            }
+            yield Labels(str(stored["name"]), tuple(map(str, stored["classes"])), domains)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # a plot less; nothing else rests on it

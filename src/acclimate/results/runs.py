@@ -1,0 +1,275 @@
+"""The runs of a folder, as views: what a run folder holds, read once, and what a run is called."""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from acclimate.config import flat
+from acclimate.core.errors import RecordError, RunError, SchemaError
+from acclimate.results.protocol import SWEEP_FILE, Sweep, embedding_folder, is_sweep, run_folder
+from acclimate.runs.records import Finished, Records, Score, Started, read
+
+FORMAT = "acclimate-run-1"
+SPELLING = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
+SUFFIXES = {
+    "none": ", not adapted",
+    "wrong-embedding": ", wrong domain's embedding",
+    "oracle-prior": " + true label frequencies (oracle)",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """A line of the summary: how the model was trained, and how it was used on a domain."""
+
+    algorithm: str
+    method: str
+    variant: str = ""
+
+    @classmethod
+    def usual(cls, algorithm: str, variant: str = "") -> "Key":
+        """A model used as it is meant to be: adapted where it can be."""
+        return cls(algorithm, "embedding" if algorithm.startswith("da-") else "none", variant)
+
+    @property
+    def place(self) -> tuple[int, str, str, tuple[tuple[float, str], ...]]:
+        """Sorts methods before controls and ceilings, and variants by the numbers in them."""
+        rank = {"method": 0, "control": 1, "ceiling": 2}[self.kind]
+        parts = re.findall(r"(\d+(?:\.\d+)?)|([^\d]+)", self.variant)
+        return (
+            rank,
+            self.algorithm.lower(),
+            self.method,
+            tuple((float(n or -1), t) for n, t in parts),
+        )
+
+    @property
+    def kind(self) -> str:
+        """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know)."""
+        return {"wrong-embedding": "control", "oracle-prior": "ceiling"}.get(self.method, "method")
+
+    @property
+    def label(self) -> str:
+        base = self.algorithm.removeprefix("da-")
+        name = ("" if base == self.algorithm else "DA-") + SPELLING.get(
+            base, base.upper() if base.islower() else base
+        )
+        if self.method != Key.usual(self.algorithm).method:
+            name += SUFFIXES.get(self.method, f", {self.method}")
+        return f"{name} ({self.variant})" if self.variant else name
+
+
+ERM = Key("erm", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """What a run folder holds. `problem` says why it cannot be read; then the rest is empty."""
+
+    name: str  # relative to the folder that was searched
+    folder: Path
+    problem: str | None = None
+    algorithm: str = ""
+    variant: str = ""
+    draw: int = 0  # of hyperparameters; 0: the defaults
+    trial: int | None = None  # of a sweep; a run on its own has only a seed
+    groups: tuple[tuple[str, ...], ...] = ()  # of held-out domains; two: it only helps to choose
+    seed: int = 0
+    dataset: str = ""
+    data: str = ""
+    source: str = ""
+    classes: tuple[str, ...] = ()
+    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # role -> names
+    config: Mapping[str, Any] = field(default_factory=dict)
+    records: Records = field(default_factory=lambda: Records(()))
+    quarantined: tuple[tuple[str, str], ...] = ()  # (image, reason)
+    consistency: Mapping[str, Any] | None = None
+
+    @property
+    def replicate(self) -> int:
+        """Equal for runs that are compared with each other: the trial, or else the seed."""
+        return self.seed if self.trial is None else self.trial
+
+    @property
+    def finished(self) -> Finished | None:
+        return self.records.finished
+
+    @property
+    def final(self) -> list[Score]:
+        return [score for score in self.records.scores if score.moment == "final"]
+
+    @property
+    def starts(self) -> list[Started]:
+        return [record for record in self.records.all if isinstance(record, Started)]
+
+
+def find_runs(folder: Path) -> list[RunView]:
+    """Every run below `folder`, in the order of their names; unfinished and damaged ones too.
+
+    What lies in a sweep further down is left out: its runs mean something only together.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
+    left_out = nested_sweeps(folder)
+    if is_sweep(folder):
+        left_out.append(embedding_folder(folder, ""))
+    found = sorted(path.parent for path in folder.rglob("run.json"))
+    kept = [run for run in found if not any(run.is_relative_to(other) for other in left_out)]
+    return [_view(run, run.relative_to(folder).as_posix()) for run in kept]
+
+
+def nested_sweeps(folder: Path) -> list[Path]:
+    found = sorted(path.parent for path in folder.rglob(SWEEP_FILE))
+    return [sweep for sweep in found if sweep != folder]
+
+
+def sweep_runs(folder: Path, sweep: Sweep) -> list[RunView]:
+    """The runs of a sweep's jobs, as far as they are there, with what the sweep knows of them."""
+    views = []
+    for job in sweep.jobs:
+        run = run_folder(folder, job.id)
+        if (run / "run.json").exists():
+            views.append(
+                replace(
+                    _view(run, run.relative_to(folder).as_posix()),
+                    algorithm=job.algorithm,
+                    variant=job.variant,
+                    dataset=job.dataset,
+                    draw=job.draw,
+                    trial=job.trial,
+                    groups=job.groups,
+                )
+            )
+    return views
+
+
+def _view(folder: Path, name: str) -> RunView:
+    name = folder.resolve().name if name == "." else name
+    try:
+        stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        version = stored.get("format", FORMAT)
+        if version != FORMAT:
+            return RunView(name=name, folder=folder, problem=f"run.json: unknown format {version}")
+        source = str(stored.get("source", ""))
+        return RunView(
+            name=name,
+            folder=folder,
+            algorithm=str(stored["config"]["algorithm"]),
+            seed=int(stored["config"]["seed"]),
+            dataset=source.rstrip("/").removesuffix(".parquet") or "data",
+            data=str(stored["data"]),
+            source=source,
+            classes=tuple(stored.get("classes", ())),
+            domains={r: tuple(stored.get(f"{r}_domains", ())) for r in ("train", "val", "test")},
+            config=stored["config"],
+            records=read(folder / "records.jsonl"),
+            quarantined=_quarantined(folder / "quarantine.jsonl"),
+            consistency=_consistency(folder / "consistency.json"),
+        )
+    except SchemaError:
+        # A table over the runs of one version, without those of another, would mislead.
+        raise
+    except RecordError as error:
+        problem = str(error).replace(f"{folder}/", "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        problem = "run.json: not the description of a run; restore it or delete the folder"
+    return RunView(name=name, folder=folder, problem=problem)
+
+
+def _consistency(path: Path) -> Mapping[str, Any] | None:
+    """What was measured of μ's error, for a curve; a damaged file is as good as none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _quarantined(path: Path) -> tuple[tuple[str, str], ...]:
+    if not path.exists():
+        return ()
+    entries = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            entry = json.loads(line)
+            entries.append((str(entry["image"]), str(entry["reason"])))
+        except (ValueError, KeyError, TypeError):
+            entries.append((f"{path.name}, line {number}", "the entry itself cannot be read"))
+    return tuple(entries)
+
+
+NAMES = frozenset({"algorithm", "seed", "test_domains", "val_domains"})  # settings that name a run
+
+
+def told_apart(runs: Sequence[RunView]) -> list[RunView]:
+    """Runs of one algorithm that differ in settings on the same data, seed and test domains are
+    variants of it. Where each seed has settings of its own, nothing says which belong together."""
+    variants: dict[Path, str] = {}
+    algorithms: dict[str, list[RunView]] = defaultdict(list)
+    for run in runs:
+        if run.problem is None and run.trial is None:
+            algorithms[run.algorithm].append(run)
+    for found in algorithms.values():
+        paths = _differing([run for run in found if run.finished is not None])
+        for run in found:
+            settings = flat(run.config)
+            variants[run.folder] = ", ".join(
+                f"{name}={_shown(settings.get(path))}" for path, name in paths.items()
+            )
+    return [replace(run, variant=variants.get(run.folder, run.variant)) for run in runs]
+
+
+def _differing(runs: Iterable[RunView]) -> dict[str, str]:
+    """The settings that differ between runs that should be alike -> a short name of each."""
+    alike: dict[tuple[object, ...], list[dict[str, str]]] = defaultdict(list)
+    for run in runs:
+        settings = {path: json.dumps(value) for path, value in flat(run.config).items()}
+        alike[run.data, run.seed, run.domains.get("test", ())].append(settings)
+    paths = sorted(
+        {
+            path
+            for group in alike.values()
+            for path in {path for settings in group for path in settings} - NAMES
+            if len({settings.get(path) for settings in group}) > 1
+        }
+    )
+    last = [path.rpartition(".")[2] for path in paths]
+    return {
+        path: name if last.count(name) == 1 else path
+        for path, name in zip(paths, last, strict=True)
+    }
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, str):
+        return Path(value).name or "unset"  # a path of weights would fill the table
+    return json.dumps(value)
+
+
+def score_of(score: Score) -> float | None:
+    """Its accuracy; `None` where there is none, or where training ran off to infinity."""
+    return score.top1 if score.top1 is not None and math.isfinite(score.top1) else None
+
+
+# Which split of a domain speaks for it. An unseen domain is scored whole; a training domain on
+# rows that were not trained on, best on those that did not choose the weights either.
+SPLITS = {"test": ("all", "test", "val", "train"), "train": ("test", "val", "all", "train")}
+
+
+def scores_of(run: RunView, role: str) -> list[Score]:
+    """The final scores on domains of a role, one per domain and method; missing ones left out."""
+    order = SPLITS[role]
+    kept: dict[tuple[str, str], Score] = {}
+    known = [s for s in run.final if s.role == role and s.split in order]
+    for score in sorted(known, key=lambda s: order.index(s.split), reverse=True):
+        if score_of(score) is not None:
+            kept[score.domain, score.method] = score
+    return list(kept.values())

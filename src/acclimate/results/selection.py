@@ -1,0 +1,297 @@
+"""Which run counts: each selection rule is a pure function of what the runs wrote down.
+
+For one data set, algorithm, variant, trial and target there is one scored run per draw of the
+settings. A rule gives each draw the value it compares by; the largest wins, the smaller draw (0:
+the default settings) where two are equal. What a rule cannot know is left out, never taken as 0.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+from acclimate.core.errors import RecordError, unknown
+from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, run_folder
+from acclimate.runs.records import Records, Score, read
+
+Key = tuple[str, str, str, int]  # data set, algorithm, variant, trial
+_MOST_NAMED = 3  # domains in a sentence
+One = TypeVar("One", "Candidate", Job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What selection may know of one run, whoever wrote it."""
+
+    run: str
+    dataset: str
+    algorithm: str
+    variant: str = ""
+    trial: int
+    draw: int
+    groups: tuple[Group, ...]  # one: scored on it; two: only helps to choose
+    training: float | None  # mean over the training domains' validation splits, kept weights
+    validation: float | None  # mean over the validation domains, kept weights
+    unseen: Mapping[str, float | None]  # held-out domain -> accuracy, used as the algorithm is used
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    dataset: str
+    algorithm: str
+    variant: str
+    trial: int
+    target: Group
+    run: str | None  # the run that is scored on `target`; None where the rule cannot choose
+    draw: int | None
+    score: float | None  # the value that was compared; None where there was nothing to compare
+    candidates: int  # how many draws it chose from
+    reason: str = ""  # why there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """The runs that compete for one target: per draw, its scored run and those that help it."""
+
+    target: Group
+    scored: Mapping[int, Candidate]
+    folds: Mapping[Group, Mapping[int, Candidate]]  # held out beside the target, one run per draw
+
+
+Rule = Callable[[Contest], dict[int, float]]  # draws without a value are left out
+
+
+def by_training_domains(contest: Contest) -> dict[int, float]:
+    return _finite({draw: run.training for draw, run in contest.scored.items()})
+
+
+def by_validation_domains(contest: Contest) -> dict[int, float]:
+    return _finite({draw: run.validation for draw, run in contest.scored.items()})
+
+
+def by_cross_validation(contest: Contest) -> dict[int, float]:
+    """The mean over folds of the accuracy on a fold by the run that held out target and fold.
+
+    A draw takes part only if it has every fold: a mean over fewer is no fair comparison.
+    """
+    if not contest.folds:
+        return {}
+    means = [_means(runs, fold) for fold, runs in contest.folds.items()]
+    complete = set(means[0]).intersection(*means[1:])
+    return {draw: fmean(mean[draw] for mean in means) for draw in complete}
+
+
+def by_oracle(contest: Contest) -> dict[int, float]:
+    return _means(contest.scored, contest.target)
+
+
+RULES_BY_NAME: Mapping[str, Rule] = {
+    "training-domains": by_training_domains,
+    "validation-domains": by_validation_domains,
+    "leave-one-out": by_cross_validation,
+    "k-fold": by_cross_validation,
+    "oracle": by_oracle,
+}
+
+
+def candidate(job: Job, records: Records) -> Candidate | None:
+    """What `records` say of a job; None as long as it is not finished."""
+    finished = records.finished
+    if finished is None:
+        return None
+    usual = "embedding" if job.algorithm.startswith("da-") else "none"
+    scores = [
+        score
+        for score in records.scores
+        if score.method == usual and score.step == finished.kept_step
+    ]
+    held_out = set(job.held_out)
+    return Candidate(
+        run=job.id,
+        dataset=job.dataset,
+        algorithm=job.algorithm,
+        variant=job.variant,
+        trial=job.trial,
+        draw=job.draw,
+        groups=job.groups,
+        training=_while_training(s for s in scores if s.role == "train" and s.split == "val"),
+        validation=_while_training(s for s in scores if s.role == "val"),
+        unseen={s.domain: s.top1 for s in scores if s.moment == "final" and s.domain in held_out},
+    )
+
+
+def candidates(folder: Path, sweep: Sweep) -> list[Candidate]:
+    """The finished runs of the sweep in `folder`, in the order of its jobs."""
+    found = (
+        candidate(job, read(run_folder(folder, job.id) / "records.jsonl")) for job in sweep.jobs
+    )
+    return [one for one in found if one is not None]
+
+
+def select(
+    candidates: Sequence[Candidate], rule: str, *, expected: Sequence[Job] = ()
+) -> list[Choice]:
+    """One choice per data set, algorithm, variant, trial and target, in that order.
+
+    `expected` are the jobs of the sweep: with them a target without any finished run is named
+    too, and a fold that no draw has finished is known to be missing.
+    """
+    if rule not in RULES_BY_NAME:
+        raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
+    _refuse_duplicates(candidates)
+    runs, planned = _by_key(candidates), _by_key(expected)
+    choices = []
+    for key in sorted({*runs, *planned}):
+        known: list[Candidate | Job] = [*planned.get(key, ()), *runs.get(key, ())]
+        draws = {one.draw for one in known}
+        for target in sorted({one.groups[0] for one in known if len(one.groups) == 1}):
+            contest = _contest(target, runs.get(key, ()), _folds(target, known))
+            choices.append(_choose(key, contest, rule, only_draw=len(draws) == 1))
+    return choices
+
+
+def applicable(
+    candidates: Sequence[Candidate], *, expected: Sequence[Job] = (), asked: str = ""
+) -> list[str]:
+    """The rules that can choose something here, in the order of `RULES`.
+
+    Cross-validation is listed once, where runs were made for it: under the name that was `asked`
+    for, otherwise by what was held out, `leave-one-out` if single domains and `k-fold` if not.
+    """
+    folds = {one.groups[1] for one in candidates if len(one.groups) == 2}
+    by_size = "leave-one-out" if all(len(fold) == 1 for fold in folds) else "k-fold"
+    named = asked if asked in CROSS_VALIDATED else by_size
+    unfit = CROSS_VALIDATED - ({named} if folds else set())
+    return [
+        rule
+        for rule in RULES
+        if rule not in unfit
+        and any(choice.run for choice in select(candidates, rule, expected=expected))
+    ]
+
+
+def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice:
+    dataset, algorithm, variant, trial = key
+    usable = _means(contest.scored, contest.target)
+    values = RULES_BY_NAME[rule](contest)
+    fit = {draw: value for draw, value in values.items() if draw in usable}
+    # With one draw nothing is compared, and no runs are made to compare by.
+    unopposed = rule in CROSS_VALIDATED and only_draw and not contest.folds
+    draws = sorted(usable if unopposed else fit)
+    # Rounded, so that draws with the same accuracies tie whatever their sums' last bit.
+    draw = max(draws, key=lambda found: (round(fit.get(found, 0.0), 12), -found), default=None)
+    return Choice(
+        dataset=dataset,
+        algorithm=algorithm,
+        variant=variant,
+        trial=trial,
+        target=contest.target,
+        run=None if draw is None else contest.scored[draw].run,
+        draw=draw,
+        score=None if draw is None else fit.get(draw),
+        candidates=len(draws),
+        reason="" if draw is not None else _reason(contest, rule, usable),
+    )
+
+
+def _reason(contest: Contest, rule: str, usable: Mapping[int, float]) -> str:
+    target = named(contest.target)
+    if not contest.scored:
+        return f"no finished run is scored on {target}"
+    if not usable:
+        return f"no finished run has an accuracy on {target}"
+    if rule in CROSS_VALIDATED and not contest.folds:
+        return f"no run holds out a further domain beside {target}"
+    if rule in CROSS_VALIDATED:
+        return f"no draw has an accuracy for each of the {len(contest.folds)} further folds"
+    return f"no finished run has an accuracy on the {RULES[rule]}"
+
+
+def named(group: Group) -> str:
+    """`a and b`; of many domains the first, for a sentence."""
+    few = len(group) <= _MOST_NAMED
+    return " and ".join(group) if few else f"{group[0]} and {len(group) - 1} more"
+
+
+def _contest(target: Group, runs: Iterable[Candidate], folds: Iterable[Group]) -> Contest:
+    scored: dict[int, Candidate] = {}
+    helping: dict[Group, dict[int, Candidate]] = {fold: {} for fold in folds}
+    for run in runs:
+        others = [group for group in run.groups if group != target]
+        if run.groups == (target,):
+            scored[run.draw] = run
+        elif len(run.groups) == 2 and len(others) == 1 and others[0] in helping:
+            helping[others[0]][run.draw] = run
+    return Contest(target=target, scored=scored, folds=helping)
+
+
+def _folds(target: Group, known: Iterable[Candidate | Job]) -> list[Group]:
+    """What is held out beside `target`, over all draws.
+
+    A pair {T, F} serves T and F alike. With folds of several domains, F's own folds may cover T
+    already; then the pair was made for T alone.
+    """
+    pairs = [one.groups for one in known if len(one.groups) == 2]
+    own = {second for first, second in pairs if first == target}
+    covered = {name for fold in own for name in fold}
+    shared = {first for first, second in pairs if second == target and covered.isdisjoint(first)}
+    return sorted(own | shared)
+
+
+def _key(one: Candidate | Job) -> Key:
+    return (one.dataset, one.algorithm, one.variant, one.trial)
+
+
+def _by_key(found: Iterable[One]) -> dict[Key, list[One]]:
+    grouped: dict[Key, list[One]] = defaultdict(list)
+    for one in found:
+        grouped[_key(one)].append(one)
+    return grouped
+
+
+def _refuse_duplicates(candidates: Iterable[Candidate]) -> None:
+    runs: dict[object, str] = {}
+    for one in candidates:
+        place = (*_key(one), one.draw, frozenset(one.groups))
+        if place in runs:
+            first, second = sorted((runs[place], one.run))
+            raise RecordError(
+                f"{first} and {second} are the same run twice ({one.dataset}, {one.algorithm}, "
+                f"trial {one.trial}, draw {one.draw}); remove one of the two folders"
+            )
+        runs[place] = one.run
+
+
+def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:
+    """Mean accuracy on `domains` per draw.
+
+    A domain with nothing to score is None in every run, and is left out. A draw that lacks what
+    another has, or has NaN, gets no mean: it would be over other domains.
+    """
+    known = [d for d in domains if any(run.unseen.get(d) is not None for run in runs.values())]
+    if not known:
+        return {}
+    found = {draw: [run.unseen.get(d) for d in known] for draw, run in runs.items()}
+    return _finite({draw: _mean(values) for draw, values in found.items()})
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None
+
+
+def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {draw: v for draw, v in values.items() if v is not None and isfinite(v)}
+
+
+def _while_training(scores: Iterable[Score]) -> float | None:
+    """The mean of what validation looked at; of the final scores where it looked elsewhere."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for score in scores:
+        if score.top1 is not None:
+            found[score.moment].append(score.top1)
+    moment = next((name for name in ("validation", "final") if name in found), None)
+    return None if moment is None else fmean(found[moment])

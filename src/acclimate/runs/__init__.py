@@ -1,0 +1,1 @@
+"""One run: its folder, its plan, the loop, checkpoints, records and scores."""

@@ -1,0 +1,82 @@
+"""Step A: Φ, the training domains' μ, and how well few images would have told them."""
+
+import torch
+
+from acclimate.core.files import write_json
+from acclimate.core.randomness import derive
+from acclimate.data.batches import Loader
+from acclimate.learn.embeddings import DomainTable, Embedding, embed_rows
+from acclimate.learn.embeddings.consistency import (
+    CONSISTENCY_FILE,
+    Sample,
+    measure,
+    measured_domains,
+)
+from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
+from acclimate.runs.folder import PHI
+from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.session import Sitting
+
+
+def step_a(sitting: Sitting, embedding: Embedding) -> DomainTable:
+    """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
+    path = sitting.out / PHI
+    if not path.exists():
+        _learn(sitting, embedding)
+        table = _embed_domains(sitting, embedding)
+        sitting.quarantine.refresh()
+        if sitting.world.main:
+            save_embedding(path, embedding, table)
+        sitting.world.wait()
+    return load_embedding(path, embedding)
+
+
+def _learn(sitting: Sitting, embedding: Embedding) -> None:
+    config, domains = sitting.plan.config, sitting.plan.train_rows
+    settings, seed = config.embedding, derive(config.seed, "embedding")
+    loop = Loop(
+        objective=embedding,
+        loader=Loader(
+            sitting.source,
+            embedding.sampler(domains, settings, seed),
+            domains,
+            sitting.world,
+            seed,
+            augmented=config.data.augment == "domainbed",
+        ),
+        phase=Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every),
+        world=sitting.world,
+        folder=sitting.out,
+        seed=seed,
+        bf16=sitting.bf16,
+        watch=sitting.watch,
+        clock=sitting.seconds,
+    )
+    loop.run()
+
+
+def _embed_domains(sitting: Sitting, embedding: Embedding) -> DomainTable:
+    """μ of each training domain, and Φ standardised by them; their consistency is written down."""
+    plan, world, seed = sitting.plan, sitting.world, sitting.plan.config.seed
+    settings = plan.config.embedding
+    measured = measured_domains(plan.train_domains, seed)
+    states, points = {}, {}
+    for done, (name, rows) in enumerate(
+        zip(plan.train_domains, plan.train_rows, strict=True), start=1
+    ):
+        chosen = sample_rows(rows, settings.points, seed, name)
+        sample = Sample(chosen, seed, name) if name in measured else None
+        states[name] = embed_rows(embedding, sitting.source, chosen, world, seen=sample)
+        if sample is not None:
+            points[name] = sample.whole(embedding.dim, world)
+        sitting.watch("domains", done, len(plan.train_domains), name)
+    if settings.standardise:
+        embedding.standardise(DomainTable(states).means)
+        centre, spread = embedding.centre, float(embedding.spread)
+        states = {name: state.rescaled(centre, spread) for name, state in states.items()}
+        middle = centre.to("cpu", torch.float64)
+        points = {name: (rows - middle) / spread for name, rows in points.items()}
+    if world.main:
+        found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
+        write_json(sitting.out / CONSISTENCY_FILE, found.to_dict())
+    return DomainTable(states)

@@ -1,0 +1,92 @@
+"""Scoring a finished run on data of its own or other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acclimate.adapt.methods import find_chain, nothing_to_embed
+from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
+from acclimate.core.distributed import joined
+from acclimate.core.errors import ManifestError, unknown
+from acclimate.core.watch import Watch, unwatched
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import open_source
+from acclimate.learn.algorithms import choose
+from acclimate.learn.model import Trained
+from acclimate.learn.models import takes_features
+from acclimate.runs.plan import Plan
+from acclimate.runs.records import Score
+from acclimate.runs.scoring import Evaluator
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    scores: list[Score]
+    unreadable: list[str]
+    same_data: bool  # as the run's; otherwise training domains may be scored on images trained on
+
+
+def evaluate_run(
+    run: Path,
+    data: Path | Manifest,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    methods: Sequence[str] = (),
+    device: str = "auto",
+    watch: Watch = unwatched,
+) -> Evaluation:
+    """Final scores of `run` on `data`.
+
+    Domains that the run was trained on use their stored μ and validation or test split; all
+    others are adapted to, and scored with each further adaptation method in `methods` too.
+    `changes` are settings by dotted name, such as adapt.source.
+    """
+    chains = [find_chain(method) for method in methods]
+    with joined(device) as world:
+        trained = Trained.load(run, world.device)
+        if not trained.adaptive and any(chain.embedding for chain in chains):
+            raise nothing_to_embed(trained.config.algorithm)
+        values = merged(as_dict(trained.config), nested(changes or {}))
+        config = from_dict(RunConfig, values, where="evaluate")
+        manifest = data if isinstance(data, Manifest) else Manifest.open(data)
+        manifest.check()
+        _check_kind(manifest, trained)
+        plan = _plan(config, trained, _in_classes(manifest, trained.classes))
+        quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
+        source = open_source(plan.manifest, trained.size, config.data, quarantine)
+        evaluator = Evaluator(plan, source, world, trained)
+        scores = []
+        for score in evaluator.final(step=0, methods=methods):
+            scores.append(replace(score, moment="evaluate"))
+            watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
+        unreadable = [name for name, _ in quarantine.entries]
+        return Evaluation(scores, unreadable, manifest.digest() == trained.data)
+
+
+def _plan(config: RunConfig, trained: Trained, manifest: Manifest) -> Plan:
+    train = tuple(name for name in manifest.domains if name in trained.train_domains)
+    val = tuple(name for name in manifest.domains if name in config.val_domains)
+    test = tuple(name for name in manifest.domains if name not in {*train, *val})
+    return Plan(config, choose(config.algorithm, config.hparams), manifest, train, val, test)
+
+
+def _check_kind(manifest: Manifest, trained: Trained) -> None:
+    wanted = trained.size if takes_features(trained.predictor) else None
+    given = manifest.features().shape[1] if manifest.has_features else None
+    if wanted != given:
+        names = [f"rows of {n} features" if n else "images" for n in (wanted, given)]
+        raise ManifestError(f"the model takes {names[0]}, and {manifest.source} holds {names[1]}")
+
+
+def _in_classes(manifest: Manifest, classes: tuple[str, ...]) -> Manifest:
+    """The manifest in the model's class order; a class the model does not know is an error."""
+    for name in manifest.classes:
+        if name not in classes and np.any(manifest.label_index == manifest.classes.index(name)):
+            raise unknown(f"the model has no class '{name}' of {manifest.source}", name, classes)
+    if not len(manifest):
+        raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
+    return replace(manifest, classes=classes)

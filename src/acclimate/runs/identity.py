@@ -1,0 +1,146 @@
+"""What makes a run, or a Φ, the same one: its settings and data, wherever data and weights lie."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from acclimate import __version__
+from acclimate.config import RunConfig, as_dict, flat
+from acclimate.core.errors import WeightsError
+from acclimate.runs.plan import Plan
+
+RUN_FORMAT = "acclimate-run-1"
+EMBEDDING_FORMAT = "acclimate-embedding-1"
+_PROTOTYPES_ONLY = ("mixup", "support")
+_OWN_DIMENSIONS = ("mean", "posterior")
+
+
+def digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def weights_digest(path: str) -> str:
+    """SHA-256 (hex) of a weights file, "" for no file: two paths to the same bytes agree."""
+    if not path:
+        return ""
+    try:
+        facts = Path(path).stat()
+        if not Path(path).is_file():
+            raise FileNotFoundError
+        # A sweep asks for each of its jobs; the file is read again only when it has changed.
+        return _content_digest(path, facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    except FileNotFoundError:
+        raise WeightsError(f"there is no weights file {path}; check the path") from None
+    except OSError as error:
+        raise WeightsError(
+            f"weights file {path} cannot be read ({error.strerror}); check its permissions"
+        ) from None
+
+
+@lru_cache(maxsize=16)
+def _content_digest(path: str, size: int, changed: int, inode: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run_identity(plan: Plan) -> dict[str, Any]:
+    """What makes a run the same run; the rest of it is for people."""
+    return {
+        "format": RUN_FORMAT,
+        "version": __version__,
+        "config": as_dict(plan.config),
+        "data": plan.manifest.digest(),
+        "source": plan.manifest.source,
+        "classes": list(plan.classes),
+        "train_domains": list(plan.train_domains),
+        "val_domains": list(plan.val_domains),
+        "test_domains": list(plan.test_domains),
+        **_weights(plan.config),
+    }
+
+
+def learned_identity(plan: Plan, data_digest: str) -> dict[str, Any]:
+    """What makes the Φ that a plan learns the same Φ; `data_digest` is of the data as given."""
+    return {
+        "format": EMBEDDING_FORMAT,
+        "version": __version__,
+        "config": _step_a(plan.config),
+        "data": data_digest,
+        "source": plan.manifest.source,
+        "train_domains": list(plan.train_domains),
+        **_weights(plan.config),
+    }
+
+
+def embedding_identity(
+    config: RunConfig, data_digest: str, held_out: Sequence[str]
+) -> dict[str, Any]:
+    """The same from settings that are not resolved yet: where it agrees, so does Φ.
+
+    `held_out` are the domains that are not trained on. What the algorithm does later plays no
+    part, nor whether it has use for a Φ at all.
+    """
+    return {
+        "format": EMBEDDING_FORMAT,
+        "config": _step_a(config),
+        "data": data_digest,
+        "held_out": sorted(held_out),
+        "weights": weights_digest(config.model.weights),
+    }
+
+
+def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    """The first thing in which two identities differ, in words."""
+    if stored["data"] != wanted["data"]:
+        return "its data differ"
+    old, new = flat(stored["config"]), flat(wanted["config"])
+    if "weights" in stored:  # by content; runs of earlier versions only know the path
+        old.pop("model.weights", None)
+        new.pop("model.weights", None)
+        if "weights" in wanted and stored["weights"] != wanted["weights"]:
+            return "its model.weights has another content"
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+    same_domains = stored["train_domains"] == wanted["train_domains"]
+    return None if same_domains else "its training domains differ"
+
+
+def settings_digest(identity: dict[str, Any]) -> str:
+    """Of the settings, with the weights by content."""
+    config = identity["config"]
+    model = {**config["model"], "weights": identity.get("weights", "")}
+    return digest_of({**config, "model": model})
+
+
+def _weights(config: RunConfig) -> dict[str, str]:
+    """Left out where the file is gone: a finished run may outlive it."""
+    path = config.model.weights
+    return {"weights": weights_digest(path)} if not path or Path(path).is_file() else {}
+
+
+def _step_a(config: RunConfig) -> dict[str, Any]:
+    """The settings that Φ and the training domains' μ depend on, and no others.
+
+    Φ is built before the predictor, so the predictor's settings do not shift its random numbers.
+    """
+    whole = as_dict(config)
+    embedding, model = whole["embedding"], whole["model"]
+    name = config.embedding.name
+    unused: tuple[str, ...] = () if name == "prototype" else _PROTOTYPES_ONLY
+    unused += ("dim",) if name in _OWN_DIMENSIONS else ()
+    return {
+        "seed": config.seed,
+        "data": {key: whole["data"][key] for key in ("image_size", "augment", "max_pixels")},
+        "model": {
+            "backbone": model["backbone"],
+            # A weights file goes before pretrained weights.
+            "pretrained": model["pretrained"] and not model["weights"],
+            "freeze_batch_norm": model["freeze_batch_norm"],
+        },
+        "embedding": {key: value for key, value in embedding.items() if key not in unused},
+        "train": {"precision": whole["train"]["precision"]},
+    }

@@ -1,0 +1,275 @@
+"""The one loop. It owns optimiser, schedule, precision, accumulation, clipping, validation and
+checkpoints; objectives only score batches. Each step is a pure function of (weights, seed, step),
+so a killed run resumes to the same weights."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from acclimate.config import AverageConfig, OptimiserConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.randomness import derive
+from acclimate.core.watch import Watch, unwatched
+from acclimate.data.batches import Batch, Loader
+from acclimate.learn.objective import Adversary, Losses, Objective
+from acclimate.runs.averaging import Average
+from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
+from acclimate.runs.records import Loss, Score, append
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training: Step A ("embedding") or Step B ("main")."""
+
+    name: str
+    steps: int
+    optimiser: OptimiserConfig
+    checkpoint_every: int
+    evaluate_every: int = 0
+    keep: Literal["best", "last"] = "last"
+    average: AverageConfig = field(default_factory=AverageConfig)
+
+
+@dataclass
+class Loop:
+    objective: Objective
+    loader: Loader
+    phase: Phase
+    world: World
+    folder: Path
+    seed: int
+    bf16: bool = False
+    prepare: Callable[[Batch], Batch] = lambda batch: batch
+    validate: Callable[[int], tuple[list[Score], float | None]] | None = None
+    watch: Watch = unwatched
+    clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
+    _average: Average | None = field(init=False, default=None)
+    _sums: Tensor = field(init=False)
+    _since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
+
+    def run(self) -> Progress:
+        """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
+        optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
+        if self.phase.average.kind != "none":
+            self._average = Average(self.objective, self.phase.average, self.phase.steps)
+        progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
+        module: nn.Module = self.objective
+        if self.world.size > 1:
+            # In an adversary's turn the others' gradients are unused, and the other way round.
+            unused = self.objective.adversary is not None
+            module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
+        self._reset()
+        batches = self.loader.batches(progress.step, self.phase.steps)
+        for step, batch in enumerate(batches, start=progress.step):
+            self._step(module, optimiser, self.prepare(batch), step)
+            progress = self._after(optimiser, progress, step + 1)
+            self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+        self._agree()
+        if self.phase.keep == "best" and progress.best_step is not None:
+            best = load_file(self._best(progress.best_step), device="cpu")
+            self.objective.load_state_dict(best)
+        elif self._average is not None:
+            self._average.apply()
+        return progress
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / f"checkpoint-{self.phase.name}.safetensors"
+
+    def _best(self, step: int) -> Path:
+        # By step: a checkpoint then names the very weights that it means.
+        return self.folder / f"best-{self.phase.name}-{step}.safetensors"
+
+    def _drop_beaten(self, progress: Progress) -> None:
+        for path in self.folder.glob(f"best-{self.phase.name}-*"):
+            if progress.best_step is None or path != self._best(progress.best_step):
+                path.unlink()
+
+    def _step(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
+    ) -> None:
+        settings, adversary = self.phase.optimiser, self.objective.adversary
+        moving = int(adversary is not None and adversary.moves(step))
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
+        # Dropout draws from the global generator: seeded per step and process, it needs no saving.
+        torch.manual_seed(derive(self.seed, self.phase.name, "step", step, self.world.rank))
+        self.objective.train()
+        optimiser.zero_grad(set_to_none=True)
+        for part in range(settings.accumulate):
+            with self._precision():
+                losses: Losses = module(batch.part(part, settings.accumulate), step)
+            (losses.total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
+            self._add(losses, len(batch) / settings.accumulate, penalised=not moving)
+        resting = [group for i, group in enumerate(optimiser.param_groups) if i != moving]
+        for parameter in (p for group in resting for p in group["params"]):
+            parameter.grad = None  # optimisers leave parameters without a gradient alone
+        if settings.clip:
+            nn.utils.clip_grad_norm_(self.objective.parameters(), settings.clip)
+        optimiser.step()
+        if self._average is not None:
+            self._average.update(step + 1)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self.bf16:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+
+    def _after(self, optimiser: torch.optim.Optimizer, progress: Progress, done: int) -> Progress:
+        """Validation, records and checkpoint that are due after `done` steps."""
+        last = done == self.phase.steps
+        progress = Progress(done, progress.best_step, progress.best_score)
+        if self.validate and (done % self.phase.evaluate_every == 0 or last):
+            progress = self._validated(progress)
+        if done % self.phase.checkpoint_every == 0 or last:
+            self._record(optimiser, done)
+            if self.world.main:
+                save_checkpoint(
+                    self._checkpoint,
+                    self.objective,
+                    optimiser,
+                    progress,
+                    self._average,
+                    seconds=self.clock(),
+                )
+                self._drop_beaten(progress)
+            self.world.wait()
+        return progress
+
+    def _validated(self, progress: Progress) -> Progress:
+        assert self.validate is not None
+        started = time.perf_counter()
+        self.objective.eval()
+        self._agree()
+        with self._average.applied() if self._average is not None else nullcontext():
+            scores, mean = self.validate(progress.step)
+            # Before its window an average has nothing to offer that could be kept.
+            ready = self._average is None or self._average.count > 0
+            better = (mean is not None and ready) and (
+                progress.best_score is None or mean > progress.best_score
+            )
+            if better and self.phase.keep == "best" and self.world.main:
+                save_weights(self._best(progress.step), self.objective)
+        if self.world.main:
+            for score in scores:
+                append(self.folder / "records.jsonl", score)
+        self._since += time.perf_counter() - started  # its time is not training time
+        return Progress(progress.step, progress.step, mean) if better else progress
+
+    def _agree(self) -> None:
+        """Running statistics of batch norm are each process's own: all take the first one's."""
+        for buffer in self.objective.buffers():
+            self.world.spread(buffer)
+
+    def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
+        risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        if not math.isfinite(risk + penalty):
+            raise RunError(
+                f"the loss of phase '{self.phase.name}' was not finite before step {done}; lower "
+                f"the learning rate ({optimiser.param_groups[0]['lr']:g}) or set "
+                f"train.optimiser.clip, in a new run folder"
+            )
+        if self.world.main:
+            loss = Loss(
+                phase=self.phase.name,
+                step=done,
+                risk=risk / images,
+                penalty=penalty / penalised if penalised else None,
+                lr=optimiser.param_groups[0]["lr"],
+                images_per_second=round(images / seconds, 1),
+            )
+            append(self.folder / "records.jsonl", loss)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        self._since = time.perf_counter()
+
+    def _add(self, losses: Losses, images: float, *, penalised: bool) -> None:
+        """An adversary's own loss in its turns is not a penalty of the model."""
+        self._sums[0] += losses.risk.detach() * images
+        self._sums[3] += images
+        if losses.penalty is not None and penalised:
+            self._sums[1] += losses.penalty.detach() * images
+            self._sums[2] += images
+
+
+def check_shares(
+    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
+) -> None:
+    """Every process and every part must get equally many images of each domain, and a part enough
+    for the objective to see more than single images of a domain."""
+    if per_domain % world.size:
+        raise ConfigError(
+            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
+            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
+        )
+    share, parts = per_domain // world.size, optimiser.accumulate
+    if share % parts:
+        raise ConfigError(
+            f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
+            f"optimiser's accumulate a divisor of {share}"
+        )
+    if per_domain // parts < least_rows:
+        raise ConfigError(
+            f"the penalty needs {least_rows} images of a domain at a time, and gets "
+            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
+        )
+
+
+def make_optimiser(
+    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
+) -> torch.optim.Optimizer:
+    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
+    theirs = list(adversary.module.parameters()) if adversary else []
+    known = {id(parameter) for parameter in theirs}
+    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
+    groups = [_group(own, settings)]
+    if adversary is not None:
+        theirs_own = adversary.optimiser
+        against = replace(
+            settings,  # schedule, warm-up and kind are the run's
+            lr=settings.lr if theirs_own.lr is None else theirs_own.lr,
+            weight_decay=theirs_own.weight_decay,
+            beta1=theirs_own.beta1,
+        )
+        groups.append(_group(theirs, against))
+    return torch.optim.Adam(groups) if settings.name == "adam" else torch.optim.SGD(groups)
+
+
+def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
+    assert settings.lr is not None, "the plan decides the learning rate"
+    shared = {"params": parameters, "settings": settings, "lr": settings.lr}
+    shared["weight_decay"] = settings.weight_decay
+    if settings.name == "adam":
+        return shared | {"betas": (settings.beta1, 0.999)}
+    return shared | {"momentum": settings.momentum}
+
+
+def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
+    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
+    assert settings.lr is not None
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
+
+
+def _note(progress: Progress) -> str:
+    return "" if progress.best_score is None else f"best validation {progress.best_score:.1%}"

@@ -1,0 +1,231 @@
+"""What a run will do, worked out and checked before any of it starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
+from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
+from acclimate.core.randomness import stream
+from acclimate.data.images import decode
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import Choice, choose
+from acclimate.learn.embeddings import find_embedding
+from acclimate.learn.models import default_backbone
+
+SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
+MOST_DOMAINS_PER_STEP = 64
+FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
+PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
+FROM_SCRATCH = frozenset({"small-cnn", "mlp"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's settings with every "auto" decided, and the rows it uses."""
+
+    config: RunConfig
+    algorithm: Choice
+    manifest: Manifest
+    train_domains: tuple[str, ...]
+    val_domains: tuple[str, ...]
+    test_domains: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes
+
+    @cached_property
+    def train_rows(self) -> list[np.ndarray]:
+        """Rows of each training domain, in the order of the batches' domain numbers."""
+        return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
+
+    def role(self, domain: str) -> str:
+        if domain in self.test_domains:
+            return "test"
+        return "val" if domain in self.val_domains else "train"
+
+    def label_prior(self) -> np.ndarray:
+        """Class frequencies as batches show them, each training domain counting equally: [C]"""
+        counts = [
+            np.bincount(self.manifest.label_index[rows], minlength=len(self.classes)) / len(rows)
+            for rows in self.train_rows
+        ]
+        return np.asarray(np.mean(counts, axis=0))
+
+
+def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True) -> Plan:
+    """Check everything that can be checked, and decide everything that was left open."""
+    algorithm = choose(config.algorithm, config.hparams)
+    if algorithm.adaptive:
+        find_embedding(config.embedding.name)
+    manifest.check(check_files=check_files)
+    val, test = _unseen(config, manifest)
+    reserved = {name for name, role in manifest.roles().items() if role != "train"}
+    train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
+    _check_training_domains(algorithm, manifest, train)
+    manifest = _learnable(config, manifest, train)
+    _check_unseen_domains(config, manifest, (*val, *test))
+    resolved = _resolved(config, manifest, train)
+    if resolved.train.domains_per_step < algorithm.build.least_domains:
+        raise ConfigError(
+            f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
+            f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
+        )
+    return Plan(resolved, algorithm, manifest, train, val, test)
+
+
+def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Validation and test domains: as asked, otherwise as the manifest's roles fix them.
+
+    Asking for some does not make training data of the others: those are left out of the run.
+    """
+    roles = manifest.roles()
+    val = config.val_domains or tuple(name for name, role in roles.items() if role == "val")
+    test = config.test_domains or tuple(name for name, role in roles.items() if role == "test")
+    val = tuple(name for name in val if name not in config.test_domains)
+    test = tuple(name for name in test if name not in config.val_domains)
+    both = sorted(set(config.val_domains) & set(config.test_domains))
+    if both:
+        raise ConfigError(f"'{both[0]}' is both a validation and a test domain; choose one of them")
+    for name in (*val, *test):
+        if name not in manifest.domains:
+            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    return tuple(sorted(val)), tuple(sorted(test))
+
+
+def _check_training_domains(algorithm: Choice, manifest: Manifest, train: Sequence[str]) -> None:
+    least = max(algorithm.build.least_domains, 2 if algorithm.adaptive else 1)
+    if len(train) < least:
+        only = f"only '{train[0]}'" if train else "none"
+        raise ConfigError(
+            f"{algorithm.name} needs at least {least} training domains, and {manifest.source} "
+            f"leaves {only} once validation and test domains are set aside; "
+            + ("use --algorithm erm, or add domains" if algorithm.adaptive else "add domains")
+        )
+    for name in train:
+        rows = len(manifest.rows(domain=name, split="train"))
+        fewest = 2 if algorithm.adaptive else 1
+        if rows < fewest:
+            raise ManifestError(
+                f"domain '{name}' of {manifest.source} has {rows} rows in split 'train' and needs "
+                f"{fewest}; add images, or leave it out with --test-domains {name}"
+            )
+
+
+def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:
+    """What scoring will need, now instead of after training."""
+    held_out = config.adapt.source == "held-out"
+    for name in unseen:
+        rows = len(manifest.rows(domain=name)) if name in manifest.domains else 0
+        if rows < (2 if held_out else 1):
+            remedy = "add images, or use --set adapt.source=test" if rows else "leave it out"
+            raise ManifestError(
+                f"unseen domain '{name}' of {manifest.source} has {rows} rows that can be scored"
+                + (", and adapting on held-out ones takes one more; " if rows else "; ")
+                + remedy
+            )
+
+
+def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Manifest:
+    """Refuse (or drop) rows of unseen domains whose class no training domain has."""
+    trained = [manifest.rows(domain=name, split="train") for name in train]
+    seen = manifest.label_index[np.concatenate(trained)]
+    known = np.bincount(seen, minlength=len(manifest.classes)) > 0
+    orphans = ~known[manifest.label_index]
+    if not orphans.any():
+        return manifest
+    if config.data.unseen_classes == "drop":
+        return manifest.select(np.flatnonzero(~orphans))
+    first = int(np.flatnonzero(orphans)[0])
+    raise ManifestError(
+        f"class '{manifest.classes[manifest.label_index[first]]}' is present in no training domain "
+        f"(only in '{manifest.domain_names[first]}'), so it cannot be learned; drop such rows with "
+        f"--set data.unseen_classes=drop, or train on a domain that has it"
+    )
+
+
+def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> RunConfig:
+    side = None if manifest.has_features else _typical_side(config, manifest, train)
+    asked = config.data.image_size
+    backbone = config.model.backbone
+    if backbone == "auto":
+        backbone = default_backbone(side if side is None else (asked or side))
+    scratch = backbone in FROM_SCRATCH or not (config.model.pretrained or config.model.weights)
+    # Images are small when their own side is, or when a small backbone was asked for.
+    size = asked or (min(side, SMALL) if side and backbone == "small-cnn" else 0)
+    augment = config.data.augment
+    if augment == "auto":
+        augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
+    slots = min(config.embedding.domains_per_step, len(train))
+    rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
+    mixup = config.embedding.mixup
+    if mixup == "auto":
+        mixup = "on" if len(train) < FEW_DOMAINS else "off"
+    return replace(
+        config,
+        data=replace(config.data, image_size=size, augment=augment),
+        model=replace(config.model, backbone=backbone),
+        embedding=replace(
+            config.embedding,
+            mixup=mixup,
+            domains_per_step=slots,
+            steps=config.embedding.steps
+            or _passes(rows, slots * config.embedding.per_domain, STEPS_A),
+            optimiser=_with_rate(config.embedding.optimiser, scratch=scratch),
+        ),
+        train=_resolved_training(config, rows, len(train), scratch=scratch),
+    )
+
+
+def _resolved_training(config: RunConfig, rows: int, domains: int, *, scratch: bool) -> TrainConfig:
+    settings = config.train
+    slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, domains)
+    batch = slots * settings.per_domain
+    steps = settings.steps or _passes(rows, batch, STEPS_B)
+    if settings.epochs:
+        steps = max(1, round(settings.epochs * rows / batch))
+    return replace(
+        settings,
+        steps=steps,
+        domains_per_step=slots,
+        evaluate_every=min(settings.evaluate_every, steps),
+        optimiser=_with_rate(settings.optimiser, scratch=scratch),
+    )
+
+
+def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
+    """Steps of a number of passes over the rows, within limits."""
+    least, most = limits
+    return min(max(PASSES * rows // batch, least), most)
+
+
+def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:
+    if optimiser.lr is not None:
+        return optimiser
+    return replace(optimiser, lr=1e-3 if scratch else 5e-5)
+
+
+def _typical_side(
+    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
+) -> int:
+    """The median longer side of a few readable training images."""
+    rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
+    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
+    sides: list[int] = []
+    for row in rows:
+        try:
+            source = manifest.image_source(int(row))
+            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
+        except ImageError:
+            continue
+        if len(sides) == sample:
+            break
+    if not sides:
+        raise ManifestError(
+            f"none of {len(rows)} images tried in {manifest.source} can be "
+            f"read; check that the files are images and that the root is right"
+        )
+    return int(np.median(sides))

@@ -1,0 +1,167 @@
+"""What a run writes down: typed JSON lines. The only reader and writer of records.jsonl.
+
+A record is one line, written at once and synced. A crash can tear the last line; a resumed run
+writes again what came after its checkpoint. `read` tolerates the first and keeps the last of the
+second, so that a killed and resumed run reads like an undisturbed one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from acclimate.core.errors import RecordError, SchemaError
+from acclimate.core.files import append_line
+
+SCHEMA = 1
+DOMAIN_MAP = "domains.safetensors"  # in a run folder: μ of every domain, for maps and reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """Once per sitting: which program, data and machine."""
+
+    kind: ClassVar[str] = "started"
+    key: ClassVar[tuple[str, ...]] = ("time",)
+    time: str
+    version: str
+    config_digest: str
+    data_digest: str
+    device: str
+    processes: int
+    resumed_at: str | None  # the last phase and step recorded before, as "main 300"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Training progress, averaged since the last one."""
+
+    kind: ClassVar[str] = "loss"
+    key: ClassVar[tuple[str, ...]] = ("phase", "step")
+    phase: str
+    step: int
+    risk: float
+    penalty: float | None
+    lr: float
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One domain, scored once. `None` where there was nothing to score."""
+
+    kind: ClassVar[str] = "score"
+    key: ClassVar[tuple[str, ...]] = ("moment", "step", "domain", "split", "method")
+    moment: str  # "validation" during training, "final" on the kept weights
+    step: int
+    domain: str
+    role: str  # train | val | test: how this run used the domain
+    split: str  # train | val | test | all
+    n: int
+    top1: float | None
+    top5: float | None
+    # "none", "embedding", a chain such as "embedding+prior"; "wrong-embedding" is a control,
+    # "oracle-prior" a ceiling, "black-box-prior" a check
+    method: str
+    adapted_on: str | None = None  # "held-out", "test", "training" or None
+    adapt_n: int | None = None
+    adapt_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The run is complete: which step's weights were kept, and why.
+
+    `seconds` are those of all sittings; of a killed one, those until its last checkpoint.
+    """
+
+    kind: ClassVar[str] = "finished"
+    key: ClassVar[tuple[str, ...]] = ()
+    kept_step: int
+    kept_by: str
+    kept_score: float | None
+    seconds: float
+    quarantined: int
+
+
+Record = Started | Loss | Score | Finished
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
+
+
+def append(path: Path, record: Record) -> None:
+    line = {"schema": SCHEMA, "kind": record.kind, **dataclasses.asdict(record)}
+    _mend_torn_line(path)
+    append_line(path, json.dumps(line, ensure_ascii=False))
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run, duplicates removed, with what was found wrong on the way."""
+
+    all: tuple[Record, ...]
+    torn: int = 0
+    duplicates: int = 0
+
+    @property
+    def scores(self) -> list[Score]:
+        return [record for record in self.all if isinstance(record, Score)]
+
+    @property
+    def losses(self) -> list[Loss]:
+        return [record for record in self.all if isinstance(record, Loss)]
+
+    @property
+    def finished(self) -> Finished | None:
+        return next((record for record in self.all if isinstance(record, Finished)), None)
+
+
+def read(path: Path) -> Records:
+    """Every record, the last of each key; a torn line is counted, other damage is an error."""
+    if not path.exists():
+        return Records(())
+    lines = path.read_bytes().split(b"\n")
+    torn = int(lines[-1] != b"")
+    records = list(_parsed(path, lines[:-1]))
+    kept = {
+        (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
+    }
+    return Records(tuple(kept.values()), torn=torn, duplicates=len(records) - len(kept))
+
+
+def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            values = json.loads(line)
+            schema, kind = values.pop("schema"), values.pop("kind")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise RecordError(
+                f"{path}, line {number}: not a record; restore or delete the line"
+            ) from None
+        if schema != SCHEMA:
+            raise SchemaError(
+                f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
+                f"use the version of acclimate that wrote it"
+            )
+        try:
+            yield _KINDS[kind](**values)
+        except (KeyError, TypeError):
+            raise RecordError(f"{path}, line {number}: no known '{kind}' record") from None
+
+
+def _mend_torn_line(path: Path) -> None:
+    """Cut what a crash left of a line, lest the next record be glued to it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content_end = file.seek(0, 2)
+        if content_end == 0:
+            return
+        file.seek(-1, 2)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,0 +1,293 @@
+"""From an ablation and data to a sweep that is ready to run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.build.digits import build_digits
+from acclimate.build.long_tail import LongTailSettings
+from acclimate.config import flat, merged, nested
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import Axis, Sweep
+from acclimate.sweep.ablations.table import (
+    BATCH,
+    EMBEDDED_BATCH,
+    EMBEDDED_LONG_TAIL,
+    EMBEDDED_SETTINGS,
+    NONE,
+    SETTINGS,
+    Ablation,
+    Base,
+    Value,
+    find_ablation,
+)
+from acclimate.sweep.definition import ROLES, SweepConfig, data_name
+from acclimate.sweep.jobs import define
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An ablation as it was asked for; what is empty is decided by the ablation and the data."""
+
+    name: str
+    data: Path | None = None  # None: the embedded digits
+    out: Path
+    values: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    test_domains: tuple[str, ...] = ()  # held out together
+    val_domains: tuple[str, ...] = ()
+    trials: int = 3
+    seed: int = 0
+    preset: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """An ablation, ready to run."""
+
+    sweep: Sweep
+    config: SweepConfig
+    manifests: Mapping[str, Manifest]
+    data: Mapping[str, Path]
+    data_of_variant: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def prepare(asked: Asked) -> Study:
+    """Check everything, build the data in memory, and list the runs; nothing is written."""
+    ablation = find_ablation(asked.name)
+    _refuse_own(asked, ablation)
+    base = _base(asked, ablation)
+    labels = {_label(value): value for value in _values(asked, ablation, base)}
+    sets = _data_sets(asked, ablation, base, labels)
+    if ablation.data is not None:
+        labels = {label: labels[label] for label in sets.of_variant}
+    algorithms = asked.algorithms or ablation.algorithms
+    config = SweepConfig(
+        title=f"Ablation: {ablation.about}",
+        data=tuple(str(path) for path in sets.places.values()),
+        algorithms=algorithms,
+        test_domains=_groups(asked, ablation, base),
+        val_domains=() if ablation.pool else asked.val_domains,
+        trials=asked.trials,
+        seed=asked.seed,
+        baseline="erm" if "erm" in algorithms else algorithms[0],
+        preset=asked.preset,
+        settings=merged(nested(_defaults(asked)), asked.settings),
+        variants={label: _variant(asked, ablation, value) for label, value in labels.items()},
+    )
+    places = {
+        label: None if isinstance(value, str) else float(value) for label, value in labels.items()
+    }
+    axis = Axis(label=ablation.label, places=places)
+    return Study(
+        sweep=_defined(config, sets.manifests, sets.of_variant, axis),
+        config=config,
+        manifests=sets.manifests,
+        data=sets.places,
+        data_of_variant=sets.of_variant,
+        notes=sets.notes,
+    )
+
+
+def _defaults(asked: Asked) -> dict[str, Any]:
+    """A preset or --set has the last word."""
+    return {**SETTINGS, **(EMBEDDED_SETTINGS if asked.data is None and not asked.preset else {})}
+
+
+def _variant(asked: Asked, ablation: Ablation, value: Value) -> dict[str, Any]:
+    batch = EMBEDDED_BATCH if asked.data is None else BATCH
+    along = ablation.along(value, batch)
+    if asked.preset or set(along) & set(flat(asked.settings)):
+        along = {}
+    return nested({**along, **ablation.settings(value)})
+
+
+def _refuse_own(asked: Asked, ablation: Ablation) -> None:
+    for key in ablation.settings(ablation.embedded[-1]):
+        if key in flat(asked.settings):
+            raise ConfigError(
+                f"--set {key}: the ablation '{asked.name}' varies this itself; use --values"
+            )
+
+
+def _defined(
+    config: SweepConfig,
+    manifests: Mapping[str, Manifest],
+    of_variant: Mapping[str, str],
+    axis: Axis,
+) -> Sweep:
+    """With a variant `none`, plain algorithms run under it and adaptive ones under the others."""
+    if axis.places and not any(place is None for place in axis.places.values()):
+        return define(config, manifests, data_of_variant=of_variant, axis=axis)
+    plain = tuple(name for name in config.algorithms if not name.startswith("da-"))
+    adaptive = tuple(name for name in config.algorithms if name.startswith("da-"))
+    without = {label: values for label, values in config.variants.items() if label == NONE}
+    others = {label: values for label, values in config.variants.items() if label != NONE}
+    parts = [
+        define(replace(config, algorithms=names, variants=variants), manifests, axis=axis)
+        for names, variants in ((plain, without), (adaptive, others))
+        if names and variants
+    ]
+    if not parts:
+        raise ConfigError(
+            "nothing to run: 'none' is for plain algorithms and every embedding for adaptive "
+            "ones; add the other kind to --algorithms or --values"
+        )
+    jobs = sorted((job for part in parts for job in part.jobs), key=lambda job: job.trial)
+    embeddings = tuple(found for part in parts for found in part.embeddings)
+    return replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings)
+
+
+def _base(asked: Asked, ablation: Ablation) -> Base:
+    if asked.data is None:
+        manifest = build_digits(replace(ablation.digits, seed=asked.seed))
+        long_tail = replace(EMBEDDED_LONG_TAIL, seed=asked.seed)
+        if ablation.pool:
+            manifest = _digit_pool(manifest)
+    else:
+        manifest = Manifest.open(asked.data)
+        manifest.check()
+        long_tail = _scaled(manifest, asked.seed)
+    unseen = {name for name, role in manifest.roles().items() if role != "train"}
+    unseen |= {*asked.test_domains, *asked.val_domains}
+    training = tuple(name for name in manifest.domains if name not in unseen)
+    return Base(manifest=manifest, training=training, long_tail=long_tail, seed=asked.seed)
+
+
+def _digit_pool(manifest: Manifest) -> Manifest:
+    """The digits as a pool: images of unseen sensors, which show other digits, are for test."""
+    unseen = np.array([name.startswith("test") for name in manifest.domain_names])
+    splits = pa.array(np.where(unseen, "test", manifest.splits), pa.string())
+    table = manifest.table.drop_columns(["role"])
+    return replace(
+        manifest, table=table.set_column(table.column_names.index("split"), "split", splits)
+    )
+
+
+def _scaled(manifest: Manifest, seed: int) -> LongTailSettings:
+    """The paper's proportions for other data: a fifth of the classes are heads, which get half of
+    the images that a class of median size has for training."""
+    sizes = np.bincount(manifest.label_index, minlength=len(manifest.classes))
+    per_class = max(2, round(0.35 * float(np.median(sizes))))
+    return LongTailSettings(
+        heads=max(1, len(manifest.classes) // 5),
+        per_class=per_class,
+        val_per_class=max(1, round(per_class / 7)),
+        test_per_class=max(2, round(per_class * 6 / 7)),
+        seed=seed,
+    )
+
+
+def _values(asked: Asked, ablation: Ablation, base: Base) -> list[Value]:
+    if not asked.values:
+        values = list(ablation.embedded if asked.data is None else ablation.values(base))
+    else:
+        values = [_parsed(text, asked.name, ablation) for text in asked.values]
+    low, high = ablation.limit(base) if ablation.limit else (0.0, float("inf"))
+    for value in values:
+        if not isinstance(value, str) and not low <= value <= high:
+            allowed = f"from {low:g} to {high:g}" if np.isfinite(high) else f"at least {low:g}"
+            raise ConfigError(
+                f"--values: {value:g} for '{asked.name}' is out of reach for "
+                f"{base.manifest.source}; choose {allowed}"
+            )
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) < 2:
+        raise ConfigError(
+            f"{base.manifest.source} leaves fewer than two values to compare for '{asked.name}'; "
+            f"give --values"
+        )
+    return distinct if isinstance(distinct[0], str) else sorted(distinct, key=float)
+
+
+def _parsed(text: str, name: str, ablation: Ablation) -> Value:
+    if isinstance(ablation.embedded[0], str):
+        return text
+    try:
+        number = float(text)
+        if ablation.whole and not number.is_integer():
+            raise ValueError
+    except (ValueError, OverflowError):
+        kind = "whole numbers" if ablation.whole else "numbers"
+        raise ConfigError(f"--values: '{name}' takes {kind}, not '{text}'") from None
+    return int(number) if ablation.whole else number
+
+
+def _label(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if value < 1e6 else str(value)
+
+
+def _groups(asked: Asked, ablation: Ablation, base: Base) -> tuple[str, ...]:
+    """The unseen domains: as asked, else by role, else each in turn where training may change."""
+    if ablation.pool:
+        return (ROLES,)
+    if asked.test_domains:
+        return (",".join(asked.test_domains),)
+    if "test" in base.manifest.roles().values():
+        return (ROLES,)
+    if ablation.data is not None:
+        raise ConfigError(
+            f"'{asked.name}' takes training domains away and needs others to test on, and "
+            f"{base.manifest.source} gives none the role 'test'; name some with --test-domains"
+        )
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DataSets:
+    manifests: Mapping[str, Manifest]
+    places: Mapping[str, Path]
+    of_variant: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def _data_sets(
+    asked: Asked, ablation: Ablation, base: Base, labels: Mapping[str, Value]
+) -> _DataSets:
+    if ablation.data is None:
+        name = "digits" if asked.data is None else data_name(asked.data)
+        place = asked.data
+        if place is None:
+            place = _place(asked, name, base.manifest)
+        return _DataSets(manifests={name: base.manifest}, places={name: place}, of_variant={})
+    manifests: dict[str, Manifest] = {}
+    places: dict[str, Path] = {}
+    of_variant: dict[str, str] = {}
+    notes: list[str] = []
+    for label, value in labels.items():
+        name = f"{asked.name}-{label}"
+        built = ablation.data(base, value, list(labels.values()))
+        same = next((one for one, m in manifests.items() if m.digest() == built.digest()), None)
+        if same is not None:
+            notes.append(f"{label} is left out: the data are those of {same}")
+            continue
+        places[name] = _place(asked, name, built)
+        manifests[name], of_variant[label] = built, name
+    return _DataSets(manifests=manifests, places=places, of_variant=of_variant, notes=tuple(notes))
+
+
+def _place(asked: Asked, name: str, manifest: Manifest) -> Path:
+    """Where built data lie: by their digest, so that other data are never overwritten."""
+    return asked.out / "data" / manifest.digest()[:8] / f"{name}.parquet"
+
+
+def write_data(study: Study, out: Path) -> None:
+    """The data that were built for the study, below `out`; what is there already stays."""
+    for name, path in study.data.items():
+        if path.is_relative_to(out / "data") and not _holds(path, study.manifests[name]):
+            study.manifests[name].write(path)
+
+
+def _holds(path: Path, manifest: Manifest) -> bool:
+    """Whether the file is there and finds the same images: its folder may have moved."""
+    if not path.exists():
+        return False
+    images = "image" in manifest.table.column_names
+    return not images or Manifest.read(path).root == manifest.root

@@ -1,0 +1,735 @@
+"""Test-time adaptation: each method against its formula, and none of them touches the model."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from acclimate import AdaptiveClassifier, DomainState, Manifest
+from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.adapt.methods import METHODS, Context, Images, find_chain
+from acclimate.adapt.methods.base import with_tensors
+from acclimate.adapt.methods.bn import BatchNorm
+from acclimate.adapt.methods.prior import (
+    Prior,
+    black_box_prior,
+    em_prior,
+    implied_prior,
+    log_ratio,
+    soft_confusion,
+)
+from acclimate.adapt.methods.t3a import T3A
+from acclimate.adapt.methods.tent import Tent, mean_entropy
+from acclimate.cli import main
+from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
+from acclimate.learn.embeddings import digest_of
+from acclimate.learn.model import Trained
+from acclimate.learn.models import Backbone, Plain, Predictor, Preprocess, freeze_batch_norm
+from acclimate.runs.evaluate import evaluate_run
+from fixtures.settings import TINY, as_flags
+
+CPU = torch.device("cpu")
+UNIFORM = Context(torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def plain(body: nn.Module | None = None, *, features: int = 6, seed: int = 0) -> Plain:
+    """A classifier of 3 classes of 4-pixel images (or of 5 features, without `body`)."""
+    torch.manual_seed(seed)
+    if body is None:
+        body = nn.Sequential(nn.Linear(5, features), nn.ReLU())
+        return Plain(Backbone(body, features, Preprocess((0.0,) * 5, (1.0,) * 5, 0)), 3).eval()
+    return Plain(Backbone(body, features, Preprocess((0.5,) * 3, (0.2,) * 3, 4)), 3).eval()
+
+
+def convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
+    torch.manual_seed(1)
+    parts = [nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 6, 2), norm(6)]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def batch_normed() -> Plain:
+    return plain(convolutions(nn.BatchNorm2d))
+
+
+def group_normed() -> Plain:
+    return plain(convolutions(lambda width: nn.GroupNorm(2, width)))
+
+
+def pixels(count: int, seed: int = 0) -> Images:
+    rng = np.random.default_rng(seed)
+    # Many: tiny networks then see clear differences.
+    return Images(torch.from_numpy(rng.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)), CPU)
+
+
+def rows(count: int, seed: int = 0) -> Images:
+    return Images(
+        torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 5))).float(), CPU
+    )
+
+
+def logits_of(predictor: Predictor, images: Images) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([predictor(x).logits for x in images.batches()])
+
+
+def weights_of(predictor: nn.Module) -> str:
+    return digest_of(predictor.state_dict().items())
+
+
+# --- label prior ----------------------------------------------------------------------------------
+
+
+def test_em_against_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    posteriors = rng.dirichlet([0.5, 0.7, 0.3, 0.6], size=40)
+    train = np.array([0.4, 0.3, 0.2, 0.1])
+    expected, steps = train.copy(), 0
+    while True:
+        sums = [0.0] * 4
+        for row in posteriors:
+            parts = [row[c] * expected[c] / train[c] for c in range(4)]
+            for c in range(4):
+                sums[c] += parts[c] / sum(parts)
+        before, expected = expected, np.array(sums) / len(posteriors)
+        steps += 1
+        if abs(expected - before).max() <= 1e-8:
+            break
+    found, iterations = em_prior(torch.from_numpy(posteriors), torch.from_numpy(train))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-13)
+    assert iterations == steps
+    assert steps > 5
+
+
+def test_em_of_two_classes_by_hand() -> None:
+    """Three images with odds 3 and one with odds 1/3, under a uniform prior: the likelihood
+    (1 + 2q)³ (3 − 2q) has its maximum where 6/(1 + 2q) = 2/(3 − 2q), at q = 1, and stays below it
+    for every step: after the first, q = (3·¾ + ¼)/4 = 5/8."""
+    posteriors = torch.tensor([[0.75, 0.25]] * 3 + [[0.25, 0.75]])
+    uniform = torch.tensor([0.5, 0.5])
+    once, _ = em_prior(posteriors, uniform, most=1)
+    assert once.tolist() == [5 / 8, 3 / 8]
+    found, _ = em_prior(posteriors, uniform)
+    assert found[0] == pytest.approx(1, abs=1e-3)
+    # With odds 9, (1 + 8q)³ (9 − 8q): 24/(1 + 8q) = 8/(9 − 8q) at q = 13/16.
+    sure = torch.tensor([[0.9, 0.1]] * 3 + [[0.1, 0.9]], dtype=torch.float64)
+    found, _ = em_prior(sure, uniform)
+    assert found[0] == pytest.approx(13 / 16, abs=1e-6)
+
+
+def gaussian_posteriors(prior: list[float], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Exact posteriors, under a uniform prior, of images drawn with another one."""
+    rng = np.random.default_rng(3)
+    labels = rng.choice(3, count, p=prior)
+    x = rng.normal(labels * 2.0, 1.0)
+    density = np.exp(-0.5 * (x[:, None] - 2.0 * np.arange(3)) ** 2)
+    return density / density.sum(1, keepdims=True), labels
+
+
+def test_em_recovers_a_known_prior() -> None:
+    true = [0.75, 0.2, 0.05]
+    posteriors, labels = gaussian_posteriors(true, 20_000)
+    found, _ = em_prior(torch.from_numpy(posteriors), UNIFORM.label_prior)
+    np.testing.assert_allclose(found.numpy(), true, atol=0.01)
+    corrected = np.log(posteriors) + log_ratio(found, UNIFORM.label_prior).numpy()
+    before, after = ((p.argmax(1) == labels).mean() for p in (posteriors, corrected))
+    assert after > before + 0.02
+
+
+def test_nothing_changes_where_the_prior_stays() -> None:
+    train = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    found, iterations = em_prior(torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), 0), train)
+    assert iterations == 1
+    torch.testing.assert_close(found, train)
+    predictor = plain()
+    same = Prior().apply(predictor, {"prior": train, "base": train})
+    assert torch.equal(logits_of(same, rows(7)), logits_of(predictor, rows(7)))
+
+
+def test_the_correction_is_bayes_rule() -> None:
+    predictor, images = plain(), rows(9)
+    target = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    train = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    adapted = Prior().apply(predictor, {"prior": target, "base": train})
+    unnormalised = logits_of(predictor, images).double().softmax(1) * target / train
+    expected = unnormalised / unnormalised.sum(1, keepdim=True)
+    found = logits_of(adapted, images).double().softmax(1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_implied_prior_is_read_off() -> None:
+    """F(·, μ) that is F at the centre under another prior: that prior, exactly."""
+    centre = torch.from_numpy(np.random.default_rng(0).dirichlet([1, 2, 3], size=20))
+    train = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    other = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    moved = centre * other / train
+    moved = moved / moved.sum(1, keepdim=True)
+    torch.testing.assert_close(implied_prior(moved, centre, train), other)
+    torch.testing.assert_close(implied_prior(centre, centre, train), train)
+
+
+def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
+    """A classifier whose μ did the whole correction is left as it is, by EM's fixed point."""
+    posteriors, _ = gaussian_posteriors([0.6, 0.1, 0.3], 5000)
+    target, _ = em_prior(torch.from_numpy(posteriors), UNIFORM.label_prior)
+    logits = torch.from_numpy(np.log(posteriors))
+    images = Images(logits.float(), CPU)
+    centre, start = (identity(bias) for bias in (torch.zeros(3), (target * 3).log()))
+    tensors = Prior().observe(start, images, replace(UNIFORM, start=start, centre=centre))
+    torch.testing.assert_close(tensors["base"], target, rtol=0, atol=1e-5)
+    torch.testing.assert_close(tensors["prior"], target, rtol=0, atol=1e-5)
+    twice = Prior().observe(start, images, UNIFORM)["prior"]
+    assert float((twice - target).abs().max()) > 0.05
+
+
+def identity(bias: Tensor) -> Plain:
+    """Three numbers are their own logits, but for the bias."""
+    predictor = Plain(Backbone(nn.Identity(), 3, Preprocess((0.0,) * 3, (1.0,) * 3, 0)), 3).eval()
+    changed = with_tensors(predictor, {"head.last.weight": torch.eye(3), "head.last.bias": bias})
+    assert isinstance(changed, Plain)
+    return changed
+
+
+def test_classes_without_a_prior_are_safe() -> None:
+    train = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    posteriors = torch.tensor([[0.6, 0.3, 0.1], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    found, _ = em_prior(posteriors, train)
+    assert found.isfinite().all()
+    assert found[2] == 0
+    assert float(found.sum()) == pytest.approx(1)
+    shift = log_ratio(torch.tensor([1.0, 0.0, 0.0]), train)
+    assert shift.isfinite().all()
+    assert shift[2] == 0
+    assert shift[1] < -20
+
+
+def test_black_box_shift_is_exact_on_an_exact_confusion_matrix() -> None:
+    """Predicted given true [3, 3]; prior (.5, .25, .25) in training, (.1, .6, .3) now."""
+    given = torch.tensor([[0.8, 0.1, 0.2], [0.1, 0.7, 0.2], [0.1, 0.2, 0.6]], dtype=torch.float64)
+    train = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    target = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+    found = black_box_prior(given * train * 400, given @ target)
+    torch.testing.assert_close(found, target)
+    # A class that the held-out images lack, and a mean that no prior explains.
+    lacking = black_box_prior(given * torch.tensor([0.5, 0.5, 0.0]), given @ target)
+    assert lacking[2] == 0
+    extreme = black_box_prior(given * train, torch.tensor([1.0, 0.0, 0.0]))
+    assert extreme.min() >= 0
+    assert float(extreme.sum()) == pytest.approx(1)
+
+
+def test_soft_confusion_by_hand() -> None:
+    posteriors = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
+    found = soft_confusion(posteriors, torch.tensor([0, 1, 1]))
+    assert found.tolist() == [[0.75, 0.625], [0.25, 1.375]]
+
+
+def test_em_and_black_box_shift_agree() -> None:
+    held_out, labels = gaussian_posteriors([1 / 3] * 3, 20_000)
+    new, _ = gaussian_posteriors([0.6, 0.1, 0.3], 20_000)
+    confusion = soft_confusion(torch.from_numpy(held_out), torch.from_numpy(labels))
+    one = black_box_prior(confusion, torch.from_numpy(new.mean(0)))
+    two, _ = em_prior(torch.from_numpy(new), UNIFORM.label_prior)
+    np.testing.assert_allclose(one.numpy(), two.numpy(), atol=0.02)
+
+
+# --- batch norm -----------------------------------------------------------------------------------
+
+
+def batch_norm_by_hand(predictor: Plain, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Statistics of all images at once, layer by layer, and the hidden layer they give."""
+    found, prefix = {}, "backbone.body"
+    x = (x - predictor.backbone.mean) / predictor.backbone.std
+    body = predictor.backbone.body
+    assert isinstance(body, nn.Sequential)
+    for number, layer in enumerate(body):
+        if isinstance(layer, nn.BatchNorm2d):
+            count = x.numel() // x.shape[1]
+            mean = x.double().mean((0, 2, 3))
+            variance = (x.double() - mean[:, None, None]).square().mean((0, 2, 3))
+            found[f"{prefix}.{number}.running_mean"] = mean.float()
+            found[f"{prefix}.{number}.running_var"] = (variance * count / (count - 1)).float()
+            scale = (layer.weight / (variance + layer.eps).sqrt()).float()
+            x = (x - mean.float()[:, None, None]) * scale[:, None, None]
+            x = x + layer.bias[:, None, None]
+        else:
+            x = layer(x)
+    return found, x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("frozen", [False, True])
+def test_batch_norm_statistics_are_those_of_all_images(frozen: bool) -> None:
+    predictor, images = batch_normed(), pixels(50)
+    if frozen:
+        freeze_batch_norm(predictor)
+    before = weights_of(predictor)
+    expected, _ = batch_norm_by_hand(predictor, next(images.batches()))
+    found = BatchNorm().observe(predictor, images, UNIFORM)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    adapted = BatchNorm().apply(predictor, found)
+    assert adapted.state_dict()["backbone.body.4.running_var"].equal(
+        found["backbone.body.4.running_var"]
+    )
+    assert not logits_of(adapted, images).allclose(logits_of(predictor, images), atol=1e-2)
+    assert weights_of(predictor) == before
+    assert not any(part.training for part in predictor.modules())
+
+
+@torch.no_grad()
+def test_batches_are_pooled_exactly() -> None:
+    """The first layer does not depend on batches: 300 images in two batches are as one."""
+    predictor, images = batch_normed(), pixels(300)
+    # The halves differ: averaging the batches' variances would lose what lies between them.
+    images.stored[150:] //= 4
+    assert [len(x) for x in images.batches()] == [150, 150]
+    everything = torch.cat(list(images.batches()))
+    expected, _ = batch_norm_by_hand(predictor, everything)
+    found = BatchNorm().observe(predictor, images, UNIFORM)
+    for part in ("mean", "var"):
+        name = f"backbone.body.1.running_{part}"
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_no_batch_of_one_image() -> None:
+    assert [len(x) for x in rows(257).batches()] == [129, 128]
+    assert [len(x) for x in rows(7).batches(3)] == [3, 2, 2]
+
+
+# --- T3A ------------------------------------------------------------------------------------------
+
+
+def t3a_by_hand(
+    hidden: np.ndarray, logits: np.ndarray, weight: np.ndarray, keep: int
+) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    p = shifted / shifted.sum(1, keepdims=True)
+    entropy = -(p * np.log(p)).sum(1)
+    result = np.zeros_like(weight)
+    for c in range(len(weight)):
+        mine = sorted((entropy[i], i) for i in range(len(p)) if p[i].argmax() == c)[:keep]
+        template = weight[c] / np.linalg.norm(weight[c])
+        for _, i in mine:
+            template = template + hidden[i] / np.linalg.norm(hidden[i])
+        result[c] = template / np.linalg.norm(template)
+    return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", [0, 1, 4, 100])
+def test_t3a_against_numpy(keep: int) -> None:
+    predictor, images = plain(features=16), rows(60)
+    output = predictor(images.stored)
+    hidden, logits = output.hidden.double().numpy(), output.logits.double().numpy()
+    weight = predictor.head.last.weight.double().numpy()
+    expected = t3a_by_hand(hidden, logits, weight, keep)
+    found = T3A(keep).observe(predictor, images, UNIFORM)
+    np.testing.assert_allclose(found["templates"].numpy(), expected, rtol=1e-4, atol=1e-5)
+    adapted = T3A(keep).apply(predictor, found)
+    np.testing.assert_allclose(
+        logits_of(adapted, images).numpy(), hidden @ expected.T, rtol=1e-4, atol=1e-4
+    )
+    assert len(set(logits.argmax(1))) > 1
+
+
+# --- Tent -----------------------------------------------------------------------------------------
+
+
+def test_entropy_by_hand() -> None:
+    assert float(mean_entropy(torch.zeros(2, 4))) == pytest.approx(np.log(4))
+    half = torch.tensor([[3.0, 3.0, -1e9], [1e9, 0.0, 0.0]])
+    assert float(mean_entropy(half)) == pytest.approx(np.log(2) / 2)
+
+
+@pytest.mark.parametrize("make", [batch_normed, group_normed])
+def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], Plain]) -> None:
+    predictor, images = make(), pixels(100)
+    before = weights_of(predictor)
+    # Under batch norm, what learning started from: the new domain's statistics.
+    chain = find_chain("bn" if make is batch_normed else "none")
+    start, _ = chain.adapt(predictor, images, UNIFORM)
+    tent = Tent(steps=20, lr=1e-2)
+    found = tent.observe(predictor, images, UNIFORM)
+    adapted = tent.apply(predictor, found)
+    one, two = (mean_entropy(logits_of(p, images)) for p in (start, adapted))
+    assert two < one - 0.01
+    assert weights_of(predictor) == before
+    assert all(parameter.grad is None for parameter in predictor.parameters())
+    names = {"weight", "bias"} | (
+        {"running_mean", "running_var"} if make is batch_normed else set()
+    )
+    assert {name.rsplit(".", 1)[1] for name in found} == names
+
+
+def test_no_steps_of_tent_are_batch_norm_statistics() -> None:
+    predictor, images = batch_normed(), pixels(40)
+    found = Tent(steps=0).observe(predictor, images, UNIFORM)
+    with torch.no_grad():
+        statistics = BatchNorm().observe(predictor, images, UNIFORM)
+    for name, value in statistics.items():
+        assert torch.equal(found[name], value)
+    assert torch.equal(found["backbone.body.1.weight"], torch.ones(4))
+
+
+# --- what they have in common ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.method])
+def test_methods_leave_the_model_alone_and_apply_again(name: str) -> None:
+    predictor, images = batch_normed(), pixels(40)
+    before = weights_of(predictor)
+    chain = find_chain(name)
+    adapted, payloads = chain.adapt(predictor, images, UNIFORM)
+    again = chain.apply(predictor, payloads)
+    assert torch.equal(logits_of(adapted, images), logits_of(again, images))
+    assert not torch.equal(logits_of(adapted, images), logits_of(predictor, images))
+    assert weights_of(predictor) == before
+    repeated, _ = chain.adapt(predictor, images, UNIFORM)
+    assert torch.equal(logits_of(adapted, images), logits_of(repeated, images))
+
+
+def test_gradient_free_methods_record_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, bool] = {}
+    for name, row in METHODS.items():
+        if row.method is None:
+            continue
+
+        def watched(self: Any, *a: Any, name: str = name, o: Any = row.method.observe) -> Any:
+            seen[name] = torch.is_grad_enabled()
+            return o(self, *a)
+
+        monkeypatch.setattr(row.method, "observe", watched)
+        find_chain(name).adapt(batch_normed(), pixels(8), UNIFORM)
+    assert seen == {"prior": False, "bn": False, "t3a": False, "tent": True}
+
+
+def test_copies_share_what_does_not_change() -> None:
+    predictor = batch_normed()
+    changed = with_tensors(predictor, {"head.last.bias": torch.ones(3)})
+    assert changed.get_parameter("head.last.bias").tolist() == [1, 1, 1]
+    assert changed.get_parameter("backbone.body.0.weight") is predictor.get_parameter(
+        "backbone.body.0.weight"
+    )
+    assert predictor.get_parameter("head.last.bias").tolist() != [1, 1, 1]
+
+
+def test_chains_go_left_to_right() -> None:
+    predictor, images = batch_normed(), pixels(40)
+    adapted, payloads = find_chain("bn+prior").adapt(predictor, images, UNIFORM)
+    first, _ = find_chain("bn").adapt(predictor, images, UNIFORM)
+    expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
+    torch.testing.assert_close(payloads["prior"].tensors["prior"], expected)
+    shift = log_ratio(expected, UNIFORM.label_prior).float()
+    torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
+    assert list(payloads) == ["bn", "prior"]
+    assert not any(payload.mergeable for payload in payloads.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("priro", "there is no adaptation method 'priro'; did you mean 'prior'?"),
+        ("embedding+tnt", "there is no adaptation method 'tnt'; did you mean 'tent'?"),
+        ("prior+bn+prior", "method 'prior+bn+prior' has 'prior' twice; name each method once"),
+        ("none+prior", "method 'none+prior': 'none' stands alone; write 'prior'"),
+        (
+            "prior+embedding",
+            "method 'prior+embedding': the others work on the classifier that the embedding makes; "
+            "write 'embedding+prior'",
+        ),
+    ],
+)
+def test_chains_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(AcclimateError) as caught:
+        find_chain(text)
+    assert str(caught.value) == message
+    assert isinstance(caught.value, UnknownName if "there is no" in message else ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        (
+            "bn",
+            group_normed,
+            "method 'bn' works on batch norm, and this model has only group norm; use prior, t3a "
+            "or tent",
+        ),
+        (
+            "bn",
+            plain,
+            "method 'bn' works on batch norm, and this model has no normalisation layer; use prior "
+            "or t3a",
+        ),
+        (
+            "tent",
+            plain,
+            "method 'tent' works on the scales of normalisation layers, and this model has no "
+            "normalisation layer; use prior or t3a",
+        ),
+    ],
+)
+def test_models_without_the_layers(name: str, make: Callable[[], Plain], message: str) -> None:
+    images = rows(4) if make is plain else pixels(4)
+    with pytest.raises(ConfigError) as caught:
+        find_chain(name).adapt(make(), images, UNIFORM)
+    assert str(caught.value) == message
+
+
+def test_one_image_has_no_statistics() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_chain("bn").adapt(batch_normed(), pixels(1), UNIFORM)
+    assert str(caught.value) == ("batch-norm statistics need 2 images or more, not 1; add images")
+
+
+# --- on trained models ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(features: Manifest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A plain and an adaptive run on the features, `site-4` unseen."""
+    folder = tmp_path_factory.mktemp("methods")
+    settings = TINY | {"test_domains": ["site-4"]}
+    for name in ("erm", "da-erm"):
+        AdaptiveClassifier(algorithm=name, settings=settings, out=folder / name).fit(features)
+    return {name: folder / name for name in ("erm", "da-erm")}
+
+
+@pytest.fixture
+def models(runs: dict[str, Path]) -> dict[str, Trained]:
+    return {name: Trained.load(run) for name, run in runs.items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "method"),
+    [
+        ("erm", "none"),
+        ("erm", "prior"),
+        ("erm", "t3a"),
+        ("da-erm", "none"),
+        ("da-erm", "t3a"),
+        ("da-erm", "embedding"),
+        ("da-erm", "embedding+prior"),
+        ("da-erm", "embedding+t3a"),
+    ],
+)
+def test_states_save_and_serve_again(
+    models: dict[str, Trained], features: Manifest, tmp_path: Path, algorithm: str, method: str
+) -> None:
+    trained, X = models[algorithm], features.features()
+    before = weights_of(trained.predictor)
+    site = adapt(trained, X[:30], method=method)
+    assert site.state is not None
+    assert (site.method, site.state.count) == (method, 30)
+    assert (site.trust is not None) == method.startswith("embedding")
+    assert (site.label_prior is not None) == ("prior" in method)
+    site.state.save(tmp_path / "site.safetensors")
+    stored = DomainState.load(tmp_path / "site.safetensors")
+    again = apply_state(trained, stored)
+    assert again.method == method
+    np.testing.assert_array_equal(site.predict_proba(X), again.predict_proba(X))
+    assert weights_of(trained.predictor) == before
+
+
+def test_without_embedding_an_adaptive_model_stands_at_the_centre(
+    models: dict[str, Trained], features: Manifest
+) -> None:
+    trained, X = models["da-erm"], features.features()[:20]
+    assert trained.table is not None and trained.embedding is not None
+    site = adapt(trained, X, method="none")
+    with torch.no_grad():
+        zero = trained.predictor(torch.from_numpy(X), torch.zeros(trained.embedding.dim))
+    expected = zero.logits.softmax(1).numpy()
+    np.testing.assert_allclose(site.predict_proba(X), expected, rtol=1e-4, atol=1e-6)
+    # Where Φ is not standardised, the centre is not zero.
+    moved = {name: s.rescaled(torch.ones(4), 1.0) for name, s in trained.table.states.items()}
+    other = replace(trained, table=replace(trained.table, states=moved))
+    with torch.no_grad():
+        minus = trained.predictor(torch.from_numpy(X), -torch.ones(trained.embedding.dim))
+    site = adapt(other, X, method="none")
+    np.testing.assert_allclose(
+        site.predict_proba(X), minus.logits.softmax(1).numpy(), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_embedding_and_prior_start_from_the_implied_prior(
+    models: dict[str, Trained], features: Manifest
+) -> None:
+    trained, X = models["da-erm"], features.features()[features.rows(domain="site-4")]
+    train = torch.tensor(trained.label_prior, dtype=torch.float64)
+    state = adapt(trained, X, method="embedding+prior").state
+    start, centre = (
+        torch.from_numpy(adapt(trained, X, method=method).predict_proba(X)).double()
+        for method in ("embedding", "none")
+    )
+    assert state is not None
+    kept = state.payloads["prior"].tensors
+    expected = implied_prior(start, centre, train)
+    torch.testing.assert_close(kept["base"], expected, rtol=1e-4, atol=1e-6)
+    assert not kept["base"].allclose(train, atol=1e-3)
+    alone = adapt(trained, X, method="prior").state
+    assert alone is not None
+    assert torch.equal(alone.payloads["prior"].tensors["base"], train)
+
+
+def test_states_are_for_their_model_and_are_not_mixed(
+    models: dict[str, Trained], features: Manifest
+) -> None:
+    X = features.features()
+    erm, da = models["erm"], models["da-erm"]
+    of_erm = adapt(erm, X[:9], method="prior").state
+    with pytest.raises(StateMismatch, match="adapt again with the model you use"):
+        apply_state(da, of_erm)
+    assert of_erm is not None
+    with pytest.raises(StateMismatch) as caught:
+        of_erm.merged(of_erm)
+    stuck = "'prior' cannot be merged; adapt it anew on all the images"
+    assert str(caught.value) == stuck
+    for method in ("none", "prior"):
+        with pytest.raises(StateMismatch) as caught:
+            adapt(erm, X[9:], method=method, into=of_erm)
+        assert str(caught.value) == stuck
+    centre = adapt(da, X[:9], method="none").state
+    with pytest.raises(StateMismatch) as caught:
+        adapt(da, X[9:], into=centre)
+    assert str(caught.value) == (
+        "the earlier state was made by method 'none', not 'embedding'; go on with --method none, "
+        "or adapt anew on all the images"
+    )
+    more = adapt(da, X[9:20], method="none", into=centre).state
+    assert more is not None and more.count == 20
+    with pytest.raises(ConfigError) as failed:
+        adapt(erm, X[:9], method="embedding+prior")
+    assert str(failed.value) == (
+        "a plain model (erm) has no embedding to adapt; choose another --method, such as prior, or "
+        "train with --algorithm da-erm"
+    )
+
+
+def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:
+    """Three classes that overlap, in one domain of the given class frequencies."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(3, count, p=prior)
+    X = rng.normal(size=(count, 3)) + 1.5 * np.eye(3)[labels]
+    return X.astype(np.float32), np.array(["a", "b", "c"])[labels], np.full(count, domain)
+
+
+def test_prior_beats_none_under_label_shift(tmp_path: Path) -> None:
+    parts = [shifted(200, [1 / 3] * 3, f"train-{i}", seed=i) for i in range(4)]
+    parts += [
+        shifted(600, p, f"new-{i}", 10 + i)
+        for i, p in enumerate(([0.8, 0.15, 0.05], [0.05, 0.05, 0.9]))
+    ]
+    data = Manifest.from_arrays(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    settings = TINY | {
+        "train.steps": 300, "train.per_domain": 16, "train.evaluate_every": 100,
+        "train.checkpoint_every": 300, "test_domains": ["new-0", "new-1"], "adapt.points": 200,
+    }  # fmt: skip
+    AdaptiveClassifier(algorithm="erm", settings=settings, out=tmp_path / "run").fit(data)
+    scores = evaluate_run(tmp_path / "run", data, methods=["prior", "none"], device="cpu").scores
+    found = {(score.domain, score.method): score for score in scores if score.role == "test"}
+    assert len(found) == 8
+    for domain in ("new-0", "new-1"):
+        none, prior, check, oracle = (
+            found[domain, method].top1 or 0.0
+            for method in ("none", "prior", "black-box-prior", "oracle-prior")
+        )
+        assert none + 0.05 < prior < oracle + 0.02
+        assert none + 0.05 < check
+        score = found[domain, "prior"]
+        assert (score.n, score.adapt_n, score.adapted_on) == (400, 200, "held-out")
+        assert (score.adapt_seed, found[domain, "none"].adapt_n) == (0, None)
+
+
+def test_evaluate_by_several_methods(runs: dict[str, Path], features: Manifest) -> None:
+    methods = ["embedding", "none", "prior", "embedding+t3a", "none"]
+    scores = evaluate_run(runs["da-erm"], features, methods=methods, device="cpu").scores
+    unseen = {s.method: s for s in scores if s.domain == "site-4"}
+    assert list(unseen) == ["embedding", "wrong-embedding", "none", "prior", "embedding+t3a"]
+    used = {name: s.adapt_n for name, s in unseen.items() if name != "wrong-embedding"}
+    assert used == {"embedding": 6, "none": None, "prior": 6, "embedding+t3a": 6}
+    with pytest.raises(ConfigError, match="a plain model"):
+        evaluate_run(runs["erm"], features, methods=["embedding+prior"], device="cpu")
+    with pytest.raises(UnknownName, match="did you mean 'prior'"):
+        evaluate_run(runs["erm"], features, methods=["prio"], device="cpu")
+
+
+def test_the_estimator_takes_a_method(runs: dict[str, Path], features: Manifest) -> None:
+    model = AdaptiveClassifier.load(runs["da-erm"], device="cpu")
+    site = model.adapt(features.features()[:12], method="embedding+prior")
+    assert site.label_prior is not None
+    assert list(site.label_prior) == ["ant", "bee", "cat"]
+    assert sum(site.label_prior.values()) == pytest.approx(1)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`cli("adapt", ...)` -> what it says, or its error."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr().out
+        return stop.value.code if isinstance(stop.value.code, str) else said
+
+    return run
+
+
+def test_adapt_and_predict_on_a_plain_run(cli: Any, tree: Path, tmp_path: Path) -> None:
+    run, site, table = tmp_path / "run", tmp_path / "site.safetensors", tmp_path / "p.csv"
+    flags = ("--algorithm", "erm", "--test-domains", "west", "--out", run, *as_flags(TINY))
+    cli("train", tree, *flags)
+    west = tree / "west"
+    adapted = json.loads(cli("adapt", run, west, "--method", "prior", "--out", site, "--json"))
+    assert (adapted["method"], adapted["n"], adapted["unreadable"]) == ("prior", 24, [])
+    assert sum(adapted["label_prior"].values()) == pytest.approx(1)
+    predict = ("predict", run, west, "--out", table, "--probabilities")
+    cli(*predict, "--domain", site)
+    one = table.read_text()
+    cli(*predict)
+    assert one.count("\n") == 25
+    assert one != table.read_text()
+    said = cli("adapt", run, west, "--method", "tent", "--out", site)
+    assert said.splitlines() == ["adapted on 24 images by tent", f"state: {site}"]
+    said = cli("adapt", run, west, "--method", "tent+prior", "--out", site)
+    assert said.startswith("adapted on 24 images by tent+prior\nclasses: ")
+    assert cli("adapt", run, west, "--method", "bn", "--out", site) == (
+        "error: method 'bn' works on batch norm, and this model has only group norm; use prior, "
+        "t3a or tent"
+    )
+    assert cli("evaluate", run, "--method", "prior") == (
+        "error: --method scores anew; name the data to score as well"
+    )
+    found = json.loads(
+        cli("evaluate", run, tree, "--method", "prior", "--method", "t3a,tent", "--json")
+    )
+    west_by = {s["method"]: s["adapt_n"] for s in found["scores"] if s["domain"] == "west"}
+    assert west_by["prior"] == west_by["t3a"] == west_by["tent"] == 6
+    assert "prior (6 held-out)" in cli("evaluate", run, tree, "--method", "prior")
+
+
+def test_list_methods(cli: Any) -> None:
+    rows = json.loads(cli("list", "methods", "--json"))["methods"]
+    assert [row["name"] for row in rows] == list(METHODS)
+    assert "embedding+prior" in cli("list", "methods")
+
+
+def test_prior_and_t3a_do_not_go_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_chain("embedding+prior+t3a")
+    assert str(caught.value) == (
+        "method 'embedding+prior+t3a': t3a scores by templates, which are no class probabilities "
+        "to correct and leave no bias to keep a correction in; use prior or t3a"
+    )

@@ -1,0 +1,295 @@
+"""DomainBed's folders: names as they really are, every difference told, nothing lost silently."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from acclimate.build.domainbed.builder import FolderBuild, build_domainbed
+from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, Edition, benchmark, folded
+from acclimate.build.folder import build_folder
+from acclimate.cli import app, benchmarks
+from acclimate.core.errors import ManifestError, UnknownName
+from acclimate.data.manifest import Manifest
+
+assert benchmarks  # registers its commands
+
+
+def tree(root: Path, images: Mapping[str, int]) -> Path:
+    """`{"photo/dog": 3}`: three files each; nothing here looks into them."""
+    for folder, count in images.items():
+        (root / folder).mkdir(parents=True)
+        for number in range(count):
+            (root / folder / f"{number}.jpg").write_bytes(b"")
+    return root
+
+
+def shrunk(monkeypatch: pytest.MonkeyPatch, name: str, *editions: Mapping[str, int]) -> None:
+    """Expect `name` to be as small as a test can make it."""
+    known = BENCHMARKS[name]
+    smaller = Benchmark(
+        **{
+            **{field: getattr(known, field) for field in known.__dataclass_fields__},
+            "editions": tuple(
+                Edition(name=f"edition {number}", images=images)
+                for number, images in enumerate(editions, 1)
+            ),
+        }
+    )
+    monkeypatch.setitem(BENCHMARKS, name, smaller)
+
+
+PACS = {"art_painting": 2, "cartoon": 2, "photo": 2, "sketch": 2}
+CLASSES = BENCHMARKS["pacs"].classes
+
+
+def pacs(root: Path, domains: tuple[str, ...] = tuple(PACS)) -> Path:
+    return tree(root, {f"{domain}/{label}": 1 for domain in domains for label in CLASSES})
+
+
+def built(root: Path, tmp_path: Path, name: str = "pacs", **options: object) -> FolderBuild:
+    return build_domainbed(name, root, tmp_path / "out.parquet", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "totals"),
+    [
+        ("vlcs", 5, [10729]),
+        ("pacs", 7, [9991]),
+        ("office-home", 65, [15588]),
+        ("domainnet", 345, [586575, 596006]),
+        ("terra-incognita", 10, [24330, 24788]),
+    ],
+)
+def test_expectations_add_up_to_the_published_totals(
+    name: str, classes: int, totals: list[int]
+) -> None:
+    known = benchmark(name)
+    assert len({folded(label) for label in known.classes}) == classes
+    assert [edition.total for edition in known.editions] == totals
+    assert all(tuple(edition.images) == known.domains for edition in known.editions)
+    assert set(known.aliases.values()) <= set(known.domains)
+    assert set(known.class_aliases.values()) <= set(known.classes)
+    names = [folded(domain) for domain in known.domains]
+    assert not set(names) & set(known.aliases)
+    assert all(alias == folded(alias) for alias in known.aliases)
+
+
+def test_duplicates_of_domainnet_are_the_difference_of_its_editions() -> None:
+    clean, full = BENCHMARKS["domainnet"].editions
+    listed = {"clipart": 704, "infograph": 1596, "painting": 3493, "real": 2380, "sketch": 1258}
+    found = {name: full.images[name] - clean.images[name] for name in clean.images}
+    assert found == {**listed, "quickdraw": 0}
+
+
+@pytest.mark.parametrize("name", ["OfficeHome", "office_home", "Office-Home", "officehome"])
+def test_names_of_data_sets_may_be_spelt_as_people_do(name: str) -> None:
+    assert benchmark(name).title == "OfficeHome"
+
+
+def test_an_unknown_data_set_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownName) as caught:
+        benchmark("pasc")
+    assert str(caught.value) == "there is no benchmark 'pasc'; did you mean 'pacs'?"
+
+
+def test_as_expected_is_the_same_manifest_as_the_plain_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrunk(monkeypatch, "pacs", dict.fromkeys(PACS, 7))
+    root = pacs(tmp_path / "PACS")
+    result = built(root, tmp_path)
+    assert result.check.differences() == []
+    assert (result.check.images, result.check.expected) == (28, 28)
+    assert result.manifest.digest() == build_folder(root, tmp_path / "plain.parquet").digest()
+    assert Manifest.read(tmp_path / "out.parquet").digest() == result.manifest.digest()
+
+
+def test_other_names_of_folders_give_the_same_domains(tmp_path: Path) -> None:
+    root = pacs(tmp_path / "data" / "kfold", ("art", "Cartoon", "photos", "SKETCH"))
+    result = built(tmp_path / "data", tmp_path)  # one folder further up
+    assert result.manifest.domains == ("art_painting", "cartoon", "photo", "sketch")
+    assert result.manifest.root == root
+    assert result.manifest.table["image"][0].as_py() == "Cartoon/dog/0.jpg"
+    assert [check.folder for check in result.check.domains] == [
+        "art",
+        "Cartoon",
+        "photos",
+        "SKETCH",
+    ]
+
+
+@pytest.mark.parametrize("folder", ["Real World", "Real_World", "RealWorld", "real-world", "Real"])
+def test_office_home_real_world(tmp_path: Path, folder: str) -> None:
+    root = tree(tmp_path / "x", {f"{folder}/Alarm_Clock": 1, "Art/alarm clock": 1, "Art/TV": 1})
+    manifest = built(root, tmp_path, "office-home").manifest
+    assert manifest.domains == ("Art", "Real World")
+    assert manifest.classes == ("Alarm_Clock", "TV")
+
+
+def test_terra_incognita_locations(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", {"L100/cat": 1, "location_38/cat": 1, "43/dog": 1})
+    result = built(root, tmp_path, "terra-incognita")
+    assert result.manifest.domains == ("location_100", "location_38", "location_43")
+    assert result.check.domains[3].folder is None
+
+
+def test_vlcs_in_parts_takes_full_and_says_what_it_left(tmp_path: Path) -> None:
+    parts = {"full": 3, "train": 2, "test": 1}
+    images = {f"CALTECH/{part}/{k}": n for part, n in parts.items() for k in range(5)}
+    root = tree(tmp_path / "x", {**images, "SUN/bird": 1})
+    result = built(root, tmp_path, "vlcs")
+    assert result.manifest.classes == ("bird", "car", "chair", "dog", "person")
+    assert result.manifest.domains == ("Caltech101", "SUN09")
+    assert len(result.manifest) == 16
+    assert result.check.left_out == {
+        "in 'train' of a domain that also has 'full'": 10,
+        "in 'test' of a domain that also has 'full'": 5,
+    }
+    assert "10 images left out: in 'train' of a domain that also has 'full'" in (
+        result.check.differences()
+    )
+
+
+def test_vlcs_in_parts_without_full_keeps_the_splits(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path / "x",
+        {"CALTECH/train/0": 4, "CALTECH/crossval/0": 2, "CALTECH/test/1": 3, "SUN/train/4": 1},
+    )
+    table = built(root, tmp_path, "vlcs").manifest.table
+    counted = table.group_by(["domain", "label", "split"]).aggregate([([], "count_all")])
+    found = {tuple(row.values())[:3]: row["count_all"] for row in counted.to_pylist()}
+    assert found == {
+        ("Caltech101", "bird", "train"): 4,
+        ("Caltech101", "bird", "val"): 2,
+        ("Caltech101", "car", "test"): 3,
+        ("SUN09", "person", "train"): 1,
+    }
+
+
+def test_a_class_called_test_is_a_class(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", {"art/dog": 1, "photo/test": 1})
+    assert built(root, tmp_path).manifest.classes == ("dog", "test")
+
+
+def test_every_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrunk(monkeypatch, "pacs", {"art_painting": 7, "cartoon": 9, "photo": 6, "sketch": 4})
+    root = pacs(tmp_path / "x", ("art_painting", "cartoon", "photo"))
+    tree(root, {"photo/zebra": 1, "clip/dog": 2, "empty": 0})
+    (root / "cartoon" / "house" / "0.jpg").unlink()
+    (root / "imagelist.txt").write_text("")
+    (root / "loose.jpg").write_bytes(b"")
+    check = built(root, tmp_path).check
+    assert check.differences() == [
+        "domain 'cartoon' has 6 images, 3 fewer than expected",
+        "domain 'cartoon' lacks classes: house",
+        "domain 'photo' has 8 images, 2 more than expected",
+        "domain 'photo' has extra classes: zebra",
+        "domain 'sketch' is missing: 4 images expected",
+        "domain 'clip' with 2 images is extra",
+        "files that are no images of a domain: imagelist.txt, loose.jpg",
+    ]
+    assert check.images == 23  # extra ones stay
+
+
+def test_only_expected_leaves_out_what_is_extra_and_says_so(tmp_path: Path) -> None:
+    root = pacs(tmp_path / "x")
+    tree(root, {"photo/zebra": 1, "clip/dog": 2})
+    result = built(root, tmp_path, only_expected=True)
+    assert result.check.left_out == {"not a domain or class of the data set": 3}
+    assert result.manifest.domains == tuple(PACS)
+    assert result.manifest.classes == CLASSES
+
+
+def test_the_drop_list_drops_and_the_nearest_edition_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"clipart": 1, "infograph": 1, "painting": 1, "quickdraw": 0, "real": 0, "sketch": 0}
+    shrunk(monkeypatch, "domainnet", small, {**small, "clipart": 3})
+    root = tree(tmp_path / "x", {"clip/ant": 3, "info/ant": 1, "paint/ant": 1})
+    assert built(root, tmp_path, "domainnet").check.edition == "edition 2"
+    drops = tmp_path / "drops.txt"
+    drops.write_text("clipart/ant/0.jpg\nclipart/ant/2.jpg\n\nreal/ant/9.jpg\n")
+    result = built(root, tmp_path, "domainnet", drop_list=drops)
+    assert result.manifest.table["image"].to_pylist() == [
+        *("clip/ant/1.jpg", "info/ant/0.jpg", "paint/ant/0.jpg")
+    ]
+    assert result.check.edition == "edition 1"
+    assert result.check.left_out == {"drop list": 2}
+    assert "1 line of the drop list matches no image" in result.check.differences()
+
+
+def test_a_missing_folder_says_where_to_get_the_data(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError) as caught:
+        built(tmp_path / "none", tmp_path, "office-home")
+    assert str(caught.value) == (
+        f"there is no folder '{tmp_path / 'none'}' with OfficeHome; get it from "
+        "https://www.hemanthdv.org/officeHomeDataset.html; licence: for non-commercial research "
+        "and teaching, under fair use; see the page"
+    )
+
+
+def test_a_folder_without_any_domain_is_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", {"north/dog": 1, "south/dog": 1})
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path)
+    assert str(caught.value) == (
+        f"{root} has no domain of PACS (art_painting, cartoon, photo, sketch); it has north, "
+        "south: name the folder that holds the domains, or another --dataset"
+    )
+
+
+def test_domains_of_another_data_set_are_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", {"sketch/ant": 1, "photo/ant": 1})  # DomainNet's classes
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path)
+    assert str(caught.value) == (
+        "x/ has no class of PACS (dog, elephant, giraffe, guitar, horse and 2 more); "
+        "check --dataset and the folder"
+    )
+
+
+def test_less_than_half_of_the_domains_is_another_data_set(tmp_path: Path) -> None:
+    root = pacs(tmp_path / "PACS")
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path, "domainnet")
+    assert str(caught.value) == (
+        f"{root} has 1 of the 6 domains of DomainNet (sketch); it looks like PACS, --dataset pacs"
+    )
+    root = pacs(tmp_path / "x", ("sketch",))
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path)
+    assert str(caught.value) == (
+        f"{root} has 1 of the 4 domains of PACS (sketch); check --dataset and the folder"
+    )
+    assert built(pacs(tmp_path / "y", ("sketch", "photo")), tmp_path).check.images == 14
+
+
+def test_two_folders_of_one_domain_are_refused(tmp_path: Path) -> None:
+    root = tree(tmp_path / "x", {"art/dog": 1, "art_painting/dog": 1, "photo/dog": 1})
+    with pytest.raises(ManifestError) as caught:
+        built(root, tmp_path)
+    assert str(caught.value) == (
+        "x/ has 'art' and 'art_painting', which are both art_painting; remove one of them"
+    )
+
+
+def test_a_missing_drop_list_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError) as caught:
+        built(tmp_path / "none", tmp_path, drop_list=tmp_path / "no.txt")
+    assert str(caught.value) == f"there is no drop list '{tmp_path / 'no.txt'}'; check the path"
+
+
+def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
+    root, out = pacs(tmp_path / "x"), tmp_path / "out.parquet"
+    arguments = ["build", "domainbed", "--dataset", "pacs", str(root), "--out", str(out)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "PACS, nearest edition: as given out (9991 images)" in shown.output
+    assert "warning: domain 'photo' has 7 images, 1663 fewer than expected" in shown.output
+    facts = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert facts["rows"] == 28
+    assert facts["check"]["domains"][2]["expected"] == 1670
+    assert len(facts["check"]["differences"]) == 4

@@ -1,0 +1,623 @@
+"""Long-tailed domains: every invariant of the paper's construction, and its bytes."""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acclimate.build.class_lists import ClassList, open_pool, recorded
+from acclimate.build.long_tail import (
+    LT_IMAGENET,
+    LongTailSettings,
+    build_long_tail,
+    facts,
+    raised_total,
+)
+from acclimate.cli import main
+from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.data.manifest import Manifest
+
+CLASSES = tuple("abcdefgh")
+
+
+def base(per_class: int = 60, *, classes: tuple[str, ...] = CLASSES) -> Manifest:
+    """`per_class` named images of each class, spread over two domains that should not matter."""
+    labels = np.repeat(classes, per_class)
+    names = [f"{label}/{number:04d}.png" for number, label in enumerate(labels)]
+    table = pa.table(
+        {
+            "image": names,
+            "label": labels.tolist(),
+            "domain": [f"old-{number % 2}" for number in range(len(names))],
+            "split": ["train"] * len(names),
+            "note": [f"note of {name}" for name in names],
+        }
+    )
+    return Manifest(table, classes, Path("/nowhere"), "base")
+
+
+def small(**changes: Any) -> LongTailSettings:
+    values: dict[str, Any] = {
+        "domains": 4,
+        "heads": 3,
+        "per_class": 20,
+        "tail": 0.2,
+        "val_per_class": 5,
+        "test_per_class": 10,
+        "val_domains": 2,
+        "test_domains": 2,
+    }
+    return LongTailSettings(**{**values, **changes})
+
+
+def counts(manifest: Manifest, domain: str, split: str) -> Counter[int]:
+    """How many classes of a domain's split have how many images."""
+    rows = manifest.rows(domain=domain, split=split)
+    per_class = np.bincount(manifest.label_index[rows], minlength=len(manifest.classes))
+    return Counter(per_class.tolist())
+
+
+def images(manifest: Manifest, **where: str) -> list[str]:
+    rows = manifest.rows(**where)
+    return [manifest.image_name(int(row)) for row in rows]
+
+
+def test_the_papers_construction() -> None:
+    built = build_long_tail(base(), small())
+    assert built.domains == (
+        *("test-000", "test-001", "train-000", "train-001", "train-002", "train-003"),
+        *("val-000", "val-001"),
+    )
+    assert set(built.roles().values()) == {"train", "val", "test"}
+    assert built.classes == CLASSES
+    for domain, role in built.roles().items():
+        assert domain.startswith(role)
+        splits = ("train", "val", "test") if role == "train" else (role,)
+        assert len(built.rows(domain=domain)) == sum(
+            len(built.rows(domain=domain, split=split)) for split in splits
+        )
+    # 3 heads of 20 and 5 tails of 20 · 0.2; then A = 5 and its tails of 1, A = 10 and tails of 2.
+    for number in range(4):
+        assert counts(built, f"train-00{number}", "train") == {20: 3, 4: 5}
+        assert counts(built, f"train-00{number}", "val") == {5: 3, 1: 5}
+        assert counts(built, f"train-00{number}", "test") == {10: 3, 2: 5}
+    assert counts(built, "val-001", "val") == {5: 3, 1: 5}
+    assert counts(built, "test-001", "test") == {10: 3, 2: 5}
+    assert facts(built)["capped"] == {}
+    built.check(check_files=False)
+
+
+def test_heads_are_the_same_in_a_domains_splits_and_differ_between_domains() -> None:
+    built = build_long_tail(base(), small(domains=12))
+
+    def heads(domain: str, split: str) -> frozenset[int]:
+        rows = built.rows(domain=domain, split=split)
+        return frozenset(np.argsort(-np.bincount(built.label_index[rows], minlength=8))[:3])
+
+    assert all(
+        heads(d, "train") == heads(d, "val") == heads(d, "test")
+        for d in built.domains
+        if d.startswith("train")
+    )
+    assert len({heads(d, "train") for d in built.domains if d.startswith("train")}) > 6
+
+
+def test_heads_are_uniform_over_the_classes() -> None:
+    built = build_long_tail(base(), small(domains=400, tail=0.0, per_class=1))
+    rows = np.concatenate([built.rows(domain=f"train-{i:03d}", split="train") for i in range(400)])
+    share = np.bincount(built.label_index[rows], minlength=8) / 400
+    assert np.all(np.abs(share - 3 / 8) < 4 * np.sqrt(3 / 8 * 5 / 8 / 400))
+
+
+ANY = {
+    "per_class": st.integers(1, 90),
+    "tail": st.sampled_from([0.0, 0.01, 0.1, 0.33, 0.5, 1.0]),
+    "heads": st.integers(1, 8),
+    "domains": st.integers(1, 6),
+    "seed": st.integers(0, 1000),
+    "size": st.integers(3, 80),
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(**ANY)
+def test_invariants(
+    per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
+) -> None:
+    asked = small(per_class=per_class, tail=tail, heads=heads, domains=domains, seed=seed)
+    built = build_long_tail(base(size), asked)
+    built.check(check_files=False)
+    # Pools are disjoint over all domains together.
+    train, val, test = (set(images(built, split=split)) for split in ("train", "val", "test"))
+    assert not train & val and not train & test and not val & test
+    # Without replacement within a domain, and never more than asked for or than there is.
+    pool = {"test": max(round(size * 0.2), 1), "val": max(round(size * 0.1), 1)}
+    pool["train"] = size - pool["val"] - pool["test"]
+    expected = 0
+    for domain, role in built.roles().items():
+        assert len(set(images(built, domain=domain))) == len(built.rows(domain=domain))
+        for split in ("train", "val", "test") if role == "train" else (role,):
+            head = {"train": per_class, "val": 5, "test": 10}[split]
+            few = max(round(head * tail), 1) if tail else 0
+            found = counts(built, domain, split)
+            if role == "train":
+                wanted = Counter({min(head, pool[split]): heads})
+                wanted[min(few, pool[split])] += 8 - heads
+                assert found == +wanted
+                expected += heads * max(head - pool[split], 0)
+                expected += (8 - heads) * max(few - pool[split], 0)
+    # What is missing is recorded.
+    if expected == 0:
+        assert facts(built)["capped"] == {}
+    else:
+        assert sum(cap["missing"] for cap in facts(built)["capped"].values()) >= expected
+    # Unseen domains hold classes that were trained on.
+    trained = set(built.label_index[built.rows(split="train")])
+    assert set(built.label_index) <= trained
+
+
+@settings(deadline=None, max_examples=60)
+@given(**ANY)
+def test_unseen_domains_and_caps_to_the_last_image(
+    per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
+) -> None:
+    asked = small(per_class=per_class, tail=tail, heads=heads, domains=domains, seed=seed)
+    built = build_long_tail(base(size), asked)
+    pool = {"test": max(round(size * 0.2), 1), "val": max(round(size * 0.1), 1)}
+    pool["train"] = size - pool["val"] - pool["test"]
+    seen = len(set(built.label_index[built.rows(split="train")]))
+    assert seen == 8 if tail else heads <= seen <= min(8, heads * domains)
+    short = Counter[str]()
+    for domain, role in built.roles().items():
+        classes = 8 if role == "train" else seen
+        for split in ("train", "val", "test") if role == "train" else (role,):
+            head = {"train": per_class, "val": 5, "test": 10}[split]
+            few = max(round(head * tail), 1) if tail else 0
+            wanted = Counter({min(head, pool[split]): heads})
+            wanted[min(few, pool[split])] += classes - heads
+            wanted[0] += 8 - classes
+            assert counts(built, domain, split) == +wanted
+            short[split] += heads * max(head - pool[split], 0)
+            short[split] += (classes - heads) * max(few - pool[split], 0)
+    capped = facts(built)["capped"]
+    assert {split: cap["missing"] for split, cap in capped.items()} == dict(+short)
+    assert all(cap["fewest"] == pool[split] for split, cap in capped.items())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    only=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
+    exclude=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
+    wanted=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_classes_come_from_the_lists(
+    only: set[str], exclude: set[str], wanted: int, seed: int
+) -> None:
+    asked = small(
+        only=tuple(only), exclude=tuple(exclude), classes=wanted, heads=1, seed=seed, domains=1
+    )
+    free = (set(only) or set(CLASSES)) & set(CLASSES) - exclude
+    if wanted > len(free):
+        with pytest.raises(ManifestError):
+            build_long_tail(base(10), asked)
+        return
+    built = build_long_tail(base(10), asked)
+    assert set(built.classes) <= free
+    assert len(built.classes) == wanted
+    assert set(built.table["label"].to_pylist()) == set(built.classes)
+    how = facts(built)
+    assert set(how["settings"]["only"]) == only
+    assert how["offered"] == 8
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    domains=st.integers(1, 12),
+    per_class=st.integers(1, 20),
+    total=st.integers(1, 12),
+    tail=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_constant_total_up_to_rounding(
+    domains: int, per_class: int, total: int, tail: float
+) -> None:
+    asked = small(domains=domains, per_class=per_class, tail=tail, constant_total=total)
+    head, few = asked.wanted("train")
+    built = build_long_tail(base(400), asked)  # pools of 280 hold 20 · 12
+    assert len(built.rows(split="train")) == domains * (3 * head + 5 * few)
+    exact = per_class * total / domains
+    assert abs(head - exact) <= 0.5 or (head == 1 and exact < 1)
+    assert facts(built)["capped"] == {}
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), pools=st.sampled_from(["random", "splits"]))
+def test_same_seed_same_table(seed: int, pools: str) -> None:
+    pool = base()
+    splits = pa.array(["train", "train", "val", "test"] * (len(pool) // 4))
+    pool = replace(pool, table=pool.table.set_column(3, "split", splits))
+    one, two = (build_long_tail(pool, small(seed=seed, pools=pools)) for _ in range(2))
+    assert one.table.equals(two.table)
+    held = [set(images(one, split=split)) for split in ("train", "val", "test")]
+    assert sum(map(len, held)) == len(set().union(*held)), "an image is in one pool only"
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), fewer=st.integers(1, 5), more=st.integers(5, 9))
+def test_the_first_domains_do_not_depend_on_how_many_follow(
+    seed: int, fewer: int, more: int
+) -> None:
+    few = build_long_tail(base(), small(domains=fewer, seed=seed))
+    many = build_long_tail(base(), small(domains=more, seed=seed))
+    for domain in few.domains:  # unseen domains as well
+        for split in ("train", "val", "test"):
+            assert images(few, domain=domain, split=split) == images(
+                many, domain=domain, split=split
+            )
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        build_long_tail(base(), small(seed=3)).write(tmp_path / f"{name}.parquet")
+    assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+    other = build_long_tail(base(), small(seed=4))
+    assert other.digest() != Manifest.read(tmp_path / "one.parquet").digest()
+
+
+def test_a_written_manifest_finds_its_images_and_knows_how_it_was_made(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for label in ("ant", "bee"):
+        folder = tmp_path / "photos" / "site" / label
+        folder.mkdir(parents=True)
+        for number in range(12):
+            Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+    pool = Manifest.from_folder(tmp_path / "photos")
+    asked = small(heads=1, per_class=4, val_per_class=1, test_per_class=2)
+    path = tmp_path / "elsewhere" / "deep" / "lt.parquet"
+    build_long_tail(pool, asked).write(path)
+    read = Manifest.read(path)
+    read.check()
+    assert json.loads(json.dumps(facts(read)["settings"])) == {
+        **facts(build_long_tail(pool, asked))["settings"]
+    }
+    assert facts(read)["settings"]["heads"] == 1
+    assert facts(read)["base"] == pool.digest()
+    assert set(read.table["base_domain"].to_pylist()) == {"site"}
+
+
+def test_other_columns_and_encoded_images_come_along() -> None:
+    built = build_long_tail(base(), small())
+    row = 17
+    assert built.table["note"][row].as_py() == f"note of {built.image_name(row)}"
+    pixels = np.arange(240, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8)
+    pool = Manifest.from_arrays(pixels, np.tile(["x", "y"], 120), np.repeat("d", 240))
+    built = build_long_tail(pool, small(heads=1))
+    held = {split: set() for split in ("train", "val", "test")}  # type: ignore[var-annotated]
+    for row, split in enumerate(built.splits):
+        held[split].add(built.image_source(row))
+    assert not held["train"] & held["test"] and not held["train"] & held["val"]
+
+
+def test_domains_draw_images_of_their_own() -> None:
+    """All classes are heads in all domains; the 20 of 42 images they take of each differ."""
+    built = build_long_tail(base(), small(heads=8, domains=3, per_class=20))
+    drawn = [set(images(built, domain=f"train-00{i}", split="train")) for i in range(3)]
+    assert [len(one) for one in drawn] == [160] * 3
+    for one, two in ((0, 1), (0, 2), (1, 2)):
+        assert 50 < len(drawn[one] & drawn[two]) < 105  # 20/42 of 160 is 76
+
+
+def test_the_same_encoded_image_twice_is_one_image() -> None:
+    pixels = np.repeat(np.arange(60, dtype=np.uint8), 4)[:, None, None] * np.ones(
+        (1, 4, 4), np.uint8
+    )
+    labels = np.repeat([f"c{i}" for i in range(6)], 40)
+    pool = Manifest.from_arrays(pixels, labels, np.tile(["d", "e"], 120))
+    built = build_long_tail(pool, small(heads=6, domains=1, per_class=40))
+    # 10 images of each class, however often they come: 7 to train on.
+    assert len(built.rows(domain="train-000", split="train")) == 6 * 7
+    train = {built.image_source(int(row)) for row in built.rows(split="train")}
+    assert not train & {built.image_source(int(row)) for row in built.rows(split="test")}
+
+
+def test_an_image_with_two_labels_stays_in_one_pool() -> None:
+    """The same 60 images under 'a' and again under 'b': their pools must not cross."""
+    names = [f"{number}.png" for number in range(60)] * 2
+    table = pa.table(
+        {
+            "image": names,
+            "label": ["a"] * 60 + ["b"] * 60,
+            "domain": ["d"] * 120,
+            "split": ["train"] * 120,
+        }
+    )
+    pool = Manifest(table, ("a", "b"), Path("/nowhere"), "twice")
+    built = build_long_tail(pool, small(heads=1, domains=20, per_class=42, tail=1.0))
+    train, test = set(images(built, split="train")), set(images(built, split="test"))
+    assert len(train) == 42 and not train & test
+    built.check(check_files=False)
+
+
+def test_an_image_in_many_base_domains_is_drawn_once() -> None:
+    once = base(20)
+    again = once.table.set_column(2, "domain", pa.array(["again"] * len(once)))
+    twice = replace(once, table=pa.concat_tables([once.table, again]))
+    assert build_long_tail(twice, small()).digest() == build_long_tail(once, small()).digest()
+
+
+def test_the_bases_splits_can_be_the_pools() -> None:
+    pool = base()
+    splits = ["train", "train", "val", "test"] * (len(pool) // 4)
+    pool = replace(pool, table=pool.table.set_column(3, "split", pa.array(splits)))
+    before = dict(zip(images(pool), splits, strict=True))
+    built = build_long_tail(pool, small(pools="splits"))
+    assert all(
+        before[name] == split for name, split in zip(images(built), built.splits, strict=True)
+    )
+
+
+def test_classes_are_sampled_excluded_and_dropped_when_too_small() -> None:
+    pool = base()
+    keep = np.setdiff1d(np.arange(len(pool)), np.arange(2, 60))  # two images of class a
+    pool = pool.select(keep)
+    built = build_long_tail(pool, small(classes=4, exclude=("b", "c", "nothing like it")))
+    assert len(built.classes) == 4
+    assert not {"a", "b", "c"} & set(built.classes)
+    assert facts(built)["too_small"] == ["a"]
+    others = {build_long_tail(pool, small(classes=4, seed=s)).classes for s in range(5)}
+    assert len(others) > 1
+
+
+@pytest.mark.parametrize(("domains", "head", "tail"), [(2, 40, 8), (4, 20, 4), (8, 10, 2)])
+def test_constant_total_divides_the_images(domains: int, head: int, tail: int) -> None:
+    built = build_long_tail(
+        base(120), small(domains=domains, per_class=20, constant_total=4, val_domains=0)
+    )
+    for number in range(domains):
+        assert counts(built, f"train-00{number}", "train") == {head: 3, tail: 5}
+    train = built.rows(split="train")
+    assert len(train) == 4 * (3 * 20 + 5 * 4)
+
+
+def test_caps_are_recorded_by_hand() -> None:
+    # 10 images a class: pools of 7, 1 and 2. Heads want 9, 5 and 10, tails 2, 1 and 2.
+    built = build_long_tail(base(10), small(per_class=9, domains=2))
+    assert facts(built)["capped"] == {
+        "train": {"wanted": 9, "fewest": 7, "times": 6, "missing": 12},
+        "val": {"wanted": 5, "fewest": 1, "times": 12, "missing": 48},  # two val domains more
+        "test": {"wanted": 10, "fewest": 2, "times": 12, "missing": 96},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"domains": 0}, "long-tail: --domains must be at least 1, not 0"),
+        ({"per_class": 0}, "long-tail: --per-class must be at least 1, not 0"),
+        ({"val_domains": -1}, "long-tail: --val-domains must be at least 0, not -1"),
+        ({"tail": 1.5}, "long-tail: --tail must be from 0 to 1, not 1.5"),
+        (
+            {"val_share": 0.5, "test_share": 0.5},
+            "long-tail: --val-share and --test-share must be above 0 and leave something to "
+            "train on, not 0.5 and 0.5",
+        ),
+        (
+            {"heads": 9},
+            "long-tail: a domain cannot have 9 head classes of the 8 that base offers; "
+            "lower --heads to 8 or less",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_long_tail(base(10), small(**changes))
+    assert str(error.value) == message
+
+
+def test_more_classes_than_there_are() -> None:
+    with pytest.raises(ManifestError) as error:
+        build_long_tail(base(10), small(classes=8, exclude=("a",)))
+    assert str(error.value) == (
+        "base has 7 classes with images for training, validation and test (1 excluded, 0 too "
+        "small), not 8; lower --classes, or add images"
+    )
+
+
+def test_splits_that_the_data_do_not_have() -> None:
+    with pytest.raises(ManifestError) as error:
+        build_long_tail(base(10), small(pools="splits"))
+    assert str(error.value) == "base has no split 'val'; use --pools random"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 2 × (3 × 20 + 5 × 4) asked for; 1,000 × (3 × 1 + 5 × 1) made.
+        ({"domains": 1000, "constant_total": 2}, (8000, 160)),
+        # Only the tail is raised: 40 × (3 × 1 + 5 × 1), asked for 2 × 80.
+        ({"domains": 40, "constant_total": 2}, (320, 160)),
+        ({"domains": 40, "constant_total": 2, "tail": 0}, None),
+        ({"domains": 4, "constant_total": 2}, None),
+        ({"domains": 1000}, None),
+    ],
+)
+def test_a_total_that_rounding_up_breaks(
+    changes: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    assert raised_total(small(**changes), 8) == expected
+
+
+def test_a_pool_of_700_images_is_enough_for_the_papers_numbers() -> None:
+    """LT(2, 3, 350, 0.1) with pools in proportion to A: 350, 50 and 300 images."""
+    asked = replace(LT_IMAGENET, classes=0, heads=3, domains=2, val_domains=1, test_domains=1)
+    built = build_long_tail(base(700), asked)
+    assert facts(built)["capped"] == {}
+    assert counts(built, "train-001", "train") == {350: 3, 35: 5}
+    assert counts(built, "train-001", "val") == {50: 3, 5: 5}
+    assert counts(built, "test-000", "test") == {300: 3, 30: 5}
+    assert "test" in facts(build_long_tail(base(690), asked))["capped"]
+
+
+SYNSETS = ("n01440764", "n02131653", "n02132136", "n04407435", "n07739125")
+
+
+def image_net(root: Path, synsets: tuple[str, ...] = SYNSETS, each: int = 12) -> Path:
+    """synset/image, as ImageNet comes; of SYNSETS the first and third are in ILSVRC12."""
+    for synset in synsets:
+        (root / synset).mkdir(parents=True)
+        for number in range(each):
+            (root / synset / f"{synset}_{number}.JPEG").touch()
+    return root
+
+
+def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
+    root = image_net(tmp_path / "imagenet")
+    (root / "README.txt").touch()
+    (root / "empty").mkdir()
+    pool = open_pool(root, ClassList())
+    assert pool.classes == SYNSETS
+    assert (pool.domains, len(pool)) == (("all",), 60)
+    assert pool.image_name(0) == "n01440764/n01440764_0.JPEG"
+    pool.check()
+    fewer = open_pool(root, ClassList(only=SYNSETS[:3], exclude=("n02131653",)))
+    assert fewer.classes == ("n01440764", "n02132136")
+    assert open_pool(root, ClassList(exclude_ilsvrc12=True)).classes == (
+        *("n02131653", "n04407435", "n07739125"),
+    )
+    # With a level more it is a tree of domains, whatever the names and whatever lies about.
+    deep = image_net(tmp_path / "deep" / "train").parent
+    assert open_pool(deep, ClassList()).domains == ("train",)
+    (deep / "train" / "stray.JPEG").touch()
+    with pytest.raises(ManifestError, match="images without a class folder"):
+        open_pool(deep, ClassList())
+
+
+def test_lists_that_fit_nothing(tmp_path: Path) -> None:
+    def message(classes: ClassList) -> str:
+        with pytest.raises(ManifestError) as error:
+            classes.allowed(CLASSES, "base")
+        return str(error.value)
+
+    assert message(ClassList(exclude_ilsvrc12=True)) == (
+        "no class of base is a synset such as n01440764; leave --exclude-ilsvrc12 away, or name "
+        "the classes by their synsets"
+    )
+    assert message(ClassList(only=("x", "y"))) == (
+        "base has none of the 2 classes that --only lists; it has a, b, c: check the names"
+    )
+    root = image_net(tmp_path / "imagenet", each=0)
+    (root / "n01440764" / "x.JPEG").touch()
+    with pytest.raises(ManifestError) as error:
+        open_pool(root, ClassList(only=("n02131653",)))
+    assert str(error.value) == "imagenet/ has no image in the folders of its classes; add some"
+
+
+def test_long_lists_are_recorded_by_digest() -> None:
+    names = [f"class {number}" for number in range(1001)]
+    said = recorded(names)
+    assert isinstance(said, str) and said.startswith("1001 names, SHA-256 ")
+    assert recorded(names[::-1]) == said
+    assert recorded(names[:1000]) == names[:1000]
+
+
+def test_facts_of_something_else() -> None:
+    with pytest.raises(ManifestError) as error:
+        facts(base())
+    assert str(error.value) == (
+        "base was not made by `acclimate build long-tail`; it has no column 'long_tail'"
+    )
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: object) -> tuple[int | str, str]:
+        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, capsys.readouterr().out
+
+    return run
+
+
+def pool_file(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 3)).astype(np.float32)
+    path = tmp_path / "pool.parquet"
+    Manifest.from_arrays(X, np.tile([f"c{i}" for i in range(10)], 40), np.repeat("d", 400)).write(
+        path
+    )
+    return path
+
+
+def test_the_command(cli: Any, tmp_path: Path) -> None:
+    pool, out = pool_file(tmp_path), tmp_path / "lt.parquet"
+    (tmp_path / "not-these.txt").write_text("c3\n\n# a comment\nc4\nc10\n")
+    flags = ["--domains", 3, "--heads", 2, "--per-class", 30, "--tail", 0.1]
+    flags += ["--val-domains", 1, "--test-domains", 2, "--exclude", tmp_path / "not-these.txt"]
+    code, text = cli("build", "long-tail", pool, *flags, "--out", out)
+    assert code == 0
+    assert "3 training, 1 validation and 2 test domains" in text
+    assert "capped: train: 30 images of a head class wanted, 28 in the smallest pool" in text
+    built = Manifest.read(out)
+    assert len(built.classes) == 8 and "c3" not in built.classes
+    code, text = cli("build", "long-tail", pool, *flags, "--out", out, "--json")
+    said = json.loads(text)
+    assert said["digest"] != "" and said["rows"] > 0
+    assert said["capped"]["train"]["fewest"] == 28
+    assert said["notes"] == ["1 name of --exclude is not in the data: c10"]
+    (tmp_path / "these.txt").write_text("\n".join(["c1", "c2", "w", "x", "y", "z" * 99]))
+    flags += ["--only", tmp_path / "these.txt", "--constant-total", 1, "--per-class", 2]
+    code, text = cli("build", "long-tail", pool, *flags, "--out", out)
+    assert code == 0
+    assert "note: 4 names of --only are not in the data: w, x, y and 1 more\n" in text
+    assert (
+        "note: 6 training images instead of 4: every class of a domain has one at least; lower "
+        "--domains, or raise --constant-total or --per-class\n" in text
+    )
+
+
+def test_the_command_over_an_imagenet_folder(cli: Any, tmp_path: Path) -> None:
+    root, out = image_net(tmp_path / "imagenet", each=20), tmp_path / "lt.parquet"
+    listed = [{"label_id": n, "label_name": name} for n, name in enumerate(SYNSETS[:4])]
+    (tmp_path / "in5k_map.json").write_text(json.dumps(listed))
+    flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1, "--exclude-ilsvrc12"]
+    flags += ["--only", tmp_path / "in5k_map.json", "--out", out]
+    code, text = cli("build", "long-tail", root, *flags)
+    assert code == 0
+    assert "note:" not in text  # folders that were not looked into are in the data
+    assert "2 classes of the 2 that were offered" in text  # no other folder was looked into
+    assert "capped: train: 350 images of a head class wanted, 10 in the smallest pool" in text
+    built = Manifest.read(out)
+    built.check()
+    assert built.classes == ("n02131653", "n04407435")
+    asked = facts(built)["settings"]
+    assert asked["only"] == list(SYNSETS[:4])
+    assert (asked["exclude_ilsvrc12"], asked["per_class"]) == (True, 350)
+    code, text = cli("build", "long-tail", root, *flags, "--test-share", 0.1, "--json")
+    assert json.loads(text)["capped"]["test"]["fewest"] == 2
+
+
+def test_the_command_with_the_papers_numbers(cli: Any, tmp_path: Path) -> None:
+    code, _ = cli(
+        "build", "long-tail", pool_file(tmp_path), "--preset", "lt-imagenet",
+        "--out", tmp_path / "lt.parquet",
+    )  # fmt: skip
+    assert code == (
+        "error: pool.parquet has 10 classes with images for training, validation and test "
+        "(0 excluded, 0 too small), not 500; lower --classes, or add images"
+    )
+    code, text = cli(
+        "build", "long-tail", pool_file(tmp_path), "--preset", "lt-imagenet", "--classes", 0,
+        "--heads", 3, "--out", tmp_path / "lt.parquet", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(text)["settings"]["per_class"] == 350

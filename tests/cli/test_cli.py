@@ -1,0 +1,395 @@
+"""The command line as a user meets it: three commands, JSON, and one-line errors."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate.cli import main
+from acclimate.cli.catalogue import Catalogue
+from fixtures.settings import TINY, as_flags
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`cli("train", ...)` -> (exit code, stdout, stderr), in this process."""
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        code = stop.value.code
+        # `sys.exit("text")` prints the text to stderr and exits with 1.
+        if isinstance(code, str):
+            return 1, captured.out, captured.err + code
+        return int(code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished da-erm run on the tree, `west` unseen, trained by the command line."""
+    out = tmp_path_factory.mktemp("runs") / "sites"
+    command = [sys.executable, "-m", "acclimate", "train", str(tree), "--algorithm", "da-erm"]
+    flags = ["--test-domains", "west", "--out", str(out), *as_flags(TINY)]
+    subprocess.run([*command, *flags], check=True, capture_output=True)
+    return out
+
+
+@pytest.fixture
+def unlabelled(tree: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "new-site"
+    for label in ("red", "blue"):
+        for path in sorted((tree / "west" / label).iterdir())[:6]:
+            target = folder / "camera" / f"{label}-{path.name}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    return folder
+
+
+def error_of(result: Result) -> str:
+    code, out, err = result
+    assert code == 1
+    assert out == ""
+    return err.strip().splitlines()[-1]
+
+
+def test_train_adapt_predict_in_three_commands(
+    cli: Any, tree: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    run, site, table = tmp_path / "run", tmp_path / "site.safetensors", tmp_path / "p.csv"
+    code, out, _ = cli(
+        "train", tree, "--algorithm", "da-erm", "--test-domains", "west", "--out", run,
+        *as_flags(TINY), "--json",
+    )  # fmt: skip
+    trained = json.loads(out)
+    assert code == 0
+    assert {line["role"] for line in trained["summary"]} == {"train", "test"}
+    assert trained["scores"][-1]["method"] == "wrong-embedding"
+
+    code, out, _ = cli("adapt", run, unlabelled, "--out", site, "--json")
+    adapted = json.loads(out)
+    assert (code, adapted["n"], adapted["unreadable"]) == (0, 12, [])
+    assert adapted["nearest_domain"] in ("north", "south", "east")
+    assert site.stat().st_size < 20_000
+
+    code, out, _ = cli(
+        "predict", run, unlabelled, "--domain", site, "--out", table, "--probabilities", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["images"] == 12
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert {row["label"] for row in rows} <= {"red", "blue"}
+    for row in rows:
+        assert float(row["red"]) + float(row["blue"]) == pytest.approx(1, abs=1e-5)
+        assert float(row["confidence"]) == max(float(row["red"]), float(row["blue"]))
+
+
+def test_the_same_three_commands_speak_to_people(
+    cli: Any, run: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    (unlabelled / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    site, table = tmp_path / "site.safetensors", tmp_path / "p.csv"
+    _, out, _ = cli("adapt", run, unlabelled, "--out", site)
+    assert "adapted on 12 images" in out
+    assert f"skipped {unlabelled / 'broken.png'}: " in out
+    _, out, _ = cli("predict", run, unlabelled, "--domain", site, "--out", table)
+    assert "12 images classified, 1 unreadable" in out
+    lines = table.read_text().splitlines()
+    assert lines[0] == "image,label,confidence,problem"
+    assert len(lines) == 14
+    assert lines[1].startswith(f"{unlabelled / 'broken.png'},,,")
+
+
+def test_repeating_train_is_a_no_op(cli: Any, tree: Path, run: Path) -> None:
+    before = (run / "records.jsonl").read_bytes()
+    code, out, _ = cli(
+        "train", tree, "--algorithm", "da-erm", "--test-domains", "west", "--out", run,
+        *as_flags(TINY), "--json",
+    )  # fmt: skip
+    assert (code, json.loads(out)["already_finished"]) == (0, True)
+    assert (run / "records.jsonl").read_bytes() == before
+
+
+def test_adapting_goes_on_from_an_earlier_state(
+    cli: Any, run: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    files = sorted((unlabelled / "camera").iterdir())
+    whole, half = tmp_path / "whole.safetensors", tmp_path / "half.safetensors"
+    cli("adapt", run, *files, "--out", whole)
+    cli("adapt", run, *files[:5], "--out", half)
+    _, out, _ = cli("adapt", run, *files[5:], "--into", half, "--out", half, "--json")
+    assert json.loads(out)["n"] == 12
+    from acclimate import DomainState
+
+    one, two = DomainState.load(whole), DomainState.load(half)
+    np.testing.assert_allclose(one.mean, two.mean, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluate(cli: Any, run: Path, tree: Path) -> None:
+    code, out, _ = cli("evaluate", run, tree, "--source", "test", "--points", 10, "--json")
+    found = json.loads(out)
+    assert code == 0
+    west = next(s for s in found["scores"] if s["domain"] == "west" and s["method"] == "embedding")
+    assert (west["n"], west["adapt_n"], west["adapted_on"]) == (24, 10, "test")
+    _, out, _ = cli("evaluate", run)
+    assert "kept step" in out
+
+
+def test_evaluate_with_the_run_s_own_settings_gives_the_run_s_own_scores(
+    cli: Any, run: Path, tree: Path
+) -> None:
+    stored, fresh = (json.loads(cli("evaluate", run, *a, "--json")[1]) for a in ((), (tree,)))
+    assert stored["summary"] == fresh["summary"]
+
+
+def test_build_and_inspect(cli: Any, tree: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "sites.parquet"
+    _, out, _ = cli("build", "folder", tree, "--out", manifest, "--json")
+    built = json.loads(out)
+    assert (built["rows"], built["domains"], built["classes"]) == (96, 4, 2)
+    _, out, _ = cli("inspect", manifest, "--plots", tmp_path / "plots", "--json")
+    found = json.loads(out)
+    assert found["digest"] == built["digest"]
+    assert (found["images_read"], found["unreadable"], found["problems"]) == (96, [], [])
+    assert all(Path(plot).stat().st_size > 1000 for plot in found["plots"])
+    _, out, _ = cli("inspect", manifest)
+    assert "96 images tried, 0 unreadable" in out
+
+
+def test_inspect_sums_up_what_is_missing(cli: Any, tree: Path, tmp_path: Path) -> None:
+    rows = ["image,label,domain,split"]
+    rows += [f"gone/{n}.jpg,{'red' if n % 2 else 'blue'},a,train" for n in range(8)]
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(rows))
+    listed = "".join(f"file 'gone/{n}.jpg' is missing, " for n in range(3))[:-2]
+    _, out, _ = cli("inspect", table)
+    told = [line for line in out.splitlines() if line.startswith("problem:")]
+    assert told == [f"problem: {listed} and 5 more (restore the files or drop their rows)"]
+    assert "unreadable: and 5 more\n" in out
+    table.write_text("\n".join([f"{rows[0]},url", *(f"{row},http://x.org" for row in rows[1:])]))
+    _, out, _ = cli("inspect", table)
+    assert f"problem: {listed} and 5 more (fetch them with `acclimate build fetch`)\n" in out
+    _, out, _ = cli("inspect", table, "--json")
+    assert len(json.loads(out)["problems"]) == 8
+
+
+def test_a_share_is_named_as_its_option(cli: Any, tree: Path, tmp_path: Path) -> None:
+    result = cli("build", "folder", tree, "--val-share", 1, "--out", tmp_path / "x.parquet")
+    assert error_of(result) == (
+        "error: --val-share is 1.0; give a share of at least 0 and less than 1"
+    )
+
+
+def test_build_table_and_digits(cli: Any, tree: Path, tmp_path: Path) -> None:
+    rows = ["image,label,domain"]
+    rows += [f"north/red/{n:02d}.jpg,red,a" for n in range(6)]
+    rows += [f"south/blue/{n:02d}.jpg,blue,b" for n in range(6)]
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(rows))
+    code, out, _ = cli(
+        "build", "table", table, "--root", tree, "--out", tmp_path / "t.parquet", "--json"
+    )
+    assert (code, json.loads(out)["rows"]) == (0, 12)
+    code, out, _ = cli("build", "digits", "--out", tmp_path / "d.parquet", "--json")
+    assert (code, json.loads(out)["classes"]) == (0, 10)
+
+
+@pytest.mark.parametrize("what", list(Catalogue))
+def test_list(cli: Any, what: Catalogue) -> None:
+    code, out, _ = cli("list", what.value, "--json")
+    rows = json.loads(out)[what.value]
+    assert code == 0
+    assert rows
+    _, text, _ = cli("list", what.value)
+    assert all(row["name"] in text for row in rows)
+
+
+class TestErrors:
+    """One line that says what, where and the remedy; the whole message."""
+
+    def test_missing_path(self, cli: Any) -> None:
+        assert error_of(cli("train", "nowhere")) == (
+            "error: there is no file or folder 'nowhere'; check the path"
+        )
+
+    def test_missing_images(self, cli: Any, run: Path, tmp_path: Path) -> None:
+        missing = tmp_path / "missing"
+        message = error_of(cli("adapt", run, missing, "--out", tmp_path / "s.safetensors"))
+        assert message == f"error: {missing} does not exist; give a folder or files with images"
+
+    def test_empty_folder(self, cli: Any, run: Path, tmp_path: Path) -> None:
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        message = error_of(cli("adapt", run, empty, "--out", tmp_path / "s.safetensors"))
+        assert message == (
+            f"error: {empty} holds no images (.bmp .gif .jpeg .jpg .png .tif .tiff .webp); give a "
+            "folder or files with images"
+        )
+
+    def test_only_broken_images(self, cli: Any, run: Path, tmp_path: Path) -> None:
+        (tmp_path / "zero.jpg").touch()
+        (tmp_path / "text.png").write_text("hello")
+        out = tmp_path / "s.safetensors"
+        message = error_of(cli("adapt", run, tmp_path / "zero.jpg", "--out", out))
+        assert message == (
+            f"error: none of 1 images can be read, e.g. {tmp_path / 'zero.jpg'}: empty file; "
+            "give at least one readable image"
+        )
+        message = error_of(cli("adapt", run, tmp_path / "text.png", "--out", out))
+        assert message == (
+            f"error: none of 1 images can be read, e.g. {tmp_path / 'text.png'}: not a JPEG, PNG, "
+            "WebP, BMP, TIFF or GIF image; give at least one readable image"
+        )
+        assert not out.exists()
+
+    def test_an_adaptive_model_wants_a_domain(self, cli: Any, run: Path, tree: Path) -> None:
+        message = error_of(cli("predict", run, tree, "--out", "p.csv"))
+        assert message == (
+            "error: an adaptive model predicts for a domain; give its state with --domain FILE "
+            "(make it with `acclimate adapt`)"
+        )
+
+    def test_a_path_that_cannot_be_written(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--algorithm", "erm", "--out", "/dev/null/run"))
+        assert message == "error: /dev/null/run: not a directory; check the path"
+
+    def test_steps_go_before_the_epochs_of_a_preset(self) -> None:
+        from acclimate.cli.training import gather_settings
+
+        flags = {"train.steps": 20, "train.epochs": 0.0}
+        chosen = gather_settings("lt-imagenet", None, flags, [])
+        assert (chosen.train.steps, chosen.train.epochs) == (20, 0.0)
+
+    def test_manifest_without_a_column(self, cli: Any, tmp_path: Path) -> None:
+        table = tmp_path / "photos.csv"
+        table.write_text("image,label,site\na.jpg,cat,home\n")
+        message = error_of(cli("train", table))
+        assert message == (
+            "error: photos.csv has no column 'domain'; it has image, label, site. Name the column "
+            "'domain'"
+        )
+
+    def test_unknown_domain(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--test-domains", "wst"))
+        assert message == "error: sites/ has no domain 'wst'; did you mean 'west'?"
+
+    def test_unknown_algorithm(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--algorithm", "da-erw"))
+        assert message == "error: there is no algorithm 'da-erw'; did you mean 'da-erm'?"
+
+    def test_unknown_backbone(self, cli: Any, tree: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        message = error_of(cli("train", tree, "--backbone", "small-cn", "--out", out))
+        assert message == "error: there is no backbone 'small-cn'; did you mean 'small-cnn'?"
+        assert not out.exists()
+
+    def test_unknown_preset_and_embedding(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--preset", "geo-yfc"))
+        assert message == "error: there is no preset 'geo-yfc'; did you mean 'geo-yfcc'?"
+        message = error_of(cli("train", tree, "--set", "embedding.name=prototipe"))
+        assert message == "error: there is no embedding 'prototipe'; did you mean 'prototype'?"
+
+    def test_unknown_setting(self, cli: Any, tree: Path) -> None:
+        message = error_of(cli("train", tree, "--set", "train.stebs=5"))
+        assert message == (
+            "error: settings: there is no setting 'train.stebs'; did you mean 'train.steps'?"
+        )
+
+    def test_state_of_another_model(
+        self, cli: Any, run: Path, tree: Path, unlabelled: Path, tmp_path: Path
+    ) -> None:
+        other, site = tmp_path / "other", tmp_path / "site.safetensors"
+        cli(
+            "train", tree, "--algorithm", "da-erm", "--seed", 1, "--test-domains", "west",
+            "--out", other, *as_flags(TINY),
+        )  # fmt: skip
+        cli("adapt", other, unlabelled, "--out", site)
+        message = error_of(
+            cli("predict", run, unlabelled, "--domain", site, "--out", tmp_path / "p.csv")
+        )
+        made, used = (
+            json.loads((folder / "model.json").read_text())["digest"][:12]
+            for folder in (other, run)
+        )
+        assert message == (
+            f"error: the domain state was made by model {made}, and this is model {used}; adapt "
+            "again with the model you use"
+        )
+
+    def test_unfinished_run_and_no_run(self, cli: Any, tmp_path: Path, unlabelled: Path) -> None:
+        out = ("--out", tmp_path / "s.safetensors")
+        message = error_of(cli("adapt", tmp_path / "none", unlabelled, *out))
+        assert message == (
+            f"error: {tmp_path / 'none'}: no such run folder; train one with `acclimate train`"
+        )
+        message = error_of(cli("adapt", unlabelled, unlabelled, *out))
+        assert message == (
+            f"error: {unlabelled}: not a run folder (no model.json); give the --out of "
+            "`acclimate train`"
+        )
+
+    def test_plain_models_have_nothing_to_adapt(
+        self, cli: Any, tree: Path, unlabelled: Path, tmp_path: Path
+    ) -> None:
+        plain = tmp_path / "plain"
+        cli("train", tree, "--algorithm", "erm", "--out", plain, *as_flags(TINY))
+        message = error_of(cli("adapt", plain, unlabelled, "--out", tmp_path / "s.safetensors"))
+        assert message == (
+            "error: a plain model (erm) has no embedding to adapt; choose another --method, such "
+            "as prior, or train with --algorithm da-erm"
+        )
+        code, _, _ = cli("predict", plain, unlabelled, "--out", tmp_path / "p.csv")
+        assert code == 0
+
+    def test_weights_that_are_not_there(self, cli: Any, tree: Path, tmp_path: Path) -> None:
+        result = cli(
+            "train", tree, "--backbone", "resnet50-v1", "--out", tmp_path / "run", "--algorithm",
+            "erm",
+        )  # fmt: skip
+        assert "no weights for 'resnet50-v1'" in error_of(result)
+        assert not (tmp_path / "run").exists()
+
+
+def test_every_command_has_help_with_an_example(cli: Any) -> None:
+    commands: list[list[str]] = [
+        ["adapt"], ["predict"], ["train"], ["evaluate"], ["inspect"], ["list"], ["demo"],
+        ["report"], ["build", "folder"], ["build", "table"], ["build", "digits"],
+    ]  # fmt: skip
+    for command in commands:
+        code, out, _ = cli(*command, "--help")
+        assert code == 0
+        assert "Example: acclimate " + " ".join(command) in " ".join(out.split())
+        assert "--json" in out
+
+
+def test_progress_goes_to_stderr_and_json_stays_clean(tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "acclimate", "inspect", str(tree), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["rows"] == 96
+
+
+def test_images_of_every_kind_can_be_adapted_on(run: Path, tmp_path: Path) -> None:
+    from acclimate import AdaptiveClassifier
+
+    model = AdaptiveClassifier.load(run, device="cpu")
+    array = np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(array).save(tmp_path / "image.png")
+    kinds = [array, Image.fromarray(array), tmp_path / "image.png", str(tmp_path / "image.png")]
+    sites = [model.adapt([kind, kind]) for kind in kinds]
+    probabilities = [site.predict_proba([array]) for site in sites]
+    for found in probabilities[1:]:
+        np.testing.assert_allclose(found, probabilities[0], rtol=1e-6)

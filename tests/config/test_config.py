@@ -1,0 +1,416 @@
+"""Settings: what is refused, with the whole message, and that nothing is lost on the way."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.config import (
+    OptimiserConfig,
+    RunConfig,
+    Search,
+    as_dict,
+    choice,
+    from_dict,
+    merged,
+    nested,
+    parse_assignments,
+    read_toml,
+    setting,
+)
+from acclimate.config.presets import PRESETS, preset
+from acclimate.core.errors import AcclimateError, ConfigError, UnknownName
+
+
+def run(values: dict[str, Any], where: str = "run.toml") -> RunConfig:
+    return from_dict(RunConfig, values, where=where)
+
+
+def set_(*assignments: str) -> RunConfig:
+    return run(parse_assignments(assignments), where="--set")
+
+
+def complaint(values: dict[str, Any]) -> str:
+    with pytest.raises(AcclimateError) as caught:
+        run(values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sead": 1}, "run.toml: there is no setting 'sead'; did you mean 'seed'?"),
+        ({"trian": {}}, "run.toml: there is no setting 'trian'; did you mean 'train'?"),
+        (
+            {"train": {"step": 1}},
+            "run.toml: there is no setting 'train.step'; did you mean 'train.steps'?",
+        ),
+        (
+            {"embedding": {"optimiser": {"weight-decay": 0}}},
+            "run.toml: there is no setting 'embedding.optimiser.weight-decay'; "
+            "did you mean 'embedding.optimiser.weight_decay'?",
+        ),
+        (
+            {"colour": 1},
+            "run.toml: there is no setting 'colour'; there is adapt, algorithm, data, embedding, "
+            "hparams, model, seed, test_domains, train, val_domains",
+        ),
+        (
+            # The common prefix must not make a far name look near.
+            {"embedding": {"optimiser": {"zzz": 0}}},
+            "run.toml: there is no setting 'embedding.optimiser.zzz'; there is "
+            "embedding.optimiser.accumulate, embedding.optimiser.beta1, "
+            "embedding.optimiser.clip, embedding.optimiser.lr, "
+            "embedding.optimiser.momentum, embedding.optimiser.name, "
+            "embedding.optimiser.schedule, embedding.optimiser.warmup, "
+            "embedding.optimiser.weight_decay",
+        ),
+    ],
+)
+def test_unknown_keys_name_the_nearest(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        run(values)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": "one"}, "'seed' must be a whole number, not 'one'"),
+        ({"seed": 1.0}, "'seed' must be a whole number, not 1.0"),
+        ({"seed": True}, "'seed' must be a whole number, not True"),
+        ({"train": {"epochs": True}}, "'train.epochs' must be a number, not True"),
+        ({"train": {"epochs": "2"}}, "'train.epochs' must be a number, not '2'"),
+        ({"model": {"pretrained": 1}}, "'model.pretrained' must be true or false, not 1"),
+        ({"model": {"backbone": 50}}, "'model.backbone' must be text, not 50"),
+        ({"seed": None}, "'seed' must be a whole number, not None"),
+        ({"test_domains": 3}, "'test_domains' must be a list of names, not 3"),
+        ({"test_domains": ["a", 3]}, "'test_domains' must be a list of names, not ['a', 3]"),
+        ({"hparams": 3}, "'hparams' must be a table of settings, not 3"),
+        ({"train": 3}, "'train' holds settings of its own, not 3"),
+        ({"train": {"optimiser": "sgd"}}, "'train.optimiser' holds settings of its own, not 'sgd'"),
+    ],
+)
+def test_wrong_types(values: dict[str, Any], message: str) -> None:
+    assert complaint(values) == f"run.toml: {message}"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": -1}, "'seed' must be at least 0, not -1"),
+        ({"train": {"per_domain": 0}}, "'train.per_domain' must be at least 1, not 0"),
+        (
+            {"embedding": {"domains_per_step": 1}},
+            "'embedding.domains_per_step' must be at least 2, not 1",
+        ),
+        ({"embedding": {"support": 1.5}}, "'embedding.support' must be from 0 to 1, not 1.5"),
+        ({"data": {"image_size": 5000}}, "'data.image_size' must be from 0 to 4096, not 5000"),
+        ({"train": {"optimiser": {"lr": -1}}}, "'train.optimiser.lr' must be at least 0, not -1.0"),
+        ({"train": {"epochs": math.nan}}, "'train.epochs' must be a finite number, not nan"),
+        (
+            {"train": {"optimiser": {"lr": math.inf}}},
+            "'train.optimiser.lr' must be a finite number, not inf",
+        ),
+    ],
+)
+def test_limits(values: dict[str, Any], message: str) -> None:
+    assert complaint(values) == f"run.toml: {message}"
+
+
+def test_limits_themselves_are_allowed() -> None:
+    config = run({"embedding": {"support": 1}, "data": {"image_size": 4096}, "seed": 0})
+    assert (config.embedding.support, config.data.image_size, config.seed) == (1.0, 4096, 0)
+
+
+def test_a_choice_lists_what_there_is() -> None:
+    assert complaint({"train": {"optimiser": {"name": "adamw"}}}) == (
+        "run.toml: 'train.optimiser.name' must be one of adam, sgd, not 'adamw'"
+    )
+    assert run({"train": {"optimiser": {"name": "sgd"}}}).train.optimiser.name == "sgd"
+
+
+def test_only_whole_numbers_are_converted() -> None:
+    config = run({"train": {"epochs": 3, "optimiser": {"lr": 1}}, "test_domains": "photo"})
+    assert config.train.epochs == 3.0
+    assert isinstance(config.train.epochs, float)
+    assert isinstance(config.train.optimiser.lr, float)
+    assert config.test_domains == ("photo",)
+    assert run({"train": {"optimiser": {"lr": None}}}).train.optimiser.lr is None
+
+
+def test_assignments_of_every_kind() -> None:
+    values = parse_assignments(
+        [
+            "train.steps=500",
+            "train.optimiser.lr = 1e-3",
+            "model.pretrained=false",
+            "model.backbone=resnet50",
+            "model.weights=",
+            'test_domains=["photo", "sketch"]',
+            "val_domains=art painting",
+            "hparams.note=a=b",
+            "data.max_pixels=1_000",
+        ]
+    )
+    assert values == {
+        "train": {"steps": 500, "optimiser": {"lr": 1e-3}},
+        "model": {"pretrained": False, "backbone": "resnet50", "weights": ""},
+        "test_domains": ["photo", "sketch"],
+        "val_domains": "art painting",
+        "hparams": {"note": "a=b"},
+        "data": {"max_pixels": 1000},
+    }
+    config = run(values)
+    assert config.test_domains == ("photo", "sketch")
+    assert config.val_domains == ("art painting",)
+    assert config.train.optimiser == OptimiserConfig(lr=1e-3)
+
+
+def test_a_later_assignment_wins() -> None:
+    assert set_("train.steps=5", "train.per_domain=8", "train.steps=6").train.steps == 6
+
+
+@pytest.mark.parametrize("assignment", ["train.steps", "=5", " =5", ""])
+def test_an_assignment_without_key_or_value(assignment: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments([assignment])
+    assert str(caught.value) == (
+        f"--set {assignment}: write it as key=value, e.g. --set train.steps=500"
+    )
+
+
+def test_bad_assignments_say_where_they_came_from() -> None:
+    with pytest.raises(ConfigError) as caught:
+        set_("train.steps=many")
+    assert str(caught.value) == "--set: 'train.steps' must be a whole number, not 'many'"
+
+
+def test_changes_are_laid_over_and_the_base_is_left() -> None:
+    base = {"train": {"steps": 1, "optimiser": {"lr": 1.0}}, "seed": 1}
+    over = {"train": {"optimiser": {"name": "sgd"}}, "seed": 2}
+    assert merged(base, over) == {
+        "train": {"steps": 1, "optimiser": {"lr": 1.0, "name": "sgd"}},
+        "seed": 2,
+    }
+    assert base == {"train": {"steps": 1, "optimiser": {"lr": 1.0}}, "seed": 1}
+    assert over == {"train": {"optimiser": {"name": "sgd"}}, "seed": 2}
+    assert merged({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
+    assert merged({"a": {"b": 2}}, {"a": 1}) == {"a": 1}
+
+
+def test_the_order_preset_file_assignments() -> None:
+    file = {"train": {"per_domain": 16, "epochs": 2.0}}
+    values = merged(merged(preset("geo-yfcc"), file), parse_assignments(["train.per_domain=4"]))
+    config = run(values)
+    assert config.train.per_domain == 4  # assignment over file over preset
+    assert config.train.epochs == 2.0  # file over preset
+    assert config.train.optimiser.lr == 0.04  # preset over default
+    assert config.train.keep == "best"  # default
+
+
+def test_nested_joins_what_belongs_together() -> None:
+    assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
+
+
+@pytest.mark.parametrize("name", [None, *PRESETS])
+def test_round_trip(name: str | None) -> None:
+    config = RunConfig() if name is None else run(preset(name))
+    values = as_dict(config)
+    assert run(values) == config
+    assert values["test_domains"] == []  # as JSON and TOML hold it
+    assert set(values) == {f.name for f in dataclasses.fields(RunConfig)}
+
+
+def test_round_trip_of_what_was_set() -> None:
+    config = run(
+        {"test_domains": ["a", "b"], "hparams": {"penalty": 0.5}, "train": {"optimiser": {"lr": 2}}}
+    )
+    assert as_dict(config)["test_domains"] == ["a", "b"]
+    assert run(as_dict(config)) == config
+
+
+PAPER = {
+    "small-scale": {
+        "embedding.steps": 1000,
+        "embedding.per_domain": 32,
+        "embedding.support": 0.5,
+        "embedding.optimiser.name": "adam",
+        "embedding.optimiser.lr": 1e-6,
+        "train.optimiser.name": "adam",
+        "train.optimiser.lr": 5e-5,
+        "train.optimiser.weight_decay": 0.0,
+        "train.per_domain": 32,
+        "train.epochs": 0.0,
+        "train.steps": 5000,
+        "adapt.points": 200,
+        "adapt.source": "test",
+    },
+    "lt-imagenet": {
+        "embedding.steps": 1300,
+        "embedding.per_domain": 100,
+        "embedding.support": 0.5,
+        "embedding.optimiser.name": "sgd",
+        "embedding.optimiser.lr": 1e-3,
+        "train.epochs": 5.0,
+        "train.per_domain": 100,
+        "train.optimiser.name": "sgd",
+        "train.optimiser.lr": 5e-3,
+        "train.optimiser.weight_decay": 1e-5,
+        "adapt.points": 300,
+        "embedding.points": 300,
+    },
+    "geo-yfcc": {
+        "embedding.steps": 1300,
+        "embedding.per_domain": 80,
+        "embedding.support": 0.8,
+        "embedding.optimiser.name": "sgd",
+        "embedding.optimiser.lr": 2e-2,
+        "train.epochs": 6.0,
+        "train.per_domain": 80,
+        "train.optimiser.name": "sgd",
+        "train.optimiser.lr": 0.04,
+        "train.optimiser.weight_decay": 1e-5,
+        "adapt.points": 5000,
+        "embedding.points": 5000,
+    },
+}
+EVERYWHERE = {
+    "model.backbone": "resnet50",
+    "embedding.dim": 1024,
+    "embedding.domains_per_step": 4,
+    "embedding.optimiser.weight_decay": 1e-5,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_papers(name: str) -> None:
+    values = as_dict(run(preset(name)))
+    for key, expected in {**PAPER[name], **EVERYWHERE}.items():
+        found: Any = values
+        for part in key.split("."):
+            found = found[part]
+        assert found == expected, key
+
+
+def test_presets_hold_the_papers_grids() -> None:
+    assert PRESETS["small-scale"].grids == {}  # DomainBed's ranges, which the fields declare
+    assert PRESETS["lt-imagenet"].grids == {
+        "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+        "hparams.penalty": Search("uniform", 0.0, 5.0),
+    }
+    assert PRESETS["geo-yfcc"].grids == {
+        "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
+        "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
+        "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
+        "hparams.penalty": Search("uniform", 0.0, 1.5),
+    }
+
+
+def test_an_unknown_preset() -> None:
+    with pytest.raises(UnknownName) as caught:
+        preset("geo-yfc")
+    assert str(caught.value) == "there is no preset 'geo-yfc'; did you mean 'geo-yfcc'?"
+
+
+def every_field(config: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any]]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from every_field(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", field, value
+
+
+FIELDS = {name: (field, value) for name, field, value in every_field(RunConfig())}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_says_what_it_is_for(name: str) -> None:
+    field, default = FIELDS[name]
+    assert len(field.metadata["about"]) >= 5
+    low, high = field.metadata.get("at_least"), field.metadata.get("at_most")
+    if default is not None:
+        assert low is None or default >= low
+        assert high is None or default <= high
+    assert high is None or low is not None, "the message for limits needs a lower one"
+
+
+def range_of(search: Search) -> tuple[float, float]:
+    base = {"log10": 10.0, "log2": 2.0}.get(search.scale)
+    return (search.low, search.high) if base is None else (base**search.low, base**search.high)
+
+
+@pytest.mark.parametrize("name", [n for n, (f, _) in FIELDS.items() if f.metadata.get("search")])
+def test_search_ranges_fit_their_fields(name: str) -> None:
+    field, default = FIELDS[name]
+    search = field.metadata["search"]
+    low = field.metadata["at_least"] if field.metadata["at_least"] is not None else -math.inf
+    high = field.metadata["at_most"] if field.metadata["at_most"] is not None else math.inf
+    if search.scale == "choice":
+        assert default in search.options
+        assert all(low <= option <= high for option in search.options)
+        return
+    lowest, highest = range_of(search)
+    assert low <= lowest < highest <= high
+    # A default may switch the thing off, or be left to the plan.
+    assert default in (None, 0.0) or lowest <= default <= highest
+
+
+def test_search_ranges_are_domainbeds() -> None:
+    def search(name: str) -> Search:
+        found: Search = FIELDS[name][0].metadata["search"]
+        return found
+
+    assert search("train.optimiser.lr") == Search("log10", -5, -3.5)
+    assert search("train.optimiser.weight_decay") == Search("log10", -6, -2)
+    assert search("train.per_domain") == Search("log2", 3, 5.5)
+    assert search("model.dropout") == Search("choice", options=(0.0, 0.1, 0.5))
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_a_dataclass_of_ones_own() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own:
+        penalty: float = setting(1.0, "weight of the penalty", at_least=0)
+
+    assert from_dict(Own, {"penalty": 2}, where="coral", prefix="hparams.") == Own(penalty=2.0)
+    with pytest.raises(UnknownName) as caught:
+        from_dict(Own, {"penality": 2}, where="coral", prefix="hparams.")
+    assert str(caught.value) == (
+        "coral: there is no setting 'hparams.penality'; did you mean 'hparams.penalty'?"
+    )
+
+
+def test_toml_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 3\n[train]\nsteps = 7\n[train.optimiser]\nname = "sgd"\n')
+    assert run(read_toml(path)).train.optimiser.name == "sgd"
+    assert read_toml(path) == {"seed": 3, "train": {"steps": 7, "optimiser": {"name": "sgd"}}}
+
+
+def test_toml_that_cannot_be_read(tmp_path: Path) -> None:
+    missing, broken, binary = (tmp_path / name for name in ("a.toml", "b.toml", "c.toml"))
+    broken.write_text("seed = \n")
+    binary.write_bytes(b"seed = \xff\n")
+    for path, message in [
+        (missing, f"{missing}: no such settings file"),
+        (broken, f"{broken}: not valid TOML (Invalid value (at line 1, column 8))"),
+        (
+            binary,
+            f"{binary}: not valid TOML ('utf-8' codec can't decode byte 0xff in position 7: "
+            "invalid start byte)",
+        ),
+        (tmp_path, f"{tmp_path}: cannot be read as a settings file (Is a directory)"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            read_toml(path)
+        assert str(caught.value) == message

@@ -1,0 +1,390 @@
+"""Which rows a step uses, and that processes, restarts and bad images change nothing else."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from acclimate.config import DataConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ManifestError, TooManyUnreadable
+from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader, support_size
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import FeatureSource, ImageSource, open_source, to_float
+
+CPU = torch.device("cpu")
+
+
+def domains_of(*sizes: int) -> list[np.ndarray]:
+    """Rows 0.. shared out; interleaved numbers, so that no domain is a plain range."""
+    numbers = np.random.default_rng(0).permutation(sum(sizes))
+    return [np.sort(part) for part in np.split(numbers, np.cumsum(sizes)[:-1])]
+
+
+def domain_sampler(*sizes: int, per_domain: int = 4, slots: int = 99) -> DomainSampler:
+    return DomainSampler(domains_of(*sizes), per_domain=per_domain, domains_per_step=slots, seed=3)
+
+
+def episodes(
+    *sizes: int, per_domain: int = 4, slots: int = 2, support: float = 0.5
+) -> EpisodeSampler:
+    return EpisodeSampler(
+        domains_of(*sizes), per_domain=per_domain, domains_per_step=slots, support=support, seed=3
+    )
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: domain_sampler(9, 5, 7, slots=2), lambda: episodes(9, 5, 7)]
+)
+def test_a_step_is_a_pure_function_of_its_number(
+    build: Callable[[], DomainSampler | EpisodeSampler],
+) -> None:
+    """Whatever was asked for before."""
+    one, two = build(), build()
+    forwards = [one.rows(step) for step in range(40)]
+    backwards = [two.rows(step) for step in reversed(range(40))]
+    for (rows, numbers), (again, same) in zip(forwards, reversed(backwards), strict=True):
+        assert np.array_equal(rows, again)
+        assert np.array_equal(numbers, same)
+    assert len({rows.tobytes() for rows, _ in forwards}) == 40
+
+
+@pytest.mark.parametrize("kind", ["domains", "episodes"])
+def test_seeds_differ_and_rows_belong_to_their_domain(kind: str) -> None:
+    domains = domains_of(9, 5, 7)
+    options = {"per_domain": 4, "domains_per_step": 2}
+    drawn = []
+    for seed in (0, 1):
+        sampler = (
+            DomainSampler(domains, seed=seed, **options)
+            if kind == "domains"
+            else EpisodeSampler(domains, seed=seed, support=0.5, **options)
+        )
+        for step in range(20):
+            rows, numbers = sampler.rows(step)
+            assert rows.shape == numbers.shape == (8,)
+            assert all(row in domains[number] for row, number in zip(rows, numbers, strict=True))
+            drawn.append(rows.tobytes())
+    assert len(set(drawn)) == 40
+
+
+def test_domains_are_seen_equally_often_over_whole_rounds() -> None:
+    sampler = domain_sampler(*[6] * 7, slots=3)
+    for start in (0, 7, 70):  # seven steps are three rounds
+        numbers = np.concatenate([sampler.rows(start + step)[1] for step in range(7)])
+        assert Counter(numbers.tolist()) == dict.fromkeys(range(7), 3 * 4)
+    orders = {tuple(sampler.rows(step)[1][::4]) for step in range(0, 70, 7)}
+    assert len(orders) > 1  # rounds are shuffled
+
+
+@pytest.mark.parametrize("sizes", [(12, 8, 20), (10, 7, 3), (1, 2, 41)])
+def test_every_row_comes_once_per_epoch(sizes: tuple[int, ...]) -> None:
+    sampler = domain_sampler(*sizes)
+    steps = [sampler.rows(step) for step in range(60)]
+    for number, domain in enumerate(sampler.domains):
+        drawn = np.concatenate([rows[numbers == number] for rows, numbers in steps])
+        assert len(drawn) == 60 * 4  # every domain is in every batch
+        epochs = [drawn[i : i + len(domain)] for i in range(0, len(drawn), len(domain))]
+        whole = [epoch for epoch in epochs if len(epoch) == len(domain)]
+        assert all(np.array_equal(np.sort(epoch), domain) for epoch in whole)
+        if len(domain) > 5:
+            assert len({epoch.tobytes() for epoch in whole}) == len(whole)
+
+
+def test_a_domain_smaller_than_its_share_repeats_evenly() -> None:
+    rows, numbers = domain_sampler(3, 50, per_domain=8).rows(0)
+    assert sorted(Counter(rows[numbers == 0].tolist()).values()) == [2, 3, 3]
+    assert len(set(rows[numbers == 1].tolist())) == 8
+
+
+def test_more_slots_than_domains() -> None:
+    rows, numbers = domain_sampler(5, 5, slots=64).rows(0)
+    assert len(rows) == 8
+    assert set(numbers.tolist()) == {0, 1}
+
+
+def test_three_thousand_domains_are_fast() -> None:
+    domains = np.split(np.arange(300_000), 3000)
+    started = time.perf_counter()
+    sampler = DomainSampler(domains, per_domain=32, domains_per_step=64, seed=0)
+    for step in (*range(20), *range(10**6, 10**6 + 20)):
+        sampler.rows(step)
+    rounds = EpisodeSampler(domains, per_domain=32, domains_per_step=4, support=0.5, seed=0)
+    for step in range(40):
+        rounds.rows(step)
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("support", [0.0, 0.25, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("sizes", [(40, 30, 20), (2, 3, 5), (2, 2, 2), (9, 10, 11)])
+def test_support_and_query_are_disjoint(sizes: tuple[int, ...], support: float) -> None:
+    sampler = episodes(*sizes, per_domain=10, support=support)
+    cut = {0.0: 1, 0.25: 2, 0.5: 5, 0.8: 8, 1.0: 9}[support]
+    for step in range(30):
+        rows, numbers = sampler.rows(step)
+        assert numbers[::10].tolist() == numbers[9::10].tolist()  # domain by domain
+        assert len(set(numbers[::10].tolist())) == 2  # distinct domains
+        for part, number in zip(rows.reshape(2, 10), numbers[::10], strict=True):
+            first, second = set(part[:cut]), set(part[cut:])
+            assert not first & second
+            assert first | second <= set(sampler.domains[number])
+            if sizes[number] >= 10:
+                assert len(first | second) == 10
+            else:
+                assert first | second == set(sampler.domains[number])  # nothing goes unused
+
+
+def test_episodes_reach_every_domain_and_row() -> None:
+    sampler = episodes(20, 20, 20, 20)
+    drawn = [sampler.rows(step) for step in range(300)]
+    assert set(np.concatenate([rows for rows, _ in drawn]).tolist()) == set(range(80))
+    share = Counter(np.concatenate([numbers[::4] for _, numbers in drawn]).tolist())
+    assert all(abs(count - 150) < 45 for count in share.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "size"),
+    [(32, 0.5, 16), (80, 0.8, 64), (2, 0.5, 1), (2, 0.9, 1), (3, 0.0, 1), (10, 1.0, 9)],
+)
+def test_support_sizes(count: int, share: float, size: int) -> None:
+    assert support_size(count, share) == size
+
+
+SIDE = 16
+
+
+def picture(row: int) -> np.ndarray:
+    """One that tells its row, and shows crops, flips and colour changes."""
+    rng = np.random.default_rng(row)
+    return rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Domains a (6 images), b (4) and c (4); each image of a class of its own."""
+    root = tmp_path / "data"
+    for row, name in enumerate(["a/0/0", "a/1/1", "a/2/2", "a/3/3", "a/4/4", "a/5/5"]):
+        save(root, name, row)
+    for domain, start in (("b", 6), ("c", 10)):
+        for row in range(start, start + 4):
+            save(root, f"{domain}/{row - start}/{row}", row)
+    return root
+
+
+def save(root: Path, name: str, row: int) -> None:
+    path = root / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture(row)).save(path)
+
+
+def open_images(
+    root: Path, *, cache: float = 4.0, max_share: float = 1.0, log: Path | None = None
+) -> ImageSource:
+    manifest = Manifest.from_folder(root, val_share=0.0)
+    quarantine = Quarantine(log, total=len(manifest), max_share=max_share)
+    source = open_source(manifest, SIDE, DataConfig(cache_gib=cache, workers=2), quarantine)
+    assert isinstance(source, ImageSource)
+    return source
+
+
+def loader(
+    source: ImageSource | FeatureSource,
+    manifest: Manifest,
+    *,
+    world: World | None = None,
+    augmented: bool = False,
+    episodic: bool = False,
+) -> Loader:
+    rows = [manifest.rows(domain=name) for name in manifest.domains]
+    sampler = (
+        EpisodeSampler(rows, per_domain=4, domains_per_step=2, support=0.5, seed=0)
+        if episodic
+        else DomainSampler(rows, per_domain=4, domains_per_step=3, seed=0)
+    )
+    return Loader(source, sampler, rows, world or World(), seed=0, augmented=augmented)
+
+
+def same(one: Batch, two: Batch) -> bool:
+    return (
+        torch.equal(one.x, two.x)
+        and torch.equal(one.y, two.y)
+        and torch.equal(one.domain, two.domain)
+    )
+
+
+def test_a_batch_holds_what_the_sampler_chose(folder: Path) -> None:
+    source = open_images(folder)
+    loading = loader(source, source.manifest)
+    rows, numbers = loading.sampler.rows(2)
+    batch = loading.batch(2)
+    pixels = np.stack([picture(row) for row in rows]).transpose(0, 3, 1, 2)
+    assert torch.equal(batch.x, torch.from_numpy(pixels).float() / 255)
+    assert batch.x.dtype == torch.float32
+    assert batch.y.tolist() == source.manifest.label_index[rows].tolist()
+    assert batch.domain.tolist() == numbers.tolist()
+    assert batch.mu is None
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_a_resumed_run_sees_the_same_batches(folder: Path, augmented: bool) -> None:
+    source = open_images(folder)
+    whole = list(loader(source, source.manifest, augmented=augmented).batches(0, 7))
+    other = open_images(folder, cache=0.0)
+    rest = list(loader(other, other.manifest, augmented=augmented).batches(4, 7))
+    assert (len(whole), len(rest)) == (7, 3)
+    assert all(same(one, two) for one, two in zip(whole[4:], rest, strict=True))
+    assert not same(whole[4], whole[5])
+    assert list(loader(source, source.manifest).batches(3, 3)) == []
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("episodic", [False, True])
+def test_two_processes_share_the_batch_of_one(
+    folder: Path, augmented: bool, episodic: bool
+) -> None:
+    source = open_images(folder)
+    for step in range(3):
+        whole = loader(source, source.manifest, augmented=augmented, episodic=episodic).batch(step)
+        for rank in range(2):
+            part = loader(
+                source,
+                source.manifest,
+                world=World(rank=rank, size=2),
+                augmented=augmented,
+                episodic=episodic,
+            ).batch(step)
+            assert torch.equal(part.x, whole.x[rank::2])
+            assert torch.equal(part.y, whole.y[rank::2])
+            assert torch.equal(part.domain, whole.domain[rank::2])
+
+
+def test_augmentation_changes_images_and_differs_by_step(folder: Path) -> None:
+    source = open_images(folder)
+    plain = loader(source, source.manifest).batch(0)
+    augmented = loader(source, source.manifest, augmented=True)
+    assert (augmented.batch(0).x != plain.x).flatten(1).any(1).all()
+    assert torch.equal(augmented.batch(0).y, plain.y)
+    assert torch.equal(augmented.batch(0).x, augmented.batch(0).x)
+    draws = [augmented._draws(step, 12, SIDE, slice(None)).box for step in range(2)]
+    assert not torch.equal(*draws)
+
+
+def spoil(root: Path, *names: str) -> None:
+    for name in names:
+        (root / f"{name}.png").write_bytes(b"not an image")
+
+
+@pytest.mark.parametrize("cache", [0.0, 4.0])
+def test_an_unreadable_image_gives_way_to_the_next(
+    folder: Path, tmp_path: Path, cache: float
+) -> None:
+    spoil(folder, "a/1/1", "a/2/2", "b/3/9")  # for b the next one is the first again
+    log = tmp_path / "quarantine.jsonl"
+    source = open_images(folder, cache=cache, log=log)
+    loading = loader(source, source.manifest)
+    stands_for = {1: 3, 2: 3, 9: 6}
+    for step in range(6):
+        rows, numbers = loading.sampler.rows(step)
+        used = np.array([stands_for.get(row, row) for row in rows])
+        batch = loading.batch(step)
+        pixels = np.stack([picture(row) for row in used]).transpose(0, 3, 1, 2)
+        assert torch.equal(batch.x, torch.from_numpy(pixels).float() / 255)
+        assert batch.y.tolist() == source.manifest.label_index[used].tolist()
+        assert batch.domain.tolist() == numbers.tolist()
+    assert sorted(source.quarantine.entries) == [
+        (f"{name}.png", source.quarantine.entries[0][1]) for name in ("a/1/1", "a/2/2", "b/3/9")
+    ]
+    assert len(log.read_text().splitlines()) == 3  # each once, however often it was met
+
+
+@pytest.mark.parametrize("cache", [0.0, 4.0])
+def test_a_domain_without_any_readable_image(folder: Path, cache: float) -> None:
+    spoil(folder, *(f"c/{k}/{10 + k}" for k in range(4)))
+    source = open_images(folder, cache=cache)
+    with pytest.raises(ManifestError) as caught:
+        list(loader(source, source.manifest).batches(0, 1))
+    assert str(caught.value) == (
+        "a training domain has no readable image at all; see quarantine.jsonl in the run folder"
+    )
+
+
+def test_too_many_unreadable_images_stop_the_loader(folder: Path) -> None:
+    spoil(folder, "a/1/1", "a/2/2", "b/3/9")
+    source = open_images(folder, max_share=0.1)
+    with pytest.raises(TooManyUnreadable, match=r"^[23] of 14 images cannot be read, more"):
+        list(loader(source, source.manifest).batches(0, 5))
+
+
+def test_a_loader_can_be_left_early(folder: Path) -> None:
+    source = open_images(folder)
+    batches = loader(source, source.manifest).batches(0, 10**6)
+    assert same(next(batches), loader(source, source.manifest).batch(0))
+    started = time.perf_counter()
+    batches.close()  # type: ignore[attr-defined]
+    assert time.perf_counter() - started < 2
+
+
+def test_sources_with_and_without_cache_agree(folder: Path) -> None:
+    spoil(folder, "a/1/1")
+    cached, direct = open_images(folder), open_images(folder, cache=0.0)
+    assert cached.cache is not None
+    assert direct.cache is None
+    rows = np.array([3, 1, 0, 3, 9, 1])
+    for _ in range(2):
+        (one, good), (two, fine) = cached.take(rows), direct.take(rows)
+        assert good.tolist() == fine.tolist() == [True, False, True, True, True, False]
+        assert one.dtype == two.dtype == torch.uint8
+        assert torch.equal(one[torch.from_numpy(good)], two[torch.from_numpy(fine)])
+        one.zero_()  # what is handed out is a copy
+    assert len(cached.quarantine) == len(direct.quarantine) == 1
+    assert cached.take(np.array([], dtype=np.int64))[0].shape == (0, 3, SIDE, SIDE)
+    assert direct.take(np.array([], dtype=np.int64))[0].shape == (0, 3, SIDE, SIDE)
+
+
+def test_the_cache_is_filled_once(folder: Path) -> None:
+    cached, direct = open_images(folder), open_images(folder, cache=0.0)
+    everything = np.arange(14)
+    before = cached.take(everything)[0]
+    for path in folder.rglob("*.png"):
+        path.unlink()
+    assert torch.equal(cached.take(everything)[0], before)
+    assert not direct.take(everything)[1].any()
+
+
+def test_the_cache_must_fit() -> None:
+    images = np.zeros((4, SIDE, SIDE, 3), dtype=np.uint8)
+    manifest = Manifest.from_arrays(images, list("aabb"), list("xxyy"))
+    quarantine = Quarantine(None, total=4, max_share=1.0)
+    size = 4 * 3 * SIDE * SIDE / 2**30
+    for gib, fits in ((size, True), (size * 0.99, False)):
+        source = ImageSource(manifest, SIDE, DataConfig(cache_gib=gib), quarantine)
+        assert (source.cache is not None) == fits
+
+
+def test_features_are_taken_as_they_are() -> None:
+    X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    manifest = Manifest.from_arrays(X, list("ab") * 6, ["x"] * 6 + ["y"] * 6)
+    quarantine = Quarantine(None, total=12, max_share=0.0)
+    source = open_source(manifest, 0, DataConfig(), quarantine)
+    assert isinstance(source, FeatureSource)
+    rows = np.array([5, 0, 5])
+    taken, good = source.take(rows)
+    assert torch.equal(to_float(taken, CPU), torch.from_numpy(X[rows]))
+    assert good.tolist() == [True] * 3
+    loading = loader(source, manifest)
+    chosen, _ = loading.sampler.rows(1)
+    assert torch.equal(loading.batch(1).x, torch.from_numpy(X[chosen]))
+
+
+def test_pixels_become_numbers_in_0_to_1() -> None:
+    stored = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
+    x: Tensor = to_float(stored, CPU)
+    assert x[1, :, 0, 0].tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert x.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,518 @@
+"""Every kind of image decodes to the same picture, and every bad one gives a short reason."""
+
+import gc
+import io
+import json
+import os
+import struct
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
+from acclimate.data.images import IMAGE_EXTENSIONS, as_pixels, decode, find_images, load
+from acclimate.data.quarantine import Quarantine
+
+RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+SMOOTH = np.stack(
+    [
+        np.broadcast_to(np.linspace(0, 255, 64), (48, 64)),
+        np.broadcast_to(np.linspace(255, 0, 48)[:, None], (48, 64)),
+        np.full((48, 64), 128),
+    ],
+    axis=-1,
+).astype(np.uint8)
+
+
+def encoded(image: Image.Image | np.ndarray, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pixels(source: bytes | Path) -> np.ndarray:
+    image = decode(source)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def png(width: int, height: int, *, bits: int = 8, colour: int = 0, data: bytes = b"") -> bytes:
+    """A PNG written by hand, for headers that no encoder would write."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("PNG", {}),
+        ("WEBP", {"lossless": True}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "tiff_adobe_deflate"}),
+    ],
+)
+def test_lossless_formats_give_the_pixels_back(kind: str, options: dict[str, object]) -> None:
+    assert np.array_equal(pixels(encoded(RGB, kind, **options)), RGB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("JPEG", {"quality": 95}), ("JPEG", {"progressive": True, "quality": 95}), ("WEBP", {})],
+)
+def test_lossy_formats_come_close(kind: str, options: dict[str, object]) -> None:
+    decoded = pixels(encoded(SMOOTH, kind, **options)).astype(int)
+    assert np.abs(decoded - SMOOTH).mean() < 2
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_the_first_frame_is_taken(kind: str) -> None:
+    red, blue = (Image.new("RGB", (5, 4), colour) for colour in ("red", "blue"))
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(red, kind, save_all=True, append_images=[blue], **options)
+    assert np.array_equal(pixels(data), np.broadcast_to([255, 0, 0], (4, 5, 3)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_grey_and_palette(mode: str) -> None:
+    image = Image.fromarray(RGB).convert(mode)
+    assert np.array_equal(pixels(encoded(image, "PNG")), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_transparency_lies_over_white(mode: str, kind: str) -> None:
+    image = Image.new(mode, (3, 1))
+    ink = (100,) * (len(mode) - 1)
+    for x, alpha in enumerate((0, 255, 51)):
+        image.putpixel((x, 0), (*ink, alpha))
+    got = pixels(encoded(image, kind))[0]
+    assert got.tolist() == [[255] * 3, [100] * 3, [224] * 3]  # 0.2 · 100 + 0.8 · 255 = 224
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_palette_with_a_transparent_entry(kind: str) -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putpixel((1, 0), 1)
+    assert pixels(encoded(image, kind, transparency=0)).tolist() == [[[255] * 3, [200, 100, 50]]]
+
+
+def test_palette_with_an_alpha_for_each_entry() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([100, 100, 100, 200, 100, 50])
+    image.putpixel((1, 0), 1)
+    data = encoded(image, "PNG", transparency=bytes([51, 255]))
+    assert pixels(data).tolist() == [[[224] * 3, [200, 100, 50]]]
+
+
+def test_png_with_a_transparent_colour() -> None:
+    image = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8))
+    data = encoded(image, "PNG", transparency=(1, 2, 3))
+    assert pixels(data).tolist() == [[[255] * 3, [4, 5, 6]]]
+
+
+DEEP = np.array([[0, 128, 129, 257], [32896, 40000, 65278, 65535]], dtype=np.uint16)
+SHALLOW = [[0, 0, 1, 1], [128, 156, 254, 255]]  # value / 257, rounded
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_not_clipped(kind: str) -> None:
+    got = pixels(encoded(DEEP, kind))
+    assert got[..., 0].tolist() == SHALLOW
+    assert np.array_equal(got[..., 0], got[..., 2])
+
+
+def test_big_endian_sixteen_bits() -> None:
+    image = Image.frombytes("I;16B", (4, 2), DEEP.astype(">u2").tobytes())
+    assert pixels(encoded(image, "TIFF"))[..., 1].tolist() == SHALLOW
+
+
+def test_thirty_two_bits_hold_sixteen() -> None:
+    assert pixels(encoded(DEEP.astype(np.int32), "TIFF"))[..., 1].tolist() == SHALLOW
+    with pytest.raises(ImageError) as caught:
+        decode(encoded(DEEP.astype(np.int32) * 2, "TIFF"))
+    assert str(caught.value) == (
+        "integers from 0 to 131070 are outside 0..65535; save it with 8 or 16 bits"
+    )
+
+
+def test_floating_point_tiff() -> None:
+    grey = np.array([[0.0, 0.2, 1.0]], dtype=np.float32)
+    assert pixels(encoded(grey, "TIFF"))[..., 0].tolist() == [[0, 51, 255]]
+    with pytest.raises(ImageError) as caught:
+        decode(encoded(grey * 255, "TIFF"))
+    assert str(caught.value) == (
+        "floats from 0 to 255 are outside 0..1; divide by 255 or undo the normalisation"
+    )
+
+
+def test_cmyk_jpeg() -> None:
+    cyan = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
+    data = encoded(cyan, "JPEG", quality=95)
+    assert b"Adobe" in data  # Pillow, like Photoshop, stores the inks inverted
+    assert np.abs(pixels(data).astype(int) - [0, 255, 255]).max() <= 3
+
+
+# Where each stored orientation says that the picture's top left corner is.
+TURNED = {
+    1: RGB,
+    2: RGB[:, ::-1],
+    3: RGB[::-1, ::-1],
+    4: RGB[::-1],
+    5: RGB.transpose(1, 0, 2),
+    6: RGB.transpose(1, 0, 2)[:, ::-1],
+    7: RGB.transpose(1, 0, 2)[::-1, ::-1],
+    8: RGB.transpose(1, 0, 2)[::-1],
+}
+
+
+@pytest.mark.parametrize("orientation", TURNED)
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_orientation(orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "a camera"
+    exif[0x0112] = orientation
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(RGB, kind, exif=exif, **options)
+    assert np.array_equal(pixels(data), TURNED[orientation])
+    with Image.open(io.BytesIO(data)) as image:
+        expected = as_pixels(np.ascontiguousarray(TURNED[orientation]), 12)
+        assert np.array_equal(as_pixels(image, 12), expected)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_of_a_jpeg_in_either_byte_order(order: str) -> None:
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    entry = struct.pack(f"{order}HHIHH", 0x0112, 3, 1, 6, 0)
+    directory = struct.pack(f"{order}IH", 8, 1) + entry + b"\0\0\0\0"
+    data = encoded(SMOOTH, "JPEG", exif=b"Exif\0\0" + mark + directory)
+    expected = np.rot90(np.asarray(Image.open(io.BytesIO(encoded(SMOOTH, "JPEG")))), -1)
+    assert np.array_equal(pixels(data), expected)
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x01", b"junk"])
+def test_damaged_exif_costs_nothing_and_warns_of_nothing(exif: bytes) -> None:
+    assert pixels(encoded(SMOOTH, "JPEG", exif=exif)).shape == SMOOTH.shape
+
+
+ZERO_GIF = b"GIF89a" + bytes(7) + b",\0\0\0\0\0\0\0\0\0\x02\x02\x44\x01\0;"
+BAD = {
+    "empty": (b"", "empty file"),
+    "text": (b"<html>404</html>", "not a JPEG, PNG, WebP, BMP, TIFF or GIF image"),
+    "wave": (b"RIFF\0\0\0\0WAVEfmt ", "not a JPEG, PNG, WebP, BMP, TIFF or GIF image"),
+    "zero png": (png(0, 5), "zero-sized, or its header is damaged"),
+    "zero gif": (ZERO_GIF, "zero-sized (0x0 pixels)"),
+    "bomb": (png(120_000, 100_000), "120000x100000 pixels, over the limit of 100000000"),
+    "gif bomb": (
+        b"GIF89a\xff\xff\xff\xff" + bytes(20),
+        "65535x65535 pixels, over the limit of 100000000",
+    ),
+    "webp bomb": (
+        b"RIFF\x40\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xff\x3f\0\xff\x3f\0" + bytes(32),
+        "16384x16384 pixels, over the limit of 100000000",
+    ),
+    "cut jpeg": (encoded(SMOOTH, "JPEG")[:-200], "truncated"),
+    "cut png": (encoded(RGB, "PNG")[:-60], "truncated"),
+    "cut gif": (encoded(SMOOTH, "GIF")[:-500], "truncated"),
+    "cut bmp": (encoded(SMOOTH, "BMP")[:-500], "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_say_why(name: str, tmp_path: Path) -> None:
+    data, reason = BAD[name]
+    file = tmp_path / "x.jpg"
+    file.write_bytes(data)
+    for source in (data, file):
+        with pytest.raises(ImageError) as caught:
+            decode(source)
+        assert str(caught.value) == reason
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    for path, reason in (
+        (tmp_path / "no.jpg", "no such file"),
+        (tmp_path, "a folder, not an image"),
+    ):
+        with pytest.raises(ImageError) as caught:
+            load(path, 8)
+        assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_damage_of_any_kind_is_an_image_error(kind: str) -> None:
+    whole = encoded(SMOOTH[:24, :24], kind)
+    rng = np.random.default_rng(0)
+    cut = [whole[:length] for length in rng.integers(0, len(whole), 60)]
+    flipped = []
+    for _ in range(150):
+        data = bytearray(whole)
+        for place in rng.integers(0, min(len(data), 300), 3):
+            data[place] = rng.integers(256)
+        flipped.append(bytes(data))
+    failures = 0
+    for data in (*cut, *flipped):
+        try:
+            decode(data, max_pixels=1_000_000)
+        except ImageError as error:
+            failures += 1
+            assert 0 < len(str(error)) < 200 and "\n" not in str(error)
+    assert failures > 30
+
+
+def test_pillows_own_limit_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between Pillow's limit and ours: no warning, in none of the formats; filters as before."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SMOOTH.shape[0] * SMOOTH.shape[1] - 1)
+    before = list(warnings.filters)
+    for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"):
+        options = {"disposal": 2} if kind == "GIF" else {}  # makes the plugin allocate on opening
+        assert pixels(encoded(SMOOTH, kind, **options)).shape == SMOOTH.shape
+    assert list(warnings.filters) == before
+    with pytest.warns(Image.DecompressionBombWarning):
+        Image.open(io.BytesIO(encoded(SMOOTH, "PNG")))
+
+
+def test_the_limit_is_the_callers() -> None:
+    data = encoded(RGB, "PNG")
+    assert decode(data, max_pixels=54).size == (9, 6)
+    for call in (decode, lambda d, **k: load(d, 8, **k), lambda d, **k: as_pixels(d, 8, **k)):
+        with pytest.raises(ImageError, match=r"^9x6 pixels, over the limit of 53$"):
+            call(data, max_pixels=53)
+    with pytest.raises(ImageError, match=r"^9x6 pixels, over the limit of 53$"):
+        as_pixels(Image.fromarray(RGB), 8, max_pixels=53)
+
+
+def test_hint_decodes_a_jpeg_smaller() -> None:
+    data = encoded(np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1), "JPEG")
+    assert decode(data).size == (512, 384)
+    assert decode(data, hint=96).size == (128, 96)
+    assert decode(data, hint=100).size == (256, 192)
+    assert decode(encoded(SMOOTH, "PNG"), hint=10).size == (64, 48)
+
+
+def test_load_squashes_and_antialiases() -> None:
+    stripes = np.zeros((40, 80, 3), dtype=np.uint8)
+    stripes[:, ::2] = 255  # at a tenth only their average is left
+    small = load(encoded(stripes, "PNG"), 8)
+    assert small.shape == (3, 8, 8) and small.dtype == np.uint8 and small.flags["C_CONTIGUOUS"]
+    assert np.abs(small[:, :, 1:-1].astype(int) - 127).max() <= 2
+    half = np.zeros((10, 40, 3), dtype=np.uint8)
+    half[:, 20:, 0] = 200
+    square = load(encoded(half, "PNG"), 10)
+    assert square[0, :, :4].max() == 0 and square[0, :, 6:].min() == 200 and square[1:].max() == 0
+
+
+def test_as_pixels_takes_what_users_hold(tmp_path: Path) -> None:
+    data = encoded(RGB, "PNG")
+    file = tmp_path / "x.png"
+    file.write_bytes(data)
+    expected = load(data, 8)
+    planes = np.ascontiguousarray(RGB.transpose(2, 0, 1))
+    same = [
+        *(file, str(file), data, Image.fromarray(RGB), RGB, planes, RGB / 255),
+        *((planes / 255).astype(np.float32), torch.from_numpy(planes)),
+        *(torch.from_numpy(planes) / 255, (torch.from_numpy(planes) / 255).requires_grad_()),
+        torch.from_numpy(planes / 255 + 1e-9),
+    ]
+    for image in same:
+        assert np.array_equal(as_pixels(image, 8), expected), type(image)
+    grey = RGB[..., 0]
+    expected = as_pixels(np.stack([grey] * 3), 8)
+    for image in (grey, grey / 255, torch.from_numpy(grey.copy()), Image.fromarray(grey)):
+        assert np.array_equal(as_pixels(image, 8), expected)
+    rows = RGB[:3]
+    assert np.array_equal(as_pixels(rows, 8), load(encoded(rows, "PNG"), 8))
+    half = torch.from_numpy(planes).to(torch.bfloat16) / 255
+    assert np.abs(as_pixels(half, 8).astype(int) - load(data, 8)).max() <= 2
+
+
+OUTSIDE = "are outside 0..1; divide by 255 or undo the normalisation"
+SHAPES = "is not one image; give [h,w], [h,w,3] or [3,h,w]"
+KINDS = "give a path, encoded bytes, a PIL image, a numpy array or a torch tensor"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (np.array([[0.0, 255.0]]), f"floats from 0 to 255 {OUTSIDE}"),
+        (torch.full((3, 4, 4), -2.118), f"floats from -2.118 to -2.118 {OUTSIDE}"),
+        (np.full((4, 4), np.nan), f"floats from nan to nan {OUTSIDE}"),
+        (RGB.astype(np.int64), "pixels are int64; give uint8, or floats in 0..1"),
+        (np.zeros((2, 3, 4, 4)), f"shape [2, 3, 4, 4] {SHAPES}"),
+        (np.zeros((5, 5, 4)), f"shape [5, 5, 4] {SHAPES}"),
+        (torch.zeros(5, 5, 3), "shape [5, 5, 3] is not one image; give [h,w] or [3,h,w]"),
+        (np.zeros((0, 5)), "zero-sized (5x0 pixels)"),
+        (Image.new("RGB", (0, 3)), "zero-sized (0x3 pixels)"),
+        (7, f"int is not an image; {KINDS}"),
+        ("no/such.jpg", "no such file"),
+    ],
+)
+def test_as_pixels_refuses_clearly(image: object, reason: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        as_pixels(image, 8)
+    assert str(caught.value) == reason
+
+
+def test_a_lazily_opened_damaged_image() -> None:
+    with (
+        Image.open(io.BytesIO(BAD["cut jpeg"][0])) as image,
+        pytest.raises(ImageError, match=r"^truncated$"),
+    ):
+        as_pixels(image, 8)
+
+
+def test_files_are_closed_and_threads_agree(tmp_path: Path) -> None:
+    files = []
+    for i, (kind, suffix) in enumerate([("JPEG", "jpg"), ("TIFF", "tif"), ("GIF", "gif")] * 8):
+        files.append(tmp_path / f"{i}.{suffix}")
+        files[-1].write_bytes(encoded(np.roll(SMOOTH, i, axis=1), kind))
+    (tmp_path / "cut.jpg").write_bytes(BAD["cut jpeg"][0])
+    alone = [load(file, 16) for file in files]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda file: load(file, 16), files))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+    with pytest.raises(ImageError):
+        load(tmp_path / "cut.jpg", 16)
+    gc.collect()  # an unclosed file would warn, and warnings are errors
+    handles = Path("/proc/self/fd")
+    if handles.exists():
+        opened = [handle.readlink() for handle in handles.iterdir() if handle.is_symlink()]
+        assert not [file for file in opened if file.is_relative_to(tmp_path)]
+
+
+def test_find_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [
+        "a/2.JPG",
+        "a/1.png",
+        "a/deep/3.webp",
+        "b.tiff",
+        "a/notes.txt",
+        "a/._1.png",
+        "a/.x/4.png",
+    ]
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("a/deep/up").symlink_to(tmp_path / "a")
+    Path("linked").symlink_to(tmp_path / "a" / "deep")
+    found = ["a/1.png", "a/2.JPG", "a/deep/3.webp"]
+    assert find_images(["a"]) == [Path(name) for name in found]
+    many = find_images(["b.tiff", "a", Path("a/1.png"), "./a/2.JPG", tmp_path / "a" / "1.png"])
+    assert many == [Path(name) for name in [*found, "b.tiff"]]
+    assert find_images(["a/notes.txt"]) == [Path("a/notes.txt")]
+    assert find_images(["linked"])[0] == Path("linked/3.webp")
+    jpeg, tiff = {".jpg", ".jpeg"}, {".tif", ".tiff"}
+    assert jpeg | tiff | {".png", ".webp", ".bmp", ".gif"} == IMAGE_EXTENSIONS
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "no images given; give a folder or files with images"),
+        (["gone"], "gone does not exist; give a folder or files with images"),
+        (
+            ["empty"],
+            "empty holds no images (.bmp .gif .jpeg .jpg .png .tif .tiff .webp); "
+            "give a folder or files with images",
+        ),
+    ],
+)
+def test_find_images_refuses(
+    paths: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(ImageError) as caught:
+        find_images(paths)
+    assert str(caught.value) == message
+
+
+def test_quarantine_records_once_and_stops_above_the_share(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    quarantine = Quarantine(path, total=100, max_share=0.29)
+    for i in [*range(29), 3]:
+        quarantine.add(f"{i}.jpg", "truncated")
+    assert len(quarantine) == 29 and "3.jpg" in quarantine and "29.jpg" not in quarantine
+    with pytest.raises(TooManyUnreadable) as caught:
+        quarantine.add("photo/29.jpg", "empty file")
+    assert str(caught.value) == (
+        "30 of 100 images cannot be read, more than the allowed 29 %, for example photo/29.jpg "
+        f"(empty file); all are listed in {path}; mend the files or raise data.max_unreadable"
+    )
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 30 and lines[-1] == {"image": "photo/29.jpg", "reason": "empty file"}
+    assert quarantine.entries[-1] == ("photo/29.jpg", "empty file")
+    with pytest.raises(TooManyUnreadable):
+        quarantine.add("3.jpg", "truncated")
+
+
+def test_quarantine_without_a_file_or_tolerance() -> None:
+    quarantine = Quarantine(None, total=3, max_share=0.0)
+    with pytest.raises(TooManyUnreadable) as caught:
+        quarantine.add("a.jpg", "empty file")
+    assert str(caught.value) == (
+        "1 of 3 images cannot be read, more than the allowed 0 %, for example a.jpg (empty file); "
+        "mend the files or raise data.max_unreadable"
+    )
+
+
+def test_quarantine_is_continued_after_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    odd = ["ä\u2028.jpg", os.fsdecode(b"\xff.jpg")]
+    first = Quarantine(path, total=10, max_share=0.5)
+    for name in odd:
+        first.add(name, "truncated")
+    with path.open("a") as file:
+        file.write('{"image": "c.jp')
+    again = Quarantine(path, total=10, max_share=0.5)
+    assert again.entries == [(name, "truncated") for name in odd]
+    again.add(odd[0], "truncated")
+    again.add("d.jpg", "empty file")
+    third = Quarantine(path, total=10, max_share=0.5)
+    assert third.entries == [*again.entries[:2], ("d.jpg", "empty file")]
+
+
+def test_a_stopped_runs_list_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    stopped = Quarantine(path, total=10, max_share=0.1)
+    stopped.add("a.jpg", "truncated")
+    with pytest.raises(TooManyUnreadable):
+        stopped.add("b.jpg", "truncated")
+    assert len(Quarantine(path, total=10, max_share=0.2)) == 2  # raised: both are kept
+    assert len(Quarantine(path, total=10, max_share=0.1)) == 0
+    assert path.read_text() == ""
+
+
+def test_a_file_that_is_no_quarantine_list(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    path.write_text('{"image": "a.jpg", "reason": "truncated"}\n[1]\n{"image": "b"}\n')
+    with pytest.raises(RecordError) as caught:
+        Quarantine(path, total=10, max_share=1.0)
+    assert str(caught.value) == (
+        f"{path} line 2 is not an entry of a quarantine list; delete the file"
+    )
+
+
+def test_quarantine_from_threads(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    quarantine = Quarantine(path, total=100, max_share=1.0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: quarantine.add(f"{i % 20}.jpg", "truncated"), range(100)))
+    assert len(quarantine) == 20 and len(path.read_text().splitlines()) == 20

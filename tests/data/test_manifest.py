@@ -1,0 +1,653 @@
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from acclimate.build.folder import build_folder
+from acclimate.core.errors import ConfigError, ManifestError, UnknownName
+from acclimate.data.checks import _spelling
+from acclimate.data.manifest import Manifest
+
+quick = settings(max_examples=40, deadline=None)
+
+
+def plant(root: Path, *paths: str) -> Path:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(path.encode())
+    return root
+
+
+def table(tmp_path: Path, text: str, name: str = "photos.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def of(columns: dict[str, list[object]], classes: tuple[str, ...] = ("cat", "dog")) -> Manifest:
+    rows = len(next(iter(columns.values())))
+    filled = {"label": ["cat"] * rows, "domain": ["a"] * rows, "split": ["train"] * rows}
+    return Manifest(pa.table({**filled, **columns}), classes, Path("/nowhere"), "made up")
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    return plant(
+        tmp_path / "pets",
+        *(f"photo/cat/{i}.jpg" for i in range(5)),
+        *(f"photo/dog/deep/er/{i}.PNG" for i in range(5)),
+        *(f"sketch/dog/{i}.webp" for i in range(3)),
+        "README.md",
+        "sample.png",
+        "photo/notes.txt",
+        "photo/cat/._0.jpg",
+        ".hidden/cat/0.jpg",
+        "__MACOSX/cat/0.jpg",
+    )
+
+
+# Folders
+
+
+def test_folder_tree_is_read_in_order_of_path(pets: Path) -> None:
+    manifest = Manifest.from_folder(pets)
+    assert manifest.table["image"].to_pylist() == [
+        *(f"photo/cat/{i}.jpg" for i in range(5)),
+        *(f"photo/dog/deep/er/{i}.PNG" for i in range(5)),
+        *(f"sketch/dog/{i}.webp" for i in range(3)),
+    ]
+    assert manifest.classes == ("cat", "dog")
+    assert manifest.domains == ("photo", "sketch")
+    assert manifest.source == "pets/"
+    assert manifest.label_index.tolist() == [0] * 5 + [1] * 8
+    assert manifest.domain_index.tolist() == [0] * 10 + [1] * 3
+    assert manifest.domain_names.tolist() == ["photo"] * 10 + ["sketch"] * 3
+    assert manifest.image_source(0) == pets.resolve() / "photo/cat/0.jpg"
+    assert manifest.image_name(10) == "sketch/dog/0.webp"
+    assert manifest.problems() == []
+    assert [len(manifest.rows(domain=d, split="val")) for d in manifest.domains] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "data/ is empty; put each image under <domain>/<class>/"),
+        (
+            ["photo/cat/notes.txt"],
+            "data/ has no image (bmp, gif, jpeg, jpg, png, tif, tiff, webp) in it; put each image "
+            "under <domain>/<class>/",
+        ),
+        (
+            ["photo/1.jpg", "photo/cat/2.jpg"],
+            "data/ has images without a class folder, such as photo/1.jpg; put them under "
+            "photo/<class>/, or name the parent folder if data/ is a single domain",
+        ),
+        (
+            ["1.jpg"],
+            "data/ has images without domain and class folders, such as 1.jpg; put each image "
+            "under <domain>/<class>/",
+        ),
+    ],
+)
+def test_folders_that_are_no_tree_say_why(tmp_path: Path, paths: list[str], message: str) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_folder(plant(tmp_path / "data", *paths))
+    assert str(caught.value) == message
+
+
+def test_missing_paths(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    for read, what in [
+        (Manifest.from_folder, "folder"),
+        (Manifest.from_table, "file"),
+        (Manifest.open, "file or folder"),
+    ]:
+        with pytest.raises(ManifestError) as caught:
+            read(gone)
+        assert str(caught.value) == f"there is no {what} '{gone}'; check the path"
+    file = table(tmp_path, "")
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_folder(file)
+    assert str(caught.value) == f"'{file}' is a file, not a folder; read tables with from_table"
+
+
+def test_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    root = plant(tmp_path / "data", "a/cat/1.jpg")
+    try:
+        (root / "a/cat/caf\udce9.jpg").write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system takes only UTF-8")
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_folder(root)
+    name = rb"a/cat/caf\xe9.jpg".decode()
+    assert str(caught.value) == f"data/ has a file name that is not UTF-8, b'{name}'; rename it"
+
+
+def test_empty_domain_folder_is_reported_and_survives_writing(pets: Path, tmp_path: Path) -> None:
+    (pets / "cartoon" / "cat").mkdir(parents=True)
+    manifest = Manifest.from_folder(pets)
+    problem = "domain 'cartoon' has no images (add images or remove its folder)"
+    assert manifest.domains == ("photo", "sketch")
+    assert manifest.problems() == [problem]
+    manifest.write(tmp_path / "pets.parquet")
+    assert Manifest.read(tmp_path / "pets.parquet").problems() == [problem]
+    assert manifest.without_domains("cartoon").problems() == []
+    assert len(manifest.rows(domain="cartoon")) == 0
+
+
+def test_links_that_leave_the_root(tmp_path: Path) -> None:
+    outside = plant(tmp_path / "elsewhere", "1.jpg")
+    root = plant(tmp_path / "data", "a/cat/1.jpg", "a/dog/1.jpg")
+    (root / "a/cat/2.jpg").symlink_to(outside / "1.jpg")
+    (root / "a/cat/3.jpg").symlink_to("1.jpg")
+    (root / "a/cat/4.jpg").symlink_to("gone.jpg")
+    (root / "b").mkdir()
+    (root / "b/cat").symlink_to(outside)
+    (root / "b/dog").symlink_to("../a/dog")
+    (root / "b/dog/loop").symlink_to(root)
+    manifest = Manifest.from_folder(root)
+    assert manifest.problems() == [
+        "file 'a/cat/4.jpg' is missing (restore the files or drop their rows)",
+        "file 'a/cat/2.jpg' leads out of the root (replace the symbolic link by what it points to)",
+        "file 'b/cat/1.jpg' leads out of the root (replace the symbolic link by what it points to)",
+    ]
+    assert len(manifest) == 7
+
+
+# Tables
+
+
+def test_csv_keeps_text_as_text_and_extra_columns(tmp_path: Path) -> None:
+    path = table(
+        tmp_path,
+        "image,label,domain,split,year\na.jpg,007,2020-01-01,train,1999\nb.jpg,NA,NA,test,2001\n",
+    )
+    manifest = Manifest.from_table(path)
+    assert manifest.classes == ("007", "NA")
+    assert manifest.domains == ("2020-01-01", "NA")
+    assert manifest.splits.tolist() == ["train", "test"]
+    assert manifest.table["year"].to_pylist() == [1999, 2001]
+    assert manifest.root == tmp_path.resolve()
+    assert manifest.source == "photos.csv"
+    assert Manifest.from_table(path, root=tmp_path / "x").root == tmp_path.resolve() / "x"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson"])
+def test_json_lines(tmp_path: Path, name: str) -> None:
+    rows = [{"image": "a.jpg", "label": "1", "domain": "2020-01-01", "split": "train"}]
+    manifest = Manifest.from_table(table(tmp_path, json.dumps(rows[0]) + "\n", name))
+    assert manifest.table.to_pylist() == rows
+    numbers = '{"features": [1, 2.5], "label": 10, "domain": 3}\n'
+    manifest = Manifest.from_table(table(tmp_path, numbers, name))
+    assert (manifest.classes, manifest.domains) == (("10",), ("3",))
+    assert manifest.features().tolist() == [[1.0, 2.5]]
+    assert manifest.features().dtype == np.float32
+
+
+def test_parquet_table_under_a_folder_that_looks_like_a_partition(tmp_path: Path) -> None:
+    folder = tmp_path / "domain=x"
+    folder.mkdir()
+    words = pa.array(["s1", "s2"]).dictionary_encode()
+    rows = pa.table({"image": ["1.jpg", "2.jpg"], "label": [1, 2], "domain": words})
+    pq.write_table(rows, folder / "t.parquet")
+    manifest = Manifest.open(folder / "t.parquet")
+    assert (manifest.domains, manifest.classes) == (("s1", "s2"), ("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            "image,label,site",
+            "photos.csv has no column 'domain'; it has image, label, site. "
+            "Name the column 'domain'",
+        ),
+        (
+            "image,Labels,domain",
+            "photos.csv has no column 'label'; it has image, Labels, domain. "
+            "Rename 'Labels' to 'label'",
+        ),
+        (
+            "path,label,domain",
+            "photos.csv has no column 'image'; it has path, label, domain. Name the column 'image'",
+        ),
+        ("image,label,label", "photos.csv has two columns named 'label'; rename one of them"),
+    ],
+)
+def test_missing_columns(tmp_path: Path, header: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_table(table(tmp_path, header + "\n1,2,3\n"))
+    assert str(caught.value) == message
+
+
+def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
+    def message(text: str, name: str) -> str:
+        with pytest.raises(ManifestError) as caught:
+            Manifest.open(table(tmp_path, text, name))
+        return str(caught.value)
+
+    assert message("", "t.csv") == "cannot read t.csv as a .csv table: Empty CSV file"
+    assert message("no", "t.parquet").startswith("cannot read t.parquet as a .parquet table: ")
+    assert message("x", "t.xlsx") == (
+        "t.xlsx is none of .csv, .parquet, .jsonl, .ndjson; convert it to one of them"
+    )
+    assert message('{"label": [1], "image": "a", "domain": "b"}', "t.jsonl") == (
+        "column 'label' of t.jsonl holds list<item: int64>; it must hold text: convert or rename it"
+    )
+    assert message("features,label,domain\n1 2,a,b\n", "t.csv") == (
+        "column 'features' of t.csv holds string; it must hold lists of numbers: convert or "
+        "rename it"
+    )
+    ragged = '{"features": [1], "label": "a", "domain": "b"}\n'
+    assert message(ragged + ragged.replace("[1]", "[1, 2]"), "t.jsonl") == (
+        "column 'features' of t.jsonl holds lists of 1 and 2 numbers; every row needs the same "
+        "number of them, at least one"
+    )
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 5, 3)])
+def test_image_arrays_become_png(shape: tuple[int, ...]) -> None:
+    X = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    manifest = Manifest.from_arrays(X, [10, 2, 10, -1], ["a", "a", "b", "b"])
+    assert manifest.classes == ("-1", "2", "10")
+    assert manifest.label_index.tolist() == [2, 1, 2, 0]
+    for row in range(4):
+        encoded = manifest.image_source(row)
+        assert isinstance(encoded, bytes)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encoded))), X[row])
+    assert manifest.image_name(2) == "row 2"
+    assert manifest.problems() == []
+    assert not manifest.has_features
+    with pytest.raises(ManifestError, match=r"^arrays has no features; its rows are images$"):
+        manifest.features()
+
+
+def test_feature_arrays() -> None:
+    X = np.arange(12, dtype=np.float64).reshape(4, 3)
+    manifest = Manifest.from_arrays(X, ["x", "y", "x", "y"], [1, 1, 2, 2], splits=["test"] * 4)
+    assert manifest.has_features
+    np.testing.assert_array_equal(manifest.select(np.array([3, 1])).features(), X[[3, 1]])
+    np.testing.assert_array_equal(manifest.only_domains("2").features(), X[2:])
+    assert manifest.without_domains("1", "2").features().shape == (0, 3)
+    assert manifest.splits.tolist() == ["test"] * 4
+    with pytest.raises(ManifestError) as caught:
+        manifest.image_source(1)
+    assert str(caught.value) == "row 1 of arrays has no image; use features()"
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (
+            np.zeros((2, 3)),
+            ["a"],
+            "the arrays do not fit together: X [2, 3], y [1], domains [2]; give one entry per row",
+        ),
+        (
+            np.zeros((2, 4, 4, 3)),
+            ["a", "b"],
+            "X is float64 [2, 4, 4, 3]; give features as numbers [n, f] or images as uint8 "
+            "[n, h, w] or [n, h, w, 3]",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit(X: np.ndarray, y: list[str], message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_arrays(X, y, ["d", "d"])
+    assert str(caught.value) == message
+
+
+def test_no_rows_at_all() -> None:
+    with pytest.raises(ManifestError, match=r"^the arrays have no rows; give at least one$"):
+        Manifest.from_arrays(np.zeros((0, 2)), [], [])
+
+
+# Splits
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=4
+)
+
+
+@quick
+@given(st.dictionaries(names, st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 3))
+def test_splits_depend_on_the_domain_alone(sizes: dict[str, int], seed: int) -> None:
+    domains = [name for name, size in sizes.items() for _ in range(size)]
+    X = np.zeros((len(domains), 1))
+    whole = Manifest.from_arrays(X, [0] * len(domains), domains, val_share=0.3, seed=seed)
+    for name, size in sizes.items():
+        alone = Manifest.from_arrays(X[:size], [0] * size, [name] * size, val_share=0.3, seed=seed)
+        held_out = whole.splits[whole.rows(domain=name)].tolist()
+        assert held_out == alone.splits.tolist()
+        assert held_out.count("val") == min(round(0.3 * size), size - 1)
+
+
+def test_seed_changes_the_split() -> None:
+    def split(seed: int) -> list[str]:
+        return Manifest.from_arrays(
+            np.zeros((40, 1)), [0] * 40, [0] * 40, seed=seed
+        ).splits.tolist()
+
+    assert split(0) == split(0)
+    assert split(0) != split(1)
+    assert split(0).count("val") == 8
+
+
+def test_rows_of_one_image_share_a_split(tmp_path: Path) -> None:
+    rows = [f"{i}.jpg,{label},a" for label in ("cat", "dog") for i in range(20)]
+    path = table(tmp_path, "\n".join(["image,label,domain", *rows]))
+    # The other domain comes first and shares images: it must not renumber those of domain a.
+    other = "\n".join(["image,label,domain", *(f"{19 - i}.jpg,cat,b" for i in range(20)), *rows])
+    manifest = Manifest.from_table(path, val_share=0.5)
+    assert manifest.splits[:20].tolist() == manifest.splits[20:].tolist()
+    assert manifest.splits.tolist().count("val") == 20
+    both = Manifest.from_table(table(tmp_path, other, "both.csv"), val_share=0.5)
+    assert both.splits[20:].tolist() == manifest.splits.tolist()
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, float("nan")])
+def test_val_share_out_of_range(share: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Manifest.from_arrays(np.zeros((2, 1)), [0, 1], [0, 0], val_share=share)
+    assert str(caught.value) == (
+        f"val_share is {share}; give a share of at least 0 and less than 1"
+    )
+
+
+# Writing, reading, digest
+
+
+def test_round_trip_after_moving_both_elsewhere(pets: Path, tmp_path: Path) -> None:
+    (pets.parent / "lists").mkdir()
+    written = build_folder(pets, pets.parent / "lists" / "pets.parquet", seed=3)
+    moved = tmp_path / "a new" / "place"
+    for name in ("pets", "lists"):
+        shutil.move(tmp_path / name, moved / name)
+    read = Manifest.open(moved / "lists" / "pets.parquet")
+    assert read.table.equals(written.table)
+    assert (read.classes, read.domains) == (written.classes, written.domains)
+    assert read.digest() == written.digest()
+    assert read.root == (moved / "pets").resolve()
+    assert read.source == "pets.parquet"
+    source = read.image_source(5)
+    assert isinstance(source, Path)
+    assert source.read_bytes() == b"photo/dog/deep/er/0.PNG"
+    read.check()
+    assert str(tmp_path).encode() not in (moved / "lists/pets.parquet").read_bytes()
+
+
+def test_round_trip_of_arrays_and_class_order(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    written = Manifest.from_arrays(X, [9, 10, 9, 10, 9, 10], list("aabbcc"))
+    written.write(tmp_path / "m.parquet")
+    for read in (
+        Manifest.read(tmp_path / "m.parquet"),
+        Manifest.from_table(tmp_path / "m.parquet"),
+    ):
+        assert read.classes == ("9", "10")
+        assert read.digest() == written.digest()
+        np.testing.assert_array_equal(read.features(), X)
+        assert read.root == tmp_path.resolve()
+
+
+def test_read_and_write_refusals(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": ["a"], "label": ["b"], "domain": ["c"]}), path)
+    with pytest.raises(ManifestError) as caught:
+        Manifest.read(path)
+    assert str(caught.value) == (
+        "t.parquet is a plain table, not a manifest; read it with Manifest.open"
+    )
+    with pytest.raises(ManifestError) as caught:
+        Manifest.open(path).write(tmp_path / "m.csv")
+    assert str(caught.value) == "'m.csv' is no name for a manifest; end it in .parquet"
+
+
+rows = st.lists(
+    st.tuples(names, st.sampled_from(["cat", "dog"]), names, st.sampled_from(["train", "val"])),
+    min_size=2,
+    max_size=6,
+)
+
+
+@quick
+@given(rows, st.data())
+def test_digest_sees_rows_and_order_but_not_root_extras_or_chunks(
+    rows: list[tuple[str, str, str, str]], data: st.DataObject
+) -> None:
+    image, label, domain, split = (list(column) for column in zip(*rows, strict=True))
+    columns = {"image": image, "label": label, "domain": domain, "split": split}
+    manifest = of(columns)
+    extra = pa.array(range(len(rows)))
+    cut = data.draw(st.integers(0, len(rows)))
+    pieces = pa.concat_tables([manifest.table.slice(0, cut), manifest.table.slice(cut)])
+    same = Manifest(pieces.append_column("year", extra), manifest.classes, Path("/else"), "other")
+    assert same.digest() == manifest.digest()
+    order = data.draw(st.permutations(range(len(rows))))
+    shuffled = manifest.select(np.asarray(order))
+    assert (shuffled.digest() == manifest.digest()) == ([rows[i] for i in order] == rows)
+    assert of(columns, ("dog", "cat")).digest() != manifest.digest()
+
+
+def test_digest_sees_every_core_column_and_where_names_end() -> None:
+    base = {"image": ["ab", "c"], "bytes": [b"x", None], "role": ["train", "train"]}
+    changes: list[dict[str, list[object]]] = [
+        {},
+        {"image": ["a", "bc"]},
+        {"image": ["ab", None]},
+        {"bytes": [b"y", None]},
+        {"bytes": [None, b"x"]},
+        {"role": ["val", "val"]},
+        {"label": ["cat", "dog"]},
+        {"domain": ["a", "b"]},
+        {"split": ["train", "val"]},
+        {"features": [[1.0], [2.0]]},
+        {"features": [[1.0], [3.0]]},
+    ]
+    digests = set()
+    for change in changes:
+        columns = {**base, **change}
+        if "features" in columns:
+            columns["features"] = pa.array(columns["features"], pa.list_(pa.float32(), 1))
+        digests.add(of(columns).digest())
+    assert len(digests) == len(changes)
+
+
+def test_digest_is_the_same_in_every_version() -> None:
+    manifest = of({"image": ["a/1.jpg", "a/é.jpg"]})
+    assert manifest.digest() == ("d644a6d896ea1095db1adc11e56ad0833b463f4aaaf1c6a9e6c1a66cbee34215")
+
+
+# Selection
+
+
+def test_selecting_domains_and_rows(pets: Path) -> None:
+    manifest = Manifest.from_folder(pets)
+    assert manifest.without_domains("photo").domains == ("sketch",)
+    assert manifest.only_domains("photo").domains == ("photo",)
+    assert manifest.without_domains("photo").classes == ("cat", "dog")
+    chosen = manifest.select(np.array([12, 0]))
+    assert chosen.label_index.tolist() == [1, 0]
+    assert chosen.image_name(0) == "sketch/dog/2.webp"
+    assert len(chosen) == 2
+    both = [*manifest.rows(split="train"), *manifest.rows(split="val")]
+    assert sorted(both) == list(range(13))
+    assert manifest.rows(split="test").tolist() == []
+
+
+def test_unknown_names() -> None:
+    manifest = Manifest.from_arrays(np.zeros((2, 1)), [0, 1], ["photo", "sketch"])
+    for call in (manifest.without_domains, manifest.only_domains):
+        with pytest.raises(UnknownName) as caught:
+            call("photo", "skech")
+        assert str(caught.value) == "arrays has no domain 'skech'; did you mean 'sketch'?"
+    with pytest.raises(UnknownName) as caught:
+        manifest.rows(domain="skech")
+    assert str(caught.value) == "arrays has no domain 'skech'; did you mean 'sketch'?"
+    with pytest.raises(UnknownName) as caught:
+        manifest.rows(split="vall")
+    assert str(caught.value) == "arrays has no split 'vall'; did you mean 'val'?"
+
+
+def test_roles() -> None:
+    domains = ["a", "a", "b", "c"]
+    roles = ["train", "train", None, "test"]
+    manifest = of({"image": list("1234"), "domain": domains, "role": roles})
+    assert manifest.roles() == {"a": "train", "c": "test"}
+    assert manifest.problems(check_files=False) == []
+    assert of({"image": ["1"]}).roles() == {}
+
+
+# Validation
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (
+            {"image": ["1", "1"]},
+            "image '1' is listed 2 times as cat in domain 'a', split 'train' "
+            "(keep one row of each)",
+        ),
+        (
+            {"label": [None, " ", "dog"]},
+            "2 rows have no label, first row 0 (fill in the label or drop the rows)",
+        ),
+        (
+            {"domain": ["a", ""]},
+            "1 row has no domain, first row 1 (fill in the domain or drop the rows)",
+        ),
+        (
+            {"label": ["cow", "cow"]},
+            "label 'cow' of 2 rows is not in the class list (mend the class list or drop the rows)",
+        ),
+        (
+            {"domain": ["Site 1", "site_1"]},
+            "domain 'Site 1' is also spelt 'site_1' (choose one spelling)",
+        ),
+        (
+            {"split": ["train", "validation"]},
+            "split 'validation' of 1 row is unknown (use train, val or test)",
+        ),
+        (
+            {"role": ["source", "source"]},
+            "role 'source' of 2 rows is unknown (use train, val or test)",
+        ),
+        (
+            {"role": ["train", None]},
+            "domain 'a' has the roles none and train (give all rows of a domain one role)",
+        ),
+        ({"image": ["1", None]}, "row 1 has no image (give its path or drop the row)"),
+        *(
+            (
+                {"image": ["a/../b.jpg", path]},
+                f"path '{path}' is outside the root (give paths relative to the root and below it)",
+            )
+            for path in ("/etc/1.jpg", "../1.jpg", "a/../../1.jpg", "C:\\1.jpg", "..\\1.jpg")
+        ),
+        (
+            {"features": pa.array([[1.0], [float("nan")]], pa.list_(pa.float32(), 1))},
+            "the features of row 1 hold NaN or infinity (replace the values or drop the rows)",
+        ),
+    ],
+)
+def test_each_problem_is_found(columns: dict[str, list[object]], problem: str) -> None:
+    rows = len(next(iter(columns.values())))
+    filled = {"image": [f"{i}.jpg" for i in range(rows)], **columns}
+    assert of(filled).problems(check_files=False) == [problem]
+
+
+def test_class_listed_twice() -> None:
+    manifest = of({"image": ["1.jpg"]}, ("cat", "dog", "cat"))
+    assert manifest.problems(check_files=False) == [
+        "class 'cat' is listed twice (mend the class list or drop the rows)"
+    ]
+
+
+def test_all_problems_come_at_once_capped_by_kind(tmp_path: Path) -> None:
+    rows = ["photo/0.jpg,Guitar,photo", *(f"photo/{i}.jpg,guitar,photo" for i in range(1, 7))]
+    path = table(tmp_path, "\n".join(["image,label,domain", *rows, "../7.jpg,guitar,photo"]))
+    plant(tmp_path, "photo/0.jpg")
+    manifest = Manifest.from_table(path)
+    assert len(manifest.problems()) == 8
+    with pytest.raises(ManifestError) as caught:
+        manifest.check()
+    assert str(caught.value) == (
+        "photos.csv has 8 problems: class 'Guitar' is also spelt 'guitar' (choose one spelling); "
+        "path '../7.jpg' is outside the root (give paths relative to the root and below it); "
+        "file 'photo/1.jpg' is missing, file 'photo/2.jpg' is missing, "
+        "file 'photo/3.jpg' is missing and 3 more (restore the files or drop their rows)"
+    )
+    with pytest.raises(ManifestError) as caught:
+        manifest.select(np.arange(7)).check(check_files=False)
+    assert str(caught.value) == (
+        "photos.csv has a problem: class 'Guitar' is also spelt 'guitar' (choose one spelling)"
+    )
+    with pytest.raises(ManifestError) as caught:
+        manifest.without_domains("photo").check()
+    assert str(caught.value) == "photos.csv has a problem: there are no rows (add some)"
+
+
+def test_bytes_need_no_file() -> None:
+    manifest = of({"image": ["gone.jpg"], "bytes": [b"encoded"]})
+    assert manifest.problems() == []
+    assert manifest.image_source(0) == b"encoded"
+    assert manifest.image_name(0) == "gone.jpg"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Guitar", "guitar", True),
+        ("ice cream", "Ice-Cream", True),
+        ("ice_cream", "icecream", True),
+        (" dog", "dog", True),
+        ("e\u0301t\u00e9", "\u00e9t\u00e9", True),
+        ("grade 1", "grade1", True),
+        ("1", "-1", False),
+        ("10-1", "101", False),
+        ("v1-1", "v11", False),
+        ("dog", "dogs", False),
+    ],
+)
+def test_spellings(one: str, other: str, same: bool) -> None:
+    assert (_spelling(one) == _spelling(other)) is same
+
+
+def test_many_rows_are_judged_in_seconds() -> None:
+    n = 200_000
+    label = pa.array([f"class {i % 500}" for i in range(n)])
+    domain = pa.array([f"domain {i % 60}" for i in range(n)])
+    image = pa.array([f"{i}.jpg" for i in range(n)])
+    split = pa.array(["train"] * n)
+    columns = pa.table({"image": image, "label": label, "domain": domain, "split": split})
+    manifest = Manifest(columns, tuple(f"class {i}" for i in range(500)), Path("/"), "big")
+    start = perf_counter()
+    assert manifest.problems(check_files=False) == []
+    assert perf_counter() - start < 3  # about 0.2 s on one core
+    assert len(manifest.problems()) == n
+
+
+def test_the_data_model_does_not_import_torch() -> None:
+    code = (
+        "import sys, acclimate.build.folder, acclimate.data.inspection; "
+        "import acclimate.report.label_plots; "
+        "print([m for m in ('torch', 'matplotlib', 'PIL') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

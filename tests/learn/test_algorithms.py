@@ -1,0 +1,587 @@
+"""What each algorithm adds to a mean cross-entropy, step by step; and two processes equal one."""
+
+import copy
+import dataclasses
+import math
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acclimate.config import OptimiserConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError
+from acclimate.data.batches import Batch, DomainSampler, Loader
+from acclimate.data.manifest import Manifest
+from acclimate.data.source import FeatureSource
+from acclimate.learn.algorithms import Algorithm, choose, names
+from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
+from acclimate.learn.models.discriminator import Discriminator
+from acclimate.learn.penalties import (
+    Groups,
+    coral,
+    coral_domainbed,
+    irm,
+    irm_square,
+    mmd2,
+    mmd2_domainbed,
+)
+from acclimate.runs.loop import Loop, Phase
+
+CLASSES, DOMAINS, FEATURES, MU = 3, 3, 4, 2
+
+
+def make(name: str, *, predictor: Predictor | None = None, seed: int = 0, **settings: Any) -> Any:
+    choice = choose(name, settings)
+    if predictor is None:
+        torch.manual_seed(seed)
+        backbone = build_backbone("mlp", in_features=FEATURES)
+        sizes = {"width": 6, "hidden": 5}
+        predictor = (
+            Conditioned(backbone, CLASSES, mu_dim=MU, **sizes)
+            if choice.adaptive
+            else Plain(backbone, CLASSES, head="mlp", **sizes)
+        )
+    shape = {"domains": DOMAINS, "classes": CLASSES}
+    return choice.build(predictor, choice.settings, **shape, world=World(), seed=seed)
+
+
+def make_batch(domain: list[int], *, mu: bool = False, seed: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(domain), FEATURES, generator=generator)
+    y = torch.randint(CLASSES, (len(domain),), generator=generator)
+    index = torch.tensor(domain)
+    table = torch.randn(DOMAINS, MU, generator=generator)
+    return Batch(x, y, index, table[index] if mu else None)
+
+
+BATCH = make_batch([0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
+
+
+def rows(batch: Batch, chosen: Tensor) -> Batch:
+    return Batch(batch.x[chosen], batch.y[chosen], batch.domain[chosen])
+
+
+# Settings
+
+
+DEFAULTS_AND_RANGES = {
+    "irm": {"penalty": (1e2, "log10", -1, 5), "anneal": (500, "log10", 0, 4)},
+    "group-dro": {"eta": (1e-2, "log10", -3, -1)},
+    "mixup": {"alpha": (0.2, "log10", -1, 1)},
+    "mldg": {
+        "beta": (1.0, "log10", -1, 1),
+        "meta_test": (2, "choice", 1, 2),
+        "inner_lr": (1e-2, "log10", -3, -1),
+    },
+    "coral": {"penalty": (1.0, "log10", -1, 1)},
+    "mmd": {"penalty": (1.0, "log10", -1, 1)},
+    "dann": {
+        "penalty": (1.0, "log10", -2, 2),
+        "discriminator_lr": (None, "log10", -5, -3.5),
+        "discriminator_weight_decay": (0.0, "log10", -6, -2),
+        "discriminator_steps": (1, "log2", 0, 3),
+        "gradient_penalty": (0.0, "log10", -2, 1),
+        "beta1": (0.5, "choice", 0.0, 0.5),
+        "width": (256, "log2", 6, 10),
+        "depth": (3, "choice", 3, 4, 5),
+        "dropout": (0.0, "choice", 0.0, 0.1, 0.5),
+    },
+}
+DEFAULTS_AND_RANGES["cdann"] = DEFAULTS_AND_RANGES["dann"]
+
+
+@pytest.mark.parametrize("name", DEFAULTS_AND_RANGES)
+def test_settings_are_domainbeds(name: str) -> None:
+    found = {}
+    for field in dataclasses.fields(choose(name).settings):
+        search = field.metadata["search"]
+        if search is not None:
+            limits = search.options or (search.low, search.high)
+            found[field.name] = (field.default, search.scale, *limits)
+    assert found == DEFAULTS_AND_RANGES[name]
+
+
+@pytest.mark.parametrize("name", DEFAULTS_AND_RANGES)
+def test_they_need_two_domains(name: str) -> None:
+    assert choose(name).build.least_domains == 2
+
+
+def test_a_wrong_form_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose("mmd", {"kernel": "gauss"})
+    assert str(caught.value) == (
+        "mmd: 'hparams.kernel' must be one of median, domainbed, not 'gauss'"
+    )
+
+
+# Penalties on hidden features and logits
+
+
+@pytest.mark.parametrize("name", ["coral", "mmd", "da-coral", "da-mmd"])
+def test_features_of_the_hidden_layer_are_penalised(name: str) -> None:
+    kind = name.removeprefix("da-")
+    forms = {
+        "coral": ("form", {"paper": coral, "domainbed": coral_domainbed}),
+        "mmd": ("kernel", {"median": mmd2, "domainbed": mmd2_domainbed}),
+    }
+    setting, penalties = forms[kind]
+    batch = make_batch(BATCH.domain.tolist(), mu=name.startswith("da-"))
+    for form, penalty in penalties.items():
+        algorithm = make(name, penalty=2.5, **{setting: form})
+        output: Output = algorithm.predict(batch)
+        assert output.hidden.shape == (len(batch), 5)
+        losses = algorithm(batch, 0)
+        torch.testing.assert_close(losses.penalty, 2.5 * penalty(output.hidden, batch.domain))
+        torch.testing.assert_close(losses.risk, F.cross_entropy(output.logits, batch.y))
+        assert losses.penalty != 0
+
+
+@pytest.mark.parametrize(("form", "penalty"), [("split", irm), ("square", irm_square)])
+def test_irms_weight_is_1_until_its_penalty_counts(form: str, penalty: Any) -> None:
+    algorithm = make("irm", penalty=50.0, anneal=3, form=form)
+    logits = algorithm.predict(BATCH).logits
+    gap = penalty(logits, BATCH.y, BATCH.domain)
+    for step, weight in [(0, 1), (2, 1), (3, 50), (9, 50)]:
+        losses = algorithm(BATCH, step)
+        torch.testing.assert_close(losses.penalty, weight * gap)
+        torch.testing.assert_close(losses.risk, F.cross_entropy(logits, BATCH.y))
+
+
+# Group DRO
+
+
+def domain_risks(algorithm: Algorithm, batch: Batch) -> list[float]:
+    losses = F.cross_entropy(algorithm.predict(batch).logits, batch.y, reduction="none")
+    return [losses[batch.domain == d].mean().item() for d in sorted(set(batch.domain.tolist()))]
+
+
+def test_group_dro_by_hand_over_two_steps() -> None:
+    algorithm = make("group-dro", eta=0.5)
+    first = domain_risks(algorithm, BATCH)
+    q = [math.exp(0.5 * risk) / 3 for risk in first]
+    q = [value / sum(q) for value in q]
+    found = algorithm(BATCH, 0).risk.item()
+    assert found == pytest.approx(sum(w * risk for w, risk in zip(q, first, strict=True)))
+    assert algorithm.log_q.exp().tolist() == pytest.approx(q)
+
+    some = rows(BATCH, BATCH.domain != 1)  # domain 1 is absent: only its share of the sum changes
+    second = domain_risks(algorithm, some)
+    grown = [q[0] * math.exp(0.5 * second[0]), q[1], q[2] * math.exp(0.5 * second[1])]
+    q = [value / sum(grown) for value in grown]
+    expected = (q[0] * second[0] + q[2] * second[1]) / (q[0] + q[2])
+    assert algorithm(some, 1).risk.item() == pytest.approx(expected)
+    assert algorithm.log_q.exp().tolist() == pytest.approx(q)
+
+
+def test_group_dro_saves_its_weights_and_keeps_them_when_only_scoring() -> None:
+    algorithm, other = make("group-dro", eta=1.0), make("group-dro", eta=1.0, seed=1)
+    algorithm(BATCH, 0)
+    other.load_state_dict(algorithm.state_dict())
+    assert torch.equal(other.log_q, algorithm.log_q)
+    assert algorithm.log_q.std() > 0
+    before = algorithm.log_q.clone()
+    with torch.no_grad():
+        algorithm(BATCH, 1)
+    algorithm.eval()(BATCH, 1)
+    assert torch.equal(algorithm.log_q, before)
+
+
+def test_a_tiny_weight_rises_again() -> None:
+    algorithm = make("group-dro", eta=0.1)
+    algorithm.log_q.copy_(torch.tensor([-500.0, 0.0, -500.0]))
+    losses = torch.tensor([50.0, 0.0, 0.0])
+    for _ in range(200):
+        algorithm._follow(torch.arange(3), losses)
+    assert algorithm.log_q.exp()[0] > 0.99
+
+
+# Mixup
+
+
+class Recorder(Predictor):
+    """Keeps what it was given; its logits are a linear function of it."""
+
+    conditioned = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        self.x, self.mu = x, mu
+        return Output(self.layer(x), x)
+
+
+@pytest.mark.parametrize("domain", [[0, 0, 1, 1, 2, 2], [2, 0, 0, 2, 2, 1, 2], [1, 0]], ids=str)
+def test_mixup_is_a_row_and_one_of_another_domain(domain: list[int]) -> None:
+    recorder = Recorder()
+    algorithm = make("da-mixup", predictor=recorder, alpha=2.0)
+    batch = make_batch(domain, mu=True)
+    assert batch.mu is not None
+    for step in range(5):
+        found = algorithm(batch, step).risk
+        partner, ratio = algorithm._pairs(batch.domain, step)
+        assert (batch.domain[partner] != batch.domain).all()
+        expected = []
+        for i, (j, r) in enumerate(zip(partner.tolist(), ratio.tolist(), strict=True)):
+            assert 0 <= r <= 1
+            torch.testing.assert_close(recorder.x[i], r * batch.x[i] + (1 - r) * batch.x[j])
+            assert recorder.mu is not None
+            torch.testing.assert_close(recorder.mu[i], r * batch.mu[i] + (1 - r) * batch.mu[j])
+            surprise = -recorder.layer(recorder.x[i]).log_softmax(0)
+            expected.append(r * surprise[batch.y[i]] + (1 - r) * surprise[batch.y[j]])
+        torch.testing.assert_close(found, torch.stack(expected).mean())
+
+
+def test_mixup_draws_one_circle_and_a_ratio_for_each_pair() -> None:
+    algorithm = make("mixup", alpha=1.0)
+    domain = torch.arange(8).repeat_interleave(4)
+    circles, ratios = set(), []
+    for step in range(20):
+        partner, ratio = algorithm._pairs(domain, step)
+        after = domain[partner].view(8, 4)
+        assert (after == after[:, :1]).all()
+        assert (ratio.view(8, 4) == ratio.view(8, 4)[:, :1]).all()
+        assert sorted(after[:, 0].tolist()) == list(range(8))
+        assert len(partner.unique()) == len(domain)
+        here = 0
+        for _ in range(7):  # one circle through all: 0 is not met again before the end
+            here = int(after[here, 0])
+            assert here != 0
+        circles.add(tuple(after[:, 0].tolist()))
+        ratios.append(ratio.view(8, 4)[:, 0])
+        again = algorithm._pairs(domain, step)
+        assert torch.equal(again[0], partner)
+        assert torch.equal(again[1], ratio)
+    assert len(circles) > 15
+    assert torch.stack(ratios).mean() == pytest.approx(0.5, abs=0.1)
+    assert len(torch.stack(ratios).unique()) == 160
+
+
+def test_mixup_of_one_domain_changes_nothing() -> None:
+    algorithm, batch = make("mixup"), make_batch([1, 1, 1])
+    partner, _ = algorithm._pairs(batch.domain, 0)
+    assert partner.tolist() == [0, 1, 2]
+    expected = F.cross_entropy(algorithm.predict(batch).logits, batch.y)
+    torch.testing.assert_close(algorithm(batch, 0).risk, expected)
+
+
+# MLDG
+
+
+class Linear(Predictor):
+    conditioned = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        return Output(self.layer(x), x)
+
+
+def softmax_risk(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
+    """Mean cross-entropy of a linear model and its gradient: [c, f], [b, f], [b] -> , [c, f]"""
+    logits = x @ w.T
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    risk = -np.log(p[np.arange(len(y)), y]).mean()
+    return risk, (p - np.eye(CLASSES)[y]).T @ x / len(y)
+
+
+def hessian(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Of the same by w, flattened: [c·f, c·f]"""
+    logits = x @ w.T
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    total = np.zeros((w.size, w.size))
+    for row, q in zip(x, p, strict=True):
+        total += np.kron(np.diag(q) - np.outer(q, q), np.outer(row, row))
+    return total / len(x)
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_mldg_is_a_true_meta_step(first_order: bool) -> None:
+    predictor = Linear()
+    settings = {"beta": 0.7, "inner_lr": 0.5, "first_order": first_order}
+    algorithm = make("mldg", predictor=predictor, **settings)
+    batch = replace(BATCH, x=BATCH.x.double())
+    held_out = algorithm._held_out(Groups.of(batch.domain), 0)
+    losses = algorithm(batch, 0)
+    losses.total.backward()
+
+    w = predictor.layer.weight.detach().numpy()
+    x, y, test = batch.x.numpy(), batch.y.numpy(), held_out.numpy()
+    risk, inner = softmax_risk(w, x[~test], y[~test])
+    after, outer = softmax_risk(w - 0.5 * inner, x[test], y[test])
+    assert losses.risk.item() == pytest.approx(risk, rel=1e-12)
+    assert losses.penalty.item() == pytest.approx(0.7 * after, rel=1e-12)
+    # By w, the risk after the step has the gradient (1 − a H) g; the first order leaves H out.
+    curvature = 0 if first_order else hessian(w, x[~test])
+    through = outer.ravel() - 0.5 * (curvature @ outer.ravel() if not first_order else 0)
+    expected = inner + 0.7 * through.reshape(w.shape)
+    assert predictor.layer.weight.grad is not None
+    np.testing.assert_allclose(predictor.layer.weight.grad.numpy(), expected, rtol=1e-10)
+    if not first_order:
+        assert np.abs(expected - inner - 0.7 * outer).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("domains", "asked", "held_out"), [(2, 2, 1), (3, 2, 1), (4, 2, 2), (6, 2, 2), (6, 1, 1)]
+)
+def test_mldg_splits_the_domains_of_a_batch(domains: int, asked: int, held_out: int) -> None:
+    algorithm = make("mldg", meta_test=asked)
+    domain = torch.arange(domains).repeat(3)
+    chosen = set()
+    for step in range(30):
+        mask = algorithm._held_out(Groups.of(domain), step)
+        out = set(domain[mask].tolist())
+        assert len(out) == held_out
+        assert not out & set(domain[~mask].tolist())
+        chosen |= out
+    assert chosen == set(range(domains))
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_mldg_learns_from_two_domains(first_order: bool) -> None:
+    algorithm = make("mldg", first_order=first_order, inner_lr=0.1)
+    batch = make_batch([0, 1] * 8)
+    optimiser = torch.optim.SGD(algorithm.parameters(), lr=0.3)
+    before = F.cross_entropy(algorithm.predict(batch).logits, batch.y)
+    for step in range(80):
+        optimiser.zero_grad()
+        algorithm(batch, step).total.backward()
+        optimiser.step()
+    assert F.cross_entropy(algorithm.predict(batch).logits, batch.y) < 0.5 * before
+
+
+class Normed(Predictor):
+    conditioned = False
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 6), norm, nn.ReLU())
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        hidden = self.body(x)
+        return Output(self.last(hidden), hidden)
+
+
+def frozen_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(6).eval().requires_grad_(False)
+    norm.train = lambda mode=True: norm  # type: ignore[assignment, method-assign]
+    return norm
+
+
+@pytest.mark.parametrize("kind", ["group norm", "batch norm", "frozen batch norm"])
+def test_mldg_leaves_running_statistics_to_the_outer_weights(kind: str) -> None:
+    norms = {
+        "group norm": lambda: nn.GroupNorm(2, 6),
+        "batch norm": lambda: nn.BatchNorm1d(6),
+        "frozen batch norm": frozen_norm,
+    }
+    predictor = Normed(norms[kind]())
+    algorithm = make("mldg", predictor=predictor, inner_lr=0.1).train()
+    plain = copy.deepcopy(predictor)
+    train = ~algorithm._held_out(Groups.of(BATCH.domain), 0)
+    plain(BATCH.x[train])
+    algorithm(BATCH, 0).total.backward()
+    for (name, found), expected in zip(predictor.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(found, expected), name
+    for parameter in predictor.parameters():
+        assert parameter.requires_grad == (parameter.grad is not None)
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+# Adversaries
+
+
+def test_the_discriminator_by_hand() -> None:
+    plain = Discriminator(5, 3, width=7, depth=3)
+    assert [tuple(p.shape) for p in plain.parameters()] == [
+        (7, 5),
+        (7,),
+        (7, 7),
+        (7,),
+        (3, 7),
+        (3,),
+    ]
+    x, y = torch.randn(4, 5), torch.tensor([0, 1, 1, 0])
+    one, two, three = (layer for layer in plain.layers if isinstance(layer, nn.Linear))
+    torch.testing.assert_close(plain(x, y), three(two(one(x).relu()).relu()))
+    knowing = Discriminator(5, 3, classes=2, depth=1)
+    assert knowing.embedding is not None
+    (last,) = knowing.layers
+    torch.testing.assert_close(knowing(x, y), last(x + knowing.embedding.weight[y]))
+
+
+@pytest.mark.parametrize("name", ["dann", "cdann"])
+def test_each_turn_has_its_sides_loss(name: str) -> None:
+    algorithm = make(name, penalty=0.3, gradient_penalty=2.0, width=8)
+    output = algorithm.predict(BATCH)
+    hidden = output.hidden.detach().requires_grad_()
+    losses = F.cross_entropy(
+        algorithm.discriminator(hidden, BATCH.y), BATCH.domain, reduction="none"
+    )
+    entropy = losses.mean()
+    if name == "cdann":
+        by_class = [losses[BATCH.y == c].mean() for c in BATCH.y.unique()]
+        entropy = torch.stack(by_class).mean()
+        assert entropy != losses.mean()
+    slopes = torch.stack(
+        [torch.autograd.grad(loss, hidden, retain_graph=True)[0].sum(0) for loss in losses]
+    )
+    theirs, own = algorithm(BATCH, 0), algorithm(BATCH, 1)
+    torch.testing.assert_close(theirs.penalty, entropy + 2 * slopes.square().sum(1).mean())
+    torch.testing.assert_close(own.penalty, -0.3 * entropy)
+    for found in (theirs, own):
+        torch.testing.assert_close(found.risk, F.cross_entropy(output.logits, BATCH.y))
+
+    theirs.total.backward()
+    assert all(p.grad is None for p in algorithm.predictor.parameters())
+    assert all(p.grad is not None for p in algorithm.discriminator.parameters())
+    algorithm.zero_grad()
+    own.total.backward()
+    assert all(p.grad is not None for p in algorithm.predictor.parameters())
+    assert all(p.grad is None for p in algorithm.discriminator.parameters())
+
+
+def test_the_model_misleads_the_discriminator() -> None:
+    algorithm = make("dann", penalty=0.5, width=8)
+    algorithm(BATCH, 1).total.backward()
+    found = [p.grad.clone() for p in algorithm.predictor.parameters()]
+    algorithm.zero_grad()
+    output = algorithm.predict(BATCH)
+    entropy = F.cross_entropy(algorithm.discriminator(output.hidden, BATCH.y), BATCH.domain)
+    (F.cross_entropy(output.logits, BATCH.y) - 0.5 * entropy).backward()
+    for gradient, parameter in zip(found, algorithm.predictor.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_a_discriminator_starts_the_same_whatever_was_drawn_before() -> None:
+    one = make("cdann", predictor=Plain(build_backbone("mlp", in_features=FEATURES), CLASSES))
+    torch.rand(7)
+    two = make("cdann", predictor=Plain(build_backbone("mlp", in_features=FEATURES), CLASSES))
+    state, other = one.discriminator.state_dict(), two.discriminator.state_dict()
+    assert all(torch.equal(other[key], value) for key, value in state.items())
+
+
+def features_loop(folder: Path, objective: Any, steps: int, settings: OptimiserConfig) -> Loop:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, FEATURES)).astype(np.float32)
+    manifest = Manifest.from_arrays(X, rng.integers(0, 3, 60), np.repeat(["a", "b", "c"], 20))
+    domains = [manifest.rows(domain=name) for name in manifest.domains]
+    sampler = DomainSampler(domains, per_domain=8, domains_per_step=3, seed=0)
+    loader = Loader(FeatureSource(manifest), sampler, domains, World(), seed=0, augmented=False)
+    phase = Phase("main", steps, settings, checkpoint_every=100)
+    return Loop(objective, loader, phase, World(), folder, seed=0)
+
+
+@pytest.mark.parametrize("name", ["dann", "da-cdann"])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) -> None:
+    algorithm = make(name, discriminator_steps=turns, discriminator_lr=0.02)
+    sides = {"model": algorithm.predictor, "discriminator": algorithm.discriminator}
+    moved: list[str] = []
+    last = copy.deepcopy({side: module.state_dict() for side, module in sides.items()})
+
+    def watch(*_: object) -> None:
+        for side, module in sides.items():
+            state = module.state_dict()
+            if any(not torch.equal(state[key], value) for key, value in last[side].items()):
+                moved.append(side)
+            last[side] = copy.deepcopy(state)
+
+    loop = features_loop(tmp_path, algorithm, 2 * (turns + 1), OptimiserConfig(lr=0.01))
+    loop.watch = watch
+    loop.prepare = lambda batch: replace(batch, mu=torch.ones(len(batch), MU))
+    loop.run()
+    assert moved == 2 * [*["discriminator"] * turns, "model"]
+
+
+# Two processes
+
+
+PARALLEL: dict[str, dict[str, Any]] = {
+    "erm": {},
+    "da-erm": {},
+    "da-irm": {"penalty": 5.0, "anneal": 1},
+    "da-group-dro": {"eta": 0.5},
+    "mixup": {"alpha": 1.0},
+    "da-dann": {"gradient_penalty": 0.1},
+    "cdann": {},
+    "coral": {"penalty": 10.0},
+    "da-coral": {"form": "domainbed"},
+    "mmd": {"penalty": 10.0},
+    "da-mmd": {"kernel": "domainbed"},
+    "irm": {"penalty": 5.0, "anneal": 1},
+    "group-dro": {"eta": 0.5},
+    "da-mixup": {"alpha": 1.0},
+    "mldg": {"inner_lr": 0.5},
+    "da-mldg": {"inner_lr": 0.5},
+    "dann": {},
+    "da-cdann": {"gradient_penalty": 0.1},
+}
+
+
+def trained(world: World, module: Any, steps: int = 3) -> dict[str, Tensor]:
+    """SGD's weights after a few steps on this process's share of each batch."""
+    objective = module.module if world.size > 1 else module
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(steps):
+        batch = make_batch([0] * 6 + [2] * 6 + [1] * 4, mu=True, seed=step)
+        share = world.share(len(batch))
+        assert batch.mu is not None
+        part = Batch(batch.x[share], batch.y[share], batch.domain[share], batch.mu[share])
+        optimiser.zero_grad()
+        module(part, step).total.backward()
+        optimiser.step()
+    state: dict[str, Tensor] = objective.state_dict()
+    return state
+
+
+def run_process(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    world = World(rank, 2)
+    states = {}
+    for name, settings in PARALLEL.items():
+        algorithm = make(name, **settings)
+        algorithm.world = world
+        unused = algorithm.adversary is not None
+        parallel = nn.parallel.DistributedDataParallel(algorithm, find_unused_parameters=unused)
+        states[name] = trained(world, parallel)
+    torch.save(states, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_every_algorithm_is_compared() -> None:
+    assert {*PARALLEL} == {*names()}
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(run_process, (port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name, settings in PARALLEL.items():
+        start = make(name, **settings).state_dict()
+        whole = trained(World(), make(name, **settings))
+        for key, value in whole.items():
+            for part in parts:
+                torch.testing.assert_close(part[name][key], value, rtol=1e-4, atol=1e-6, msg=key)
+        assert any(not torch.allclose(start[key], value) for key, value in whole.items())

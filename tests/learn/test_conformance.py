@@ -1,0 +1,130 @@
+"""One suite for every row of the tables: algorithms over both predictors, and embeddings."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from acclimate.config import EmbeddingConfig
+from acclimate.core.distributed import World
+from acclimate.data.batches import Batch
+from acclimate.learn.algorithms import ALGORITHMS, names
+from acclimate.learn.embeddings import EMBEDDINGS
+from acclimate.learn.models import build_backbone
+from fixtures.objectives import (
+    CLASSES,
+    DOMAINS,
+    FEATURES,
+    MU,
+    batch_for,
+    make_algorithm,
+    make_batch,
+)
+
+# An unbiased square has no lower bound on one batch seen again and again.
+ON_ONE_BATCH = {"irm": {"form": "square"}}
+
+
+@pytest.mark.parametrize("name", names())
+class TestAlgorithm:
+    def test_losses_are_finite_scalars(self, name: str) -> None:
+        losses = make_algorithm(name)(batch_for(name), 0)
+        assert losses.total.shape == ()
+        assert torch.isfinite(losses.total)
+
+    def test_gradients_reach_every_parameter(self, name: str) -> None:
+        algorithm = make_algorithm(name)
+        for step in range(2 if algorithm.adversary else 1):  # each side's turn
+            algorithm(batch_for(name), step).total.backward()
+        missed = [
+            key
+            for key, parameter in algorithm.named_parameters()
+            if parameter.grad is None or not parameter.grad.any()
+        ]
+        assert missed == []
+
+    def test_one_domain_costs_no_penalty(self, name: str) -> None:
+        losses = make_algorithm(name)(batch_for(name, domains=1), 0)
+        assert torch.isfinite(losses.total)
+        assert losses.penalty is None or losses.penalty.item() == 0
+
+    def test_one_class(self, name: str) -> None:
+        batch = batch_for(name)
+        losses = make_algorithm(name)(replace(batch, y=torch.zeros_like(batch.y)), 0)
+        assert torch.isfinite(losses.total)
+
+    def test_saved_and_loaded_it_scores_the_same(self, name: str) -> None:
+        one, two = make_algorithm(name, seed=0), make_algorithm(name, seed=1)
+        batch = batch_for(name)
+        assert not torch.equal(one(batch, 0).total, two(batch, 0).total)
+        two.load_state_dict(one.state_dict())
+        assert torch.equal(one(batch, 0).total, two(batch, 0).total)
+
+    def test_same_seed_same_numbers(self, name: str) -> None:
+        one, two = (make_algorithm(name, seed=3) for _ in range(2))
+        batch = batch_for(name)
+        assert torch.equal(one(batch, 0).total, two(batch, 0).total)
+
+    def test_it_learns(self, name: str) -> None:
+        settings = ON_ONE_BATCH.get(name.removeprefix("da-"), {})
+        algorithm, batch = make_algorithm(name, **settings), batch_for(name)
+        optimiser = torch.optim.Adam(algorithm.parameters(), lr=1e-2)
+        first = algorithm(batch, 0).risk.item()
+        for step in range(40):
+            optimiser.zero_grad()
+            algorithm(batch, step).total.backward()
+            optimiser.step()
+        assert algorithm(batch, 40).risk.item() < 0.7 * first
+
+
+def test_a_new_algorithm_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from acclimate.learn.algorithms.erm import ERM
+
+    class Twice(ERM):
+        def forward(self, batch: Batch, step: int):  # type: ignore[no-untyped-def]
+            losses = super().forward(batch, step)
+            return replace(losses, risk=2 * losses.risk)
+
+    monkeypatch.setitem(ALGORITHMS, "twice", (Twice, "ERM, twice as loud"))
+    for name in ("twice", "da-twice"):
+        once = make_algorithm(name.replace("twice", "erm"))(batch_for(name), 0)
+        assert torch.equal(make_algorithm(name)(batch_for(name), 0).risk, 2 * once.risk)
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+@pytest.mark.parametrize("mixup", ["on", "off"])
+class TestEmbedding:
+    def make(self, name: str, mixup: str, seed: int = 0):  # type: ignore[no-untyped-def]
+        torch.manual_seed(seed)
+        config = EmbeddingConfig(dim=MU, mixup=mixup)  # type: ignore[arg-type]
+        backbone = build_backbone("mlp", in_features=FEATURES)
+        return EMBEDDINGS[name].build(
+            backbone, config, domains=DOMAINS, classes=CLASSES, world=World(), seed=0
+        )
+
+    def test_finite_loss_and_gradients(self, name: str, mixup: str) -> None:
+        embedding = self.make(name, mixup)
+        losses = embedding(make_batch(adaptive=False), 0)
+        assert torch.isfinite(losses.total)
+        losses.total.backward()
+        without = [k for k, p in embedding.named_parameters() if p.grad is None]
+        assert without == []
+
+    def test_phi_has_its_dimension_and_ignores_the_batch(self, name: str, mixup: str) -> None:
+        embedding = self.make(name, mixup).eval()
+        x = make_batch(adaptive=False).x
+        phi = embedding.phi(x)
+        assert phi.shape == (len(x), embedding.dim)
+        torch.testing.assert_close(phi[:1], embedding.phi(x[:1]))
+
+    def test_saved_and_loaded_it_is_the_same(self, name: str, mixup: str) -> None:
+        one, two = self.make(name, mixup, seed=0), self.make(name, mixup, seed=1)
+        one.standardise(torch.randn(3, one.dim, dtype=torch.float64))
+        two.load_state_dict(one.state_dict())
+        x = make_batch(adaptive=False).x
+        assert torch.equal(one.phi(x), two.phi(x))
+
+    def test_same_seed_same_loss(self, name: str, mixup: str) -> None:
+        batch = make_batch(adaptive=False)
+        one, two = (self.make(name, mixup)(batch, 2).total for _ in range(2))
+        assert torch.equal(one, two)

@@ -1,0 +1,231 @@
+"""How far μ from few images lies from μ of all, against loops, hand-made cases and Theorem 1."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import pdist
+
+from acclimate.config import RunConfig
+from acclimate.core.distributed import World
+from acclimate.core.randomness import stream
+from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import consistency
+from acclimate.learn.embeddings.consistency import Consistency, Sample, measure, measured_domains
+from acclimate.learn.model import Trained
+from acclimate.learn.theory import mean_radius
+from acclimate.runs.training import train
+from fixtures.settings import TINY, as_flags
+
+Tiny = Callable[..., RunConfig]
+
+
+def clouds(sizes: dict[str, int], dim: int = 6) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(i, 1 + i, (n, dim)) for i, (name, n) in enumerate(sizes.items())}
+
+
+def test_against_a_loop_over_the_drawn_points() -> None:
+    phi = clouds({"a": 120, "b": 37})
+    found = measure(phi, seed=3)
+    assert [point.n for point in found.points] == [1, 2, 5, 10, 20, 50, 100]
+    for point in found.points:
+        errors = {}
+        for name, rows in phi.items():
+            drawn = stream(3, "consistency", name, point.n).integers(len(rows), size=(200, point.n))
+            errors[name] = [math.dist(rows[d].mean(0), rows.mean(0)) for d in drawn]
+        assert point.error == pytest.approx(np.mean([np.mean(e) for e in errors.values()]))
+        assert point.error95 == pytest.approx(max(np.quantile(e, 0.95) for e in errors.values()))
+
+
+def test_spreads_and_distances_between_domains() -> None:
+    phi = clouds({"a": 120, "b": 37, "c": 9})
+    found = measure(phi, seed=0)
+    assert [(d.domain, d.n) for d in found.domains] == [("a", 120), ("b", 37), ("c", 9)]
+    for spread, rows in zip(found.domains, phi.values(), strict=True):
+        distances = np.linalg.norm(rows - rows.mean(0), axis=1)
+        assert spread.variance == pytest.approx(np.mean(distances**2))
+        assert spread.bound == pytest.approx(distances.max())
+    assert found.between == pytest.approx(pdist([rows.mean(0) for rows in phi.values()]).mean())
+    assert found.ratio == pytest.approx(found.between / found.within)
+
+
+def test_two_points_by_hand() -> None:
+    """At −1 and 1 every mean is a coin's: |mean of 1| is 1, |mean of 2| is 0 or 1."""
+    found = measure({"coin": np.array([[-1.0], [1.0]])}, seed=0)
+    one, two = found.points
+    assert (one.n, one.error, one.error95, one.radius) == (1, 1.0, 1.0, None)
+    assert two.n == 2
+    assert two.error95 == 1.0
+    assert abs(two.error - 0.5) < 4 * 0.5 / math.sqrt(200)
+    (spread,) = found.domains
+    assert (spread.n, spread.variance, spread.bound) == (2, 1.0, 1.0)
+    assert (found.between, found.within, found.ratio) == (None, 2.0, None)
+
+
+def test_halves_are_disjoint() -> None:
+    rows = np.array([[0.0], [5.0], [15.0], [20.0]])
+    found = measure({"line": rows}, seed=0)
+    rng = stream(0, "halves", "line")
+    order = [rng.permutation(4) for _ in range(20)]
+    expected = [abs(rows[o[:2]].mean() - rows[o[2:]].mean()) for o in order]
+    assert found.within == pytest.approx(np.mean(expected))
+
+
+def test_one_point_has_nothing_to_err_by() -> None:
+    found = measure({"dot": np.array([[3.0, 4.0]])}, seed=0)
+    (point,) = found.points
+    assert (point.n, point.error, point.error95, point.radius) == (1, 0.0, 0.0, 0.0)
+    assert (found.between, found.within, found.ratio) == (None, None, None)
+    assert measure({}, seed=0) == Consistency(points=(), domains=(), between=None, within=None)
+    assert measure({"none": np.empty((0, 2))}, seed=0) == measure({}, seed=0)
+
+
+def test_small_domains_beside_a_large_one() -> None:
+    found = measure(clouds({"dot": 1, "pair": 2, "many": 50}), seed=0)
+    assert [point.n for point in found.points] == [1, 2, 5, 10, 20, 50]
+    assert all(math.isfinite(point.error) for point in found.points)
+    assert found.within is not None
+
+
+def test_the_radius_is_one_for_every_domain() -> None:
+    phi = clouds({"a": 1000, "b": 1000})
+    found = measure(phi, seed=0)
+    checked = 0
+    for point in found.points:
+        radii = [mean_radius(point.n, d.variance, d.bound, delta=0.05) for d in found.domains]
+        if None in radii:
+            assert point.radius is None
+        else:
+            assert point.radius == max(radii)
+            assert point.error < point.error95 <= point.radius
+            checked += 1
+    assert 0 < checked < len(found.points)
+
+
+def test_errors_shrink_with_the_root_of_n() -> None:
+    found = measure(clouds({"a": 1000}), seed=0)
+    scaled = [point.error * math.sqrt(point.n) for point in found.points]
+    assert max(scaled) / min(scaled) < 1.1
+
+
+def test_units_and_origin() -> None:
+    phi = clouds({"a": 60, "b": 40})
+    one, two = measure(phi, 0), measure({name: 3 * rows + 7 for name, rows in phi.items()}, 0)
+    for first, second in zip(one.points, two.points, strict=True):
+        assert second.error == pytest.approx(3 * first.error)
+        assert second.error95 == pytest.approx(3 * first.error95)
+    assert (two.between, two.within) == pytest.approx((3 * one.between, 3 * one.within))
+    assert two.ratio == pytest.approx(one.ratio)
+
+
+def test_equal_images_are_no_division_by_zero() -> None:
+    found = measure({name: np.full((5, 2), i) for i, name in enumerate("ab")}, seed=0)
+    assert found.within == 0
+    assert found.ratio is None
+    assert all((point.error, point.radius) == (0, 0) for point in found.points)
+
+
+def test_as_the_report_reads_it() -> None:
+    found = measure(clouds({"a": 5, "b": 2}), seed=0)
+    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert stored.keys() == {"points", "domains", "between", "within", "ratio"}
+    assert [p.keys() for p in stored["points"]] == [{"n", "error", "error95", "radius"}] * 3
+    assert stored["domains"][1].keys() == {"domain", "n", "variance", "bound"}
+    assert stored["between"] == found.between
+
+
+def test_at_most_so_many_points_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "MOST_POINTS", 7)
+    rows = np.arange(100, 200)
+    sample = Sample(rows, 0, "a")
+    phi = torch.arange(100.0)[:, None]
+    for start in range(0, 100, 30):
+        sample(rows[start : start + 30], phi[start : start + 30])
+    kept = sample.whole(1, World())
+    assert kept.dtype == torch.float64
+    assert kept.flatten().tolist() == sorted(sample.rows - 100)
+    assert len(kept) == 7
+    assert kept.max() > 50  # not the first ones, which would be of one class
+    assert Sample(rows, 0, "b").whole(3, World()).shape == (0, 3)
+
+
+def test_at_most_so_many_domains_are_measured() -> None:
+    names = [f"site-{i:02d}" for i in range(40)]
+    chosen = measured_domains(names, 0)
+    assert len(chosen) == 8
+    assert chosen <= set(names)
+    assert chosen != measured_domains(names, 1)
+    assert measured_domains(["a", "b"], 0) == {"a", "b"}
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_a_run_measures_what_its_predictor_sees(
+    features: Manifest, tiny: Tiny, tmp_path: Path, standardise: bool
+) -> None:
+    config = tiny(test_domains=["site-4"], **{"embedding.standardise": standardise})
+    train(config, features, tmp_path / "run")
+    trained = Trained.load(tmp_path / "run")
+    inputs = torch.from_numpy(features.features())
+    with torch.no_grad():
+        phi = {
+            name: trained.embedding.phi(inputs[features.rows(domain=name, split="train")]).numpy()
+            for name in trained.train_domains
+        }
+    stored = json.loads((tmp_path / "run" / "consistency.json").read_text())
+    assert flat(stored) == pytest.approx(flat(measure(phi, 0).to_dict()), rel=1e-4)
+    means = [state.mean.numpy() for state in trained.table.states.values()]
+    assert stored["between"] == pytest.approx(pdist(means).mean(), rel=1e-5)
+    assert [d["domain"] for d in stored["domains"]] == [f"site-{i}" for i in range(4)]
+
+
+def test_the_points_are_those_of_mu(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(**{"embedding.points": 5}), features, tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "consistency.json").read_text())
+    states = Trained.load(tmp_path / "run").table.states.values()
+    assert [d["n"] for d in stored["domains"]] == [state.count for state in states] == [5] * 5
+
+
+def flat(stored: dict) -> list[float]:
+    points = [p[key] for p in stored["points"] for key in ("n", "error", "error95", "radius")]
+    spreads = [d[key] for d in stored["domains"] for key in ("n", "variance", "bound")]
+    return [-1 if v is None else v for v in (*points, *spreads, stored["between"], stored["ratio"])]
+
+
+def test_plain_runs_have_nothing_to_measure(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny("erm"), features, tmp_path / "run")
+    assert not (tmp_path / "run" / "consistency.json").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tiny: Tiny, tmp_path: Path) -> None:
+    """Domains of 2 and 3 images: one process then has fewer of them than the other."""
+    sizes = {"a": 2, "b": 3, "c": 31, "d": 20}
+    rng = np.random.default_rng(0)
+    domains = np.repeat(list(sizes), list(sizes.values()))
+    X = rng.normal(size=(len(domains), 5)).astype(np.float32)
+    splits = np.full(len(domains), "train")
+    y = np.resize(["ant", "bee"], len(domains))
+    data = tmp_path / "data.parquet"
+    Manifest.from_arrays(X, y, domains, splits=splits).write(data)
+    # Not Adam: its first steps are the signs of gradients, which blow rounding up.
+    sgd = {"embedding.optimiser.name": "sgd", "embedding.optimiser.lr": 0.05}
+    flags = ["--test-domains", "d", "--algorithm", "da-erm", *as_flags(TINY | sgd)]
+    found = []
+    for processes in (1, 2):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        out = tmp_path / str(processes)
+        command = [*launcher, "-m", "acclimate", "train", str(data), "--out", str(out), *flags]
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads((out / "consistency.json").read_text()))
+    assert [d["n"] for d in found[1]["domains"]] == [2, 3, 31]
+    assert flat(found[1]) == pytest.approx(flat(found[0]), rel=1e-3)

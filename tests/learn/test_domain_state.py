@@ -1,0 +1,439 @@
+"""DomainState against one pass over the raw features, whatever the order; its file; μ of rows."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from acclimate.core.distributed import World
+from acclimate.core.errors import StateMismatch
+from acclimate.data.batches import Batch
+from acclimate.data.manifest import Manifest
+from acclimate.data.source import FeatureSource
+from acclimate.learn.embeddings import (
+    DomainState,
+    DomainTable,
+    Embedding,
+    Payload,
+    digest_of,
+    embed_rows,
+)
+from acclimate.learn.embeddings.domains import sample_rows, save_domain_map
+from acclimate.learn.objective import Losses
+from acclimate.learn.theory import mean_radius
+
+DIM = 3
+QUICK = settings(deadline=None, max_examples=60)
+
+
+def features(seed: int, count: int, dim: int = DIM) -> np.ndarray:
+    """Skewed, off centre, and on unequal scales."""
+    rng = np.random.default_rng(seed)
+    return rng.gamma(1.0, [1.0, 5.0, 0.1][:dim], (count, dim)) + rng.normal(size=dim) * 3
+
+
+def state_of(rows: np.ndarray, model: str = "m" * 64) -> DomainState:
+    return DomainState.empty(model, rows.shape[1]).updated(torch.from_numpy(rows))
+
+
+def assert_matches(state: DomainState, rows: np.ndarray) -> None:
+    """The state against NumPy, from the definitions."""
+    rows = rows.astype(np.float64)
+    mean = rows.mean(0)
+    assert state.count == len(rows)
+    np.testing.assert_allclose(state.mean.numpy(), mean, rtol=1e-10, atol=1e-10)
+    distances = np.linalg.norm(rows - mean, axis=1)
+    assert state.variance == pytest.approx((distances**2).mean(), rel=1e-8, abs=1e-9)
+    assert state.bound >= distances.max() * (1 - 1e-9) - 1e-9
+
+
+def test_by_hand() -> None:
+    rows = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
+    state = DomainState.empty("m", 2).updated(rows)
+    assert state.mean.tolist() == [1.0, 1.0]
+    assert state.mean.dtype == torch.float64
+    assert state.variance == pytest.approx(8 / 3)  # (2 + 2 + 4) / 3
+    assert state.bound == pytest.approx(2.0)  # the third lies 2 above the mean
+    # Another image at (1, 1): the reference stays, and so does the reach.
+    further = state.updated(torch.tensor([[1.0, 5.0]]))
+    assert further.mean.tolist() == [1.0, 2.0]
+    assert further.bound == pytest.approx(4.0 + 1.0)  # ‖(1,5) − (1,1)‖, and μ moved by 1
+
+
+def test_an_update_leaves_the_state_it_came_from() -> None:
+    first = state_of(features(0, 4))
+    before = first.total.clone()
+    second = first.updated(torch.ones(2, DIM))
+    assert first.count == 4
+    assert torch.equal(first.total, before)
+    assert second.count == 6
+    assert second.updated(torch.empty(0, DIM)) is second
+
+
+def test_gradients_end_here() -> None:
+    rows = torch.randn(3, DIM, requires_grad=True)
+    assert not DomainState.empty("m", DIM).updated(rows).mean.requires_grad
+
+
+@QUICK
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    seed=st.integers(0, 999),
+    data=st.data(),
+)
+def test_any_order_of_merging_equals_one_pass(
+    sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    rows = features(seed, sum(sizes) + 1)
+    cuts = np.cumsum(sizes)
+    states = [state_of(part) for part in np.split(rows, cuts)]  # some of them empty
+    while len(states) > 1:
+        one = states.pop(data.draw(st.integers(0, len(states) - 1)))
+        two = states.pop(data.draw(st.integers(0, len(states) - 1)))
+        states.append(one.merged(two))
+    assert_matches(states[0], rows)
+
+
+@QUICK
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+    seed=st.integers(0, 999),
+)
+def test_updates_and_removals_equal_one_pass_over_the_rest(
+    parts: list[tuple[int, bool]], seed: int
+) -> None:
+    rows = features(seed, sum(count for count, _ in parts) + 1)
+    state, kept, start = state_of(rows[:1]), [rows[:1]], 1
+    for count, remove_later in parts:
+        part = rows[start : start + count]
+        state, start = state.updated(torch.from_numpy(part)), start + count
+        if remove_later:
+            state = state.removed(torch.from_numpy(part))
+        else:
+            kept.append(part)
+    assert_matches(state, np.concatenate(kept))
+
+
+@QUICK
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    seed=st.integers(0, 999),
+    spread=st.floats(0.01, 100.0),
+    first=st.integers(0, 4),
+)
+def test_rescaling_equals_rescaled_features(
+    sizes: list[int], seed: int, spread: float, first: int
+) -> None:
+    """Wherever in the chain of updates it happens."""
+    rows = features(seed, sum(sizes))
+    centre = torch.from_numpy(np.random.default_rng(seed).normal(size=DIM))
+    state = DomainState.empty("m", DIM)
+    for place, part in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
+        if place == first:
+            state = state.rescaled(centre, spread)
+        phi = torch.from_numpy(part)
+        state = state.updated((phi - centre) / spread if place >= first else phi)
+    if first >= len(sizes):
+        state = state.rescaled(centre, spread)
+    assert_matches(state, (rows - centre.numpy()) / spread)
+    # Distances know no centre: the bound is no looser than before.
+    assert state.rescaled(centre, spread).bound == pytest.approx(state.bound / spread, rel=1e-9)
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    state, nothing = state_of(features(0, 5)), DomainState.empty("m" * 64, DIM)
+    assert same(nothing.merged(state), state)
+    assert same(state.merged(nothing), state)
+
+
+def test_a_sample_comes_out_again() -> None:
+    rows = features(1, 9)
+    state = state_of(rows).removed(torch.from_numpy(rows[3:5]))
+    assert_matches(state, np.delete(rows, [3, 4], axis=0))
+    with pytest.raises(StateMismatch) as caught:
+        state.removed(torch.zeros(8, DIM))
+    assert str(caught.value) == "cannot remove 8 images from a state of 7"
+
+
+def test_everything_out_and_new_images_in() -> None:
+    rows = features(2, 6)
+    state = state_of(rows).removed(torch.from_numpy(rows))
+    assert state.count == 0
+    fresh = features(3, 5) + 100
+    assert_matches(state.updated(torch.from_numpy(fresh)), fresh)
+    assert_matches(state.merged(state_of(fresh)), fresh)
+    assert_matches(state_of(fresh).merged(state), fresh)
+
+
+@pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
+def test_an_empty_state_has_no_mean(read) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(StateMismatch) as caught:
+        read(DomainState.empty("m", DIM))
+    assert str(caught.value) == "this domain state is empty; adapt it on at least one image"
+
+
+def test_large_offsets_keep_their_digits() -> None:
+    """float32 features a million off centre: float32 sums would lose the spread altogether."""
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(20_000, 2)) + 1e6).astype(np.float32)
+    state = DomainState.empty("m", 2)
+    for part in np.split(rows, 100):
+        state = state.updated(torch.from_numpy(part))
+    exact = rows.astype(np.float64)
+    np.testing.assert_allclose(state.mean.numpy(), exact.mean(0), rtol=1e-14)
+    assert state.variance == pytest.approx(exact.var(0).sum(), rel=1e-3)
+
+
+def test_variance_is_never_negative() -> None:
+    state = state_of(np.full((7, DIM), 0.1) + 1e5)
+    assert 0.0 <= state.variance < 1e-4
+
+
+def test_radius_is_theorem_1s() -> None:
+    rows = features(5, 4000)
+    state = state_of(rows)
+    assert state.sampling_variance == pytest.approx(state.variance * 4000 / 3999)
+    assert state.radius() == mean_radius(4000, state.sampling_variance, state.bound)
+    assert state_of(rows[:1]).radius() is None  # one image tells nothing about the spread
+    assert state.radius(0.5) == mean_radius(4000, state.sampling_variance, state.bound, delta=0.5)
+    assert state.radius() is not None
+    assert state_of(rows[:5]).radius() is None
+
+
+def test_states_of_two_models_do_not_mix() -> None:
+    one, two = state_of(features(0, 2), "a" * 64), state_of(features(1, 2), "b" * 64)
+    message = (
+        "the domain state was made by model aaaaaaaaaaaa, and this is model bbbbbbbbbbbb; "
+        "adapt again with the model you use"
+    )
+    with pytest.raises(StateMismatch) as caught:
+        one.merged(two)
+    assert str(caught.value) == message
+    with pytest.raises(StateMismatch) as caught:
+        one.require("b" * 64)
+    assert str(caught.value) == message
+    one.require("a" * 64)
+
+
+def with_payload(name: str, *, mergeable: bool = True, **tensors: Tensor) -> DomainState:
+    return replace(state_of(features(0, 2)), payloads={name: Payload(tensors, mergeable)})
+
+
+def test_payloads_add_up() -> None:
+    one = with_payload("prior", counts=torch.tensor([1.0, 2.0]))
+    two = with_payload("prior", counts=torch.tensor([10.0, 0.5]))
+    other = with_payload("moments", sums=torch.tensor([3.0]))
+    both = one.merged(two).merged(other)
+    assert both.payloads["prior"].tensors["counts"].tolist() == [11.0, 2.5]
+    assert both.payloads["moments"].tensors["sums"].tolist() == [3.0]
+    assert all(payload.mergeable for payload in both.payloads.values())
+    assert one.payloads["prior"].tensors["counts"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_payload_that_does_not_add_up(turned: bool) -> None:
+    stuck = with_payload("tent", mergeable=False, weight=torch.ones(2))
+    states = [stuck, state_of(features(0, 2))]
+    with pytest.raises(StateMismatch) as caught:
+        states[turned].merged(states[not turned])
+    assert str(caught.value) == "'tent' cannot be merged; adapt it anew on all the images"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_payloads_of_other_contents_are_not_added(turned: bool) -> None:
+    states = [
+        with_payload("prior", counts=torch.ones(2)),
+        with_payload("prior", counts=torch.ones(2), more=torch.ones(1)),
+    ]
+    with pytest.raises(StateMismatch) as caught:
+        states[turned].merged(states[not turned])
+    assert str(caught.value) == (
+        "'prior' holds other things in the other state; adapt it anew on all the images"
+    )
+
+
+def same(one: DomainState, two: DomainState) -> bool:
+    return (
+        (one.model, one.count, one.reach) == (two.model, two.count, two.reach)
+        and torch.equal(one.total, two.total)
+        and torch.equal(one.squares, two.squares)
+        and torch.equal(one.reference, two.reference)
+        and one.payloads.keys() == two.payloads.keys()
+        and all(
+            one.payloads[name].mergeable == two.payloads[name].mergeable
+            and one.payloads[name].tensors.keys() == two.payloads[name].tensors.keys()
+            and all(
+                torch.equal(value, two.payloads[name].tensors[key])
+                for key, value in one.payloads[name].tensors.items()
+            )
+            for name in one.payloads
+        )
+    )
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    state = replace(
+        state_of(features(7, 5)),
+        payloads={
+            "prior": Payload({"counts": torch.arange(3), "log": torch.ones(2, 2).T}, True),
+            "tent": Payload({"weight": torch.rand(4)}, False),
+        },
+    )
+    path = tmp_path / "new" / "site.safetensors"
+    state.save(path, notes={"n": 5, "radius": None})
+    assert same(DomainState.load(path), state)
+    assert not same(DomainState.load(path), replace(state, reach=state.reach + 1e-12))
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["notes"]) == {"n": 5, "radius": None}
+
+
+def test_an_empty_state_can_be_saved(tmp_path: Path) -> None:
+    state = DomainState.empty("m", DIM)
+    state.save(tmp_path / "empty.safetensors")
+    assert same(DomainState.load(tmp_path / "empty.safetensors"), state)
+
+
+def test_a_state_is_a_few_kilobytes(tmp_path: Path) -> None:
+    state_of(np.random.default_rng(0).normal(size=(50, 1024))).save(tmp_path / "s")
+    assert (tmp_path / "s").stat().st_size < 32 * 1024
+
+
+def test_files_that_are_no_state(tmp_path: Path) -> None:
+    missing, text, pickled, other = (tmp_path / name for name in ("a", "b", "c", "d"))
+    text.write_text("hello")
+    torch.save({"total": torch.ones(3)}, pickled)
+    save_file({"total": torch.ones(3)}, other)
+    with pytest.raises(StateMismatch) as caught:
+        DomainState.load(missing)
+    assert str(caught.value) == f"{missing}: no such file; make it with `acclimate adapt`"
+    for path in (text, pickled, other, tmp_path):
+        with pytest.raises(StateMismatch) as caught:
+            DomainState.load(path)
+        assert str(caught.value) == f"{path}: not a domain state; make one with `acclimate adapt`"
+
+
+def test_a_digest_is_of_names_shapes_types_and_values() -> None:
+    weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
+    digest = digest_of(weights.items())
+    assert len(digest) == 64
+    assert digest_of(reversed(weights.items())) == digest
+    assert digest_of({**weights, "a": weights["a"].T.contiguous().T}.items()) == digest
+    changed = [
+        {"a": weights["a"]},
+        {"c": weights["a"], "b": weights["b"]},
+        {**weights, "a": weights["a"].reshape(3, 2)},
+        {**weights, "a": weights["a"].double()},
+        {**weights, "a": torch.nextafter(weights["a"], torch.tensor(9.0))},
+    ]
+    assert len({digest, *(digest_of(other.items()) for other in changed)}) == 6
+
+
+class Doubled(Embedding):
+    """Φ is twice its input, so that μ is known."""
+
+    def raw(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        return Losses(risk=self.raw(batch.x).mean())
+
+
+def test_standardising_centres_and_divides_by_one_spread() -> None:
+    embedding = Doubled(2)
+    x = torch.tensor([[1.0, 2.0]])
+    assert torch.equal(embedding.phi(x), 2 * x)
+    embedding.standardise(torch.tensor([[1.0, 5.0], [3.0, 5.0]], dtype=torch.float64))
+    assert embedding.centre.tolist() == [2.0, 5.0]
+    assert float(embedding.spread) == pytest.approx(0.5**0.5)  # of (1, 0, 1, 0)
+    assert embedding.phi(x).tolist() == [[0.0, pytest.approx(-(2**0.5))]]
+    assert set(embedding.state_dict()) == {"centre", "spread"}
+
+
+def test_standardised_training_domains_have_mean_0_and_spread_1() -> None:
+    means = torch.from_numpy(features(4, 6)).double()
+    embedding = Doubled(DIM)
+    embedding.standardise(means)
+    scaled = (means.float() - embedding.centre) / embedding.spread
+    assert scaled.mean(0).abs().max() < 1e-5
+    assert float(scaled.square().mean().sqrt()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_domains_that_are_all_alike_are_only_centred() -> None:
+    embedding = Doubled(2)
+    # The mean of three times 0.1 is not 0.1: rounding is no difference between domains.
+    embedding.standardise(torch.tensor([[0.1, 0.2]] * 3, dtype=torch.float64))
+    assert float(embedding.spread) == 1.0
+    assert torch.allclose(embedding.centre, torch.tensor([0.1, 0.2]))
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    X = np.arange(1200, dtype=np.float32).reshape(600, 2)
+    names = np.array(["a"] * 400 + ["b"] * 200)
+    return Manifest.from_arrays(X, ["x"] * 600, names)
+
+
+def test_rows_are_embedded_in_batches(manifest: Manifest) -> None:
+    embedding = Doubled(2)
+    rows = manifest.rows(domain="a")
+    state = embed_rows(embedding.train(), FeatureSource(manifest), rows, World(), "m")
+    assert_matches(state, 2.0 * manifest.features()[rows])
+    assert state.model == "m"
+    assert not embedding.training
+
+
+class Patchy(FeatureSource):
+    """Every third row cannot be read."""
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        stored, _ = super().take(rows)
+        return stored, rows % 3 != 0
+
+
+def test_unreadable_rows_are_left_out(manifest: Manifest) -> None:
+    rows = np.arange(50)
+    state = embed_rows(Doubled(2), Patchy(manifest), rows, World())
+    assert_matches(state, 2.0 * manifest.features()[rows[rows % 3 != 0]])
+    assert embed_rows(Doubled(2), Patchy(manifest), np.array([3, 6]), World()).count == 0
+
+
+def test_sampled_rows() -> None:
+    rows = np.arange(100, 200)
+    chosen = sample_rows(rows, 20, 0, "a")
+    assert len(set(chosen)) == 20
+    assert set(chosen) <= set(rows)
+    assert (np.diff(chosen) > 0).all()
+    assert np.array_equal(sample_rows(rows, 20, 0, "a"), chosen)
+    for other in ((1, "a"), (0, "b")):
+        assert not np.array_equal(sample_rows(rows, 20, *other), chosen)
+    for points in (0, 100, 1000):
+        assert np.array_equal(sample_rows(rows, points, 0, "a"), rows)
+    assert len(sample_rows(rows, 99, 0, "a")) == 99
+
+
+def test_the_table_keeps_its_order() -> None:
+    states = {name: state_of(features(k, 3)) for k, name in enumerate("cab")}
+    table = DomainTable(states)
+    assert table.names == ["c", "a", "b"]
+    assert torch.equal(table.means, torch.stack([states[name].mean for name in "cab"]))
+
+
+def test_the_domain_map_of_a_report(tmp_path: Path) -> None:
+    states = {"b": ("test", state_of(features(1, 4))), "ä": ("train", state_of(features(2, 7)))}
+    path = tmp_path / "domains.safetensors"
+    save_domain_map(path, states)
+    tensors = load_file(path)
+    assert tensors["count"].tolist() == [4, 7]
+    assert torch.equal(tensors["mu"][1], states["ä"][1].mean.float())
+    assert tensors["variance"].tolist() == pytest.approx([s.variance for _, s in states.values()])
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["names"]) == ["b", "ä"]
+        assert json.loads(file.metadata()["roles"]) == ["test", "train"]

@@ -1,0 +1,206 @@
+"""Predictors: the published formula by hand, every condition, and folding a domain in."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from acclimate.core.errors import ConfigError, UnknownName
+from acclimate.learn.models import Backbone, Conditioned, Plain, Preprocess
+
+CONDITIONS = ("concat", "film", "bias")
+
+
+def tiny_backbone(inputs: int = 5, features: int = 7) -> Backbone:
+    body = nn.Sequential(nn.Linear(inputs, features), nn.Tanh())
+    return Backbone(body, features, Preprocess((0.1,) * inputs, (2.0,) * inputs, 0))
+
+
+def conditioned(condition: str, **options: float) -> Conditioned:
+    """With every parameter random, also those that start at zero."""
+    torch.manual_seed(3)
+    net = Conditioned(
+        tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8, **options
+    )
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return net
+
+
+def affine(weight: Tensor, bias: Tensor, x: list[float]) -> list[float]:
+    return [
+        sum(float(w) * v for w, v in zip(row, x, strict=True)) + float(b)
+        for row, b in zip(weight, bias, strict=True)
+    ]
+
+
+def by_loops(net: Conditioned, features: list[float], mu: list[float]) -> list[list[float]]:
+    """[z, mu] -> linear -> ReLU -> linear, one row, one number at a time."""
+    head = net.head
+    z = affine(head.project.weight, head.project.bias, features)
+    hidden = [max(v, 0.0) for v in affine(head.first.weight, head.first.bias, z + mu)]
+    return [affine(head.last.weight, head.last.bias, hidden), hidden]
+
+
+def test_concat_is_the_published_formula() -> None:
+    net = conditioned("concat").double()
+    x, mu = torch.randn(4, 5).double(), torch.randn(4, 3).double()
+    with torch.no_grad():
+        features = net.backbone(x)
+        output = net(x, mu)
+        expected = [
+            by_loops(net, f, m) for f, m in zip(features.tolist(), mu.tolist(), strict=True)
+        ]
+    for row, (logits, hidden) in enumerate(expected):
+        assert output.logits[row].tolist() == pytest.approx(logits, abs=1e-12)
+        assert output.hidden[row].tolist() == pytest.approx(hidden, abs=1e-12)
+
+
+def test_film_and_bias_by_their_formulas() -> None:
+    x, mu = torch.randn(4, 5), torch.randn(4, 3)
+    film, bias = conditioned("film"), conditioned("bias")
+    z = film.head.project(film.backbone(x))
+    gain, offset = (mu @ layer.weight.T for layer in (film.condition.scale, film.condition.shift))
+    torch.testing.assert_close(film(x, mu).logits, film.head.classify(z + z * gain + offset).logits)
+    plain = bias.head(bias.backbone(x))
+    shift = mu @ bias.condition.shift.weight.T
+    torch.testing.assert_close(bias(x, mu).logits, plain.logits + shift)
+    torch.testing.assert_close(bias(x, mu).hidden, plain.hidden)
+
+
+@pytest.mark.parametrize("condition", ["film", "bias"])
+def test_training_starts_at_the_plain_predictor(condition: str) -> None:
+    net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
+    plain = Plain(net.backbone, 4, head="mlp", width=6, hidden=8)
+    plain.head.load_state_dict(net.head.state_dict())
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(net(x, torch.randn(4, 3)).logits, plain(x).logits)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_fold_equals_forward(condition: str, dtype: torch.dtype, atol: float) -> None:
+    net = conditioned(condition).to(dtype).eval()
+    x, mu = torch.randn(16, 5, dtype=dtype), torch.randn(3, dtype=dtype)
+    folded = net.fold(mu)
+    with torch.no_grad():
+        expected, output = net(x, mu), folded(x)
+        other = net(x, -mu)
+    torch.testing.assert_close(output.logits, expected.logits, atol=atol, rtol=0)
+    torch.testing.assert_close(output.hidden, expected.hidden, atol=atol, rtol=0)
+    assert output.logits.dtype == dtype
+    assert not torch.allclose(other.logits, expected.logits, atol=1e-2), "mu has no effect"
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_fold_is_a_plain_predictor_of_its_own(condition: str) -> None:
+    net = conditioned(condition, dropout=0.25).double()
+    net.backbone.eval()
+    before = copy.deepcopy(net.state_dict())
+    state = torch.get_rng_state()
+    folded = net.fold(torch.randn(3, generator=torch.Generator().manual_seed(0)).double())
+    assert torch.equal(torch.get_rng_state(), state), "folding used up random numbers"
+
+    control = Plain(tiny_backbone(), 4, head="mlp", width=6, hidden=8).double()
+    shapes = {name: (p.shape, p.dtype) for name, p in control.named_parameters()}
+    assert {name: (p.shape, p.dtype) for name, p in folded.named_parameters()} == shapes
+    assert all(p.requires_grad and p.is_contiguous() for p in folded.head.parameters())
+    assert folded.backbone is net.backbone
+    assert folded.head.dropout == 0.25
+    assert folded.training
+    assert folded.head.training
+    assert not folded.backbone.training
+
+    with torch.no_grad():
+        for parameter in folded.head.parameters():
+            parameter.zero_()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), f"fold shares {name}"
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_one_embedding_serves_the_whole_batch(condition: str) -> None:
+    net = conditioned(condition)
+    x, mu = torch.randn(4, 5), torch.randn(3)
+    one, rows = net(x, mu), net(x, mu.repeat(4, 1))
+    torch.testing.assert_close(one.logits, rows.logits)
+    torch.testing.assert_close(one.hidden, rows.hidden)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_gradients_reach_every_conditioned_parameter(condition: str) -> None:
+    torch.manual_seed(0)
+    net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
+    output = net(torch.randn(32, 5), torch.randn(32, 3))
+    assert output.logits.shape == (32, 4)
+    assert output.hidden.shape == (32, 8)
+    nn.functional.cross_entropy(output.logits, torch.arange(32) % 4).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(("head", "hidden"), [("linear", 7), ("mlp", 8)])
+def test_gradients_reach_every_plain_parameter(head: str, hidden: int) -> None:
+    torch.manual_seed(0)
+    net = Plain(tiny_backbone(), 4, head=head, width=6, hidden=8)
+    output = net(torch.randn(32, 5), torch.randn(32, 3))
+    assert output.logits.shape == (32, 4)
+    assert output.hidden.shape == (32, hidden)
+    nn.functional.cross_entropy(output.logits, torch.arange(32) % 4).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_the_linear_head_shows_the_features_as_hidden() -> None:
+    net = Plain(tiny_backbone(), 4)
+    x = torch.randn(3, 5)
+    features = net.backbone(x)
+    torch.testing.assert_close(net(x).hidden, features)
+    torch.testing.assert_close(net(x).logits, net.head.last(features))
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+def test_dropout_acts_in_training_only_and_leaves_hidden_whole(head: str) -> None:
+    torch.manual_seed(0)
+    net = Plain(tiny_backbone(), 4, head=head, width=6, hidden=64, dropout=0.5)
+    x = torch.randn(8, 5)
+    assert not torch.allclose(net(x).logits, net(x).logits)
+    torch.testing.assert_close(net(x).hidden, net(x).hidden)
+    net.eval()
+    torch.testing.assert_close(net(x).logits, net(x).logits)
+
+
+def test_whether_a_predictor_is_conditioned_is_known_without_one() -> None:
+    assert Conditioned.conditioned
+    assert not Plain.conditioned
+
+
+def message(kind: type[Exception], call: object) -> str:
+    with pytest.raises(kind) as caught:
+        call()  # type: ignore[operator]
+    return str(caught.value)
+
+
+def test_errors_say_what_is_expected() -> None:
+    net, x = conditioned("concat"), torch.randn(4, 5)
+    assert message(ConfigError, lambda: net(x)) == (
+        "this predictor is conditioned on a domain embedding and was called without one; "
+        "pass mu [batch, 3], or fold one in with fold(mu)"
+    )
+    assert message(ConfigError, lambda: net(x, torch.randn(2, 3))) == (
+        "mu is [2, 3]; this predictor takes [4, 3], one embedding per row, or [3]"
+    )
+    assert message(ConfigError, lambda: net.fold(torch.randn(1, 3))) == (
+        "fold takes one embedding [3], not [1, 3]"
+    )
+    assert message(ConfigError, lambda: Conditioned(tiny_backbone(), 4, mu_dim=0)) == (
+        "a domain embedding has 1 dimension or more, not 0"
+    )
+    assert message(UnknownName, lambda: Plain(tiny_backbone(), 4, head="linaer")) == (
+        "there is no head 'linaer'; did you mean 'linear'?"
+    )
+    wrong = {"mu_dim": 3, "condition": "flim"}
+    assert message(UnknownName, lambda: Conditioned(tiny_backbone(), 4, **wrong)) == (
+        "there is no condition 'flim'; did you mean 'film'?"
+    )

@@ -1,0 +1,239 @@
+"""Algorithm 1: Equation 3 against a plain loop, domain mixup row by row, and that it learns."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from acclimate.config import EmbeddingConfig
+from acclimate.core.distributed import World
+from acclimate.data.batches import Batch, EpisodeSampler, support_size
+from acclimate.learn.embeddings.prototype import Prototype, prototype_loss
+from acclimate.learn.models import build_backbone
+
+CONFIG = EmbeddingConfig(dim=6, per_domain=8, support=0.5, domains_per_step=3, mixup="off")
+
+
+def build(config: EmbeddingConfig = CONFIG, features: int = 5, seed: int = 0) -> Prototype:
+    torch.manual_seed(seed)
+    backbone = build_backbone("mlp", in_features=features)
+    return Prototype(backbone, config, domains=3, classes=2, world=World(), seed=seed)
+
+
+def episode(domains: int = 3, per_domain: int = 8, features: int = 5, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    # Wide apart, so that losses are far from log(domains) and tell support from query.
+    x = 10 * torch.randn(domains * per_domain, features, generator=generator)
+    y = torch.randint(0, 4, (len(x),), generator=generator)
+    return Batch(x, y, torch.arange(domains).flip(0).repeat_interleave(per_domain))
+
+
+def by_loop(support: np.ndarray, query: np.ndarray) -> float:
+    """Equation 3 written out in float64: [m,s,d], [m,q,d]."""
+    prototypes = [sum(points) / len(points) for points in support]
+    losses = []
+    for domain, points in enumerate(query):
+        for point in points:
+            scores = [-sum((p - x) ** 2 for p, x in zip(m, point, strict=True)) for m in prototypes]
+            largest = max(scores)
+            log_sum = largest + math.log(sum(math.exp(score - largest) for score in scores))
+            losses.append(log_sum - scores[domain])
+    return float(sum(losses) / len(losses))
+
+
+def test_two_domains_by_hand() -> None:
+    support = torch.tensor([[[0.0, 1.0], [0.0, -1.0]], [[1.0, 0.0], [3.0, 0.0]]])
+    query = torch.tensor([[[0.0, 0.0]], [[1.0, 1.0]]])
+    # Prototypes (0,0) and (2,0). First query: 0 and 4; second: 2 and 2.
+    expected = (math.log(1 + math.exp(-4)) + math.log(2)) / 2
+    assert float(prototype_loss(support, query)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("m", "s", "q", "d"), [(2, 1, 1, 1), (3, 4, 5, 6), (8, 2, 1, 3)])
+def test_against_a_plain_loop(m: int, s: int, q: int, d: int) -> None:
+    rng = np.random.default_rng(m)
+    support, query = rng.normal(size=(m, s, d)), rng.normal(size=(m, q, d))
+    found = prototype_loss(torch.from_numpy(support), torch.from_numpy(query))
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(by_loop(support, query), rel=1e-12)
+
+
+def test_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    support = torch.randn(3, 2, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    query = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(prototype_loss, (support, query))
+
+
+def test_a_point_on_its_prototype_has_a_gradient() -> None:
+    support = torch.tensor([[[0.0]], [[1.0]]], requires_grad=True)
+    loss = prototype_loss(support, support.detach())
+    (gradient,) = torch.autograd.grad(loss, support)
+    assert torch.isfinite(gradient).all()
+    assert gradient.abs().min() > 0
+
+
+def test_far_away_points_do_not_overflow() -> None:
+    support = torch.tensor([[[0.0]], [[1e4]]])
+    assert float(prototype_loss(support, support)) == 0.0
+    assert float(prototype_loss(support, support.flip(0))) == pytest.approx(1e8)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+def test_a_batch_scores_as_its_features_do(share: float) -> None:
+    objective, batch = build(replace(CONFIG, support=share)), episode()
+    phi = objective.raw(batch.x).detach().double().reshape(3, 8, -1).numpy()
+    cut = support_size(8, share)
+    assert cut == {0.25: 2, 0.5: 4, 0.8: 6}[share]
+    losses = objective(batch, 0)
+    assert losses.risk.item() == pytest.approx(by_loop(phi[:, :cut], phi[:, cut:]), rel=1e-5)
+    assert losses.penalty is None
+    assert abs(losses.risk.item() - math.log(3)) > 0.1
+
+
+def seen_by_backbone(objective: Prototype, batch: Batch, step: int) -> tuple[Tensor, float]:
+    """What the backbone saw, and the loss."""
+    seen: list[Tensor] = []
+    hook = objective.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    loss = objective(batch, step).risk.item()
+    hook.remove()
+    assert len(seen) == 1  # one pass, so that batch norm sees all of it
+    return seen[0], loss
+
+
+def ratio_of(mixed: Tensor, one: Tensor, two: Tensor) -> float | None:
+    """r with mixed = r·one + (1−r)·two in every number, or None."""
+    apart = (one - two).flatten()
+    r = float(((mixed - two).flatten() @ apart) / (apart @ apart))
+    return r if torch.allclose(mixed, r * one + (1 - r) * two, atol=1e-4) else None
+
+
+def mixtures(domains: Tensor, synthetic: Tensor) -> list[tuple[frozenset[int], float]]:
+    """The pair and the ratio (of the lower-numbered one) that made each synthetic domain."""
+    found = []
+    for mixed in synthetic:
+        pairs = [(a, b) for b in range(len(domains)) for a in range(b)]
+        ratios = {pair: ratio_of(mixed, domains[pair[0]], domains[pair[1]]) for pair in pairs}
+        fitting = {pair: r for pair, r in ratios.items() if r is not None}
+        assert len(fitting) == 1, "each synthetic domain mixes one pair with one ratio"
+        found += [(frozenset(pair), r) for pair, r in fitting.items()]
+    return found
+
+
+def test_domain_mixup_row_by_row() -> None:
+    objective = build(replace(CONFIG, mixup="on"))
+    all_ratios: list[float] = []
+    all_pairs = set()
+    for step in range(25):
+        batch = episode(domains=4, seed=step)
+        x, _ = seen_by_backbone(objective, batch, step)
+        assert torch.equal(x[:32], batch.x)
+        assert len(x) == 64  # as many synthetic domains as real ones
+        # Row j is made of rows j of both: support of support, query of query.
+        found = mixtures(x[:32].reshape(4, 8, -1), x[32:].reshape(4, 8, -1))
+        all_ratios += [r for _, r in found]
+        all_pairs |= {pair for pair, _ in found}
+    assert 0.2 - 1e-4 <= min(all_ratios) < 0.25
+    assert 0.75 < max(all_ratios) <= 0.8 + 1e-4
+    assert np.mean(all_ratios) == pytest.approx(0.5, abs=0.06)
+    assert len(all_pairs) == 6
+
+
+def test_synthetic_domains_count_as_domains() -> None:
+    objective, batch = build(replace(CONFIG, mixup="on")), episode()
+    x, loss = seen_by_backbone(objective, batch, step=3)
+    phi = objective.raw(x).detach().double().reshape(6, 8, -1).numpy()
+    assert loss == pytest.approx(by_loop(phi[:, :4], phi[:, 4:]), rel=1e-5)
+    plain = build()
+    plain.load_state_dict(objective.state_dict())
+    assert loss > plain(batch, 3).risk.item()  # six to choose from, not three
+
+
+def test_mixup_is_a_function_of_seed_and_step() -> None:
+    objective, batch = build(replace(CONFIG, mixup="on")), episode()
+    again, other = build(replace(CONFIG, mixup="on")), build(replace(CONFIG, mixup="on"), seed=1)
+    x, _ = seen_by_backbone(objective, batch, 0)
+    assert torch.equal(seen_by_backbone(again, batch, 0)[0], x)
+    assert not torch.equal(seen_by_backbone(again, batch, 1)[0], x)
+    assert not torch.equal(seen_by_backbone(other, batch, 0)[0], x)
+
+
+def test_mixup_of_images() -> None:
+    objective = build(replace(CONFIG, mixup="on"))
+    images = torch.rand(6, 3, 4, 5)
+    mixed = objective._mixed(images, 2, 0)
+    assert mixed.shape == images.shape
+    one, two = images.reshape(2, 3, 3, 4, 5)
+    for synthetic in mixed.reshape(2, 3, 3, 4, 5):
+        assert ratio_of(synthetic, one, two) is not None
+
+
+@pytest.mark.parametrize("mixup", ["on", "off"])
+def test_labels_play_no_part(mixup: str) -> None:
+    objective = build(replace(CONFIG, mixup=mixup))  # type: ignore[arg-type]
+    batch = episode()
+    relabelled = replace(batch, y=batch.y.flip(0) + 1)
+    assert torch.equal(objective(batch, 0).risk, objective(relabelled, 0).risk)
+
+
+def test_gradients_reach_every_parameter() -> None:
+    objective = build(replace(CONFIG, mixup="on"))
+    objective(episode(), 0).risk.backward()
+    for name, parameter in objective.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_it_learns_to_tell_domains_apart() -> None:
+    """12 domains that differ in two of eight features, which are not the loudest."""
+    rng = np.random.default_rng(0)
+    unseen = [[-2, -2], [-2, 2], [2, -2], [2, 2]]
+    centres = np.concatenate([rng.uniform(-3, 3, (12, 2)), unseen])
+    noise = rng.normal(size=(16, 60, 8)) * [1, 1, 5, 5, 5, 5, 5, 5]
+    noise[:, :, :2] += centres[:, None]
+    x = torch.from_numpy(noise.reshape(-1, 8)).float()
+    rows = [np.arange(60) + 60 * domain for domain in range(12)]
+    sampler = EpisodeSampler(rows, per_domain=16, domains_per_step=4, support=0.5, seed=0)
+    objective = build(replace(CONFIG, per_domain=16, dim=8), features=8)
+    optimiser = torch.optim.Adam(objective.parameters(), lr=2e-3)
+    trace = []
+    for step in range(80):
+        chosen, domains = sampler.rows(step)
+        batch = Batch(x[chosen], torch.zeros(64, dtype=torch.long), torch.from_numpy(domains))
+        loss = objective(batch, step).total
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        trace.append(loss.item())
+    assert np.mean(trace[-10:]) < 0.6 * np.mean(trace[:5])
+    # Domains it never saw: the mean of half of their images is next to the other half's.
+    with torch.no_grad():
+        phi = objective.phi(x[12 * 60 :]).reshape(4, 2, 30, -1)
+    means = phi.mean(2)
+    nearest = torch.cdist(means[:, 0], means[:, 1]).argmin(1)
+    assert nearest.tolist() == [0, 1, 2, 3]
+
+
+def test_phi_is_the_learned_features_standardised() -> None:
+    objective = build().eval()
+    x = episode().x
+    raw = objective.raw(x)
+    assert torch.equal(objective.phi(x), raw)
+    means = torch.stack([raw[:8].mean(0), raw[8:].mean(0)]).detach().double()
+    objective.standardise(means)
+    expected = (raw - means.mean(0).float()) / objective.spread
+    assert torch.allclose(objective.phi(x), expected)
+    restored = build(seed=5)
+    restored.load_state_dict(objective.state_dict())
+    assert torch.equal(restored.eval().phi(x), objective.phi(x))
+
+
+def test_it_asks_for_episodes() -> None:
+    config = replace(CONFIG, per_domain=10, support=0.8, domains_per_step=9)
+    sampler = build(config).sampler([np.arange(20), np.arange(20, 50)], config, seed=4)
+    assert isinstance(sampler, EpisodeSampler)
+    assert (sampler.per_domain, sampler.support, sampler.slots, sampler.seed) == (10, 8, 2, 4)
+    assert Prototype.least_domains == 2

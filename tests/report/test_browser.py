@@ -1,0 +1,269 @@
+"""The report as a reader meets it: in headless Chromium, from a file, wide, narrow and dark."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.report.html import write_page
+from acclimate.results.load import load_report
+from fixtures.sweep_example import HOSTILE, write_example
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright's Python client")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("browser")
+    return write_page(load_report(write_example(folder / "sweep")), folder / "r.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def opened(browser: Any, address: str, width: int = 1200, **options: Any) -> Any:
+    context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    page = context.new_page()
+    page.trouble = []
+    page.on("console", lambda message: page.trouble.append(message.text))
+    page.on("pageerror", lambda error: page.trouble.append(str(error)))
+    page.on("requestfailed", lambda request: page.trouble.append(request.url))
+    page.on("dialog", lambda dialog: (page.trouble.append(dialog.message), dialog.dismiss()))
+    page.requests = []
+    page.on("request", lambda request: page.requests.append(request.url))
+    page.goto(address)
+    return page
+
+
+@pytest.fixture(scope="module")
+def wide(browser: Any, address: str) -> Any:
+    return opened(browser, address)
+
+
+@pytest.fixture(scope="module")
+def narrow(browser: Any, address: str) -> Any:
+    return opened(browser, address, width=400, has_touch=True)
+
+
+def test_it_opens_without_complaint_or_request(wide: Any, address: str) -> None:
+    assert HOSTILE in wide.title()
+    assert wide.locator("h1").inner_text() == f"PACS and sensors {HOSTILE}"
+    assert wide.requests == [address]
+    assert wide.trouble == []
+
+
+def column(table: Any, number: int) -> list[float | None]:
+    """The values of a column as the rows stand; None where a cell has none."""
+    return table.evaluate(
+        """(table, number) => [...table.tBodies[0].rows].map(row => {
+             const value = row.cells[number].dataset.value;
+             return value === undefined ? null : Number(value); })""",
+        number,
+    )
+
+
+def test_sorting_by_click(wide: Any) -> None:
+    table = wide.locator("#results table:visible").first
+    head = table.locator("thead th").nth(6)
+    assert head.inner_text() == "Difference to ERM"
+    before = column(table, 6)
+    missing = before.count(None)
+    known = sorted(value for value in before if value is not None)
+    assert missing == 1 and before[0] is None and len(known) > 3
+    head.locator("button").click()
+    assert column(table, 6) == known[::-1] + [None] * missing
+    assert head.get_attribute("aria-sort") == "descending"
+    head.locator("button").click()
+    assert column(table, 6) == known + [None] * missing
+    assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_sorting_by_keyboard(wide: Any) -> None:
+    table = wide.locator("#worst-domains-and-training-domains table")
+    button = table.locator("thead button").first
+    button.focus()
+    wide.keyboard.press("Enter")
+    names = table.locator("tbody th").all_inner_texts()
+    assert names == sorted(names, key=str.lower) and len(names) == 8
+    wide.keyboard.press("Space")
+    assert table.locator("tbody th").all_inner_texts() == names[::-1]
+    wide.keyboard.press("Tab")
+    # The frame of a focused heading lies inside its cell, where the table does not cut it off.
+    assert wide.evaluate("getComputedStyle(document.activeElement).outlineOffset") == "-2px"
+    wide.keyboard.press("Enter")
+    scores = column(table, 1)
+    assert scores == sorted(scores, reverse=True)
+    assert table.locator("thead th[aria-sort=descending]").count() == 1
+
+
+def test_the_rule_switch(wide: Any) -> None:
+    parts = wide.locator("#results [data-rule]")
+    shown = [parts.nth(i).get_attribute("data-rule") for i in range(parts.count())]
+    assert shown == ["training-domains", "oracle"]
+    assert [parts.nth(i).is_visible() for i in range(2)] == [True, False]
+    select = wide.locator("#results select")
+    select.focus()
+    wide.keyboard.press("ArrowDown")
+    assert select.input_value() == "oracle"
+    assert [parts.nth(i).is_visible() for i in range(2)] == [False, True]
+    # One switch for the page: the choices follow.
+    wide.locator("#what-was-chosen details").evaluate("part => { part.open = true; }")
+    assert wide.locator("#what-was-chosen [data-rule=oracle]").is_visible()
+    select.select_option("training-domains")
+    assert parts.first.is_visible() and not parts.nth(1).is_visible()
+
+
+def test_without_script_everything_is_there(browser: Any, address: str) -> None:
+    page = opened(browser, address, java_script_enabled=False)
+    assert page.locator("#results [data-rule]:visible").count() == 2
+    assert not page.locator("#results .switch").is_visible()
+    assert page.locator("#map-of-the-domains title").count() == 44  # names as the browser shows
+
+
+def test_the_map_names_its_marks(wide: Any) -> None:
+    tip = wide.locator("#tip")
+    marks = wide.locator("#map-of-the-domains svg").nth(1).locator(".mark")
+    assert marks.count() == 40
+    marks.nth(3).scroll_into_view_if_needed()
+    wide.mouse.move(2, 2)
+    assert not tip.is_visible()
+    marks.nth(3).hover()
+    assert tip.is_visible() and tip.inner_text() == "sensor-03 (train), 40 images"
+    mark, shown = marks.nth(3).bounding_box(), tip.bounding_box()
+    assert abs(mark["x"] + mark["width"] / 2 - shown["x"] - shown["width"] / 2) < 200
+    assert 0 < min(abs(mark["y"] - shown["y"] - shown["height"]), abs(shown["y"] - mark["y"])) < 40
+    wide.mouse.move(2, 2)
+    assert not tip.is_visible()
+    # Near is enough: marks are small.
+    lone = wide.locator("#map-of-the-domains svg").first.locator(".mark").first
+    lone.scroll_into_view_if_needed()
+    box = lone.bounding_box()
+    wide.mouse.move(box["x"] + box["width"] + 8, box["y"] + box["height"] / 2)
+    assert tip.inner_text() == "cartoon (train), 40 images"
+    wide.mouse.move(box["x"] + box["width"] + 60, box["y"] + box["height"] / 2)
+    assert not tip.is_visible()
+
+
+def test_the_map_by_keyboard(wide: Any) -> None:
+    tip = wide.locator("#tip")
+    frame = wide.locator("#map-of-the-domains .scroll").nth(1)
+    frame.focus()
+    wide.keyboard.press("Tab")
+    assert tip.inner_text() == "sensor-00 (train), 40 images"
+    wide.keyboard.press("ArrowRight")
+    assert tip.inner_text() == "sensor-01 (train), 40 images"
+    focus = wide.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert focus == "sensor-01 (train), 40 images"
+    assert wide.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    wide.keyboard.press("End")
+    assert tip.inner_text() == "sensor-39 (test), 40 images"
+    wide.keyboard.press("ArrowRight")
+    assert tip.inner_text() == "sensor-00 (train), 40 images"
+    wide.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_the_map_by_touch(narrow: Any) -> None:
+    mark = narrow.locator("#map-of-the-domains svg").first.locator(".mark").nth(1)
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    # A finger seldom hits the middle of a mark.
+    narrow.touchscreen.tap(box["x"] + box["width"] / 2 + 8, box["y"] + box["height"] / 2)
+    tip = narrow.locator("#tip")
+    assert tip.is_visible() and tip.inner_text() == "photo (train), 40 images"
+    place = tip.bounding_box()
+    assert place["x"] >= 0 and place["x"] + place["width"] <= 400
+
+
+SIZES = """() => [...document.querySelectorAll("svg text")].map(text => {
+  const svg = text.ownerSVGElement;
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  return parseFloat(getComputedStyle(text).fontSize) * scale; })"""
+
+
+def test_a_narrow_window(narrow: Any) -> None:
+    narrow.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 400
+    sizes = narrow.evaluate(SIZES)
+    assert len(sizes) > 200 and min(sizes) >= 9
+    # A long table scrolls within its frame, and its first column stays.
+    frame = narrow.locator("#results .scroll:visible").nth(1)
+    assert frame.evaluate("part => part.scrollWidth > part.clientWidth")
+    name = frame.locator("tbody th").first
+    before = name.bounding_box()["x"]
+    frame.evaluate("part => { part.scrollLeft = 300; }")
+    assert name.bounding_box()["x"] == before
+    # Narrower still, figures scroll instead of shrinking.
+    narrow.set_viewport_size({"width": 320, "height": 900})
+    assert min(narrow.evaluate(SIZES)) >= 9
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 320
+    narrow.set_viewport_size({"width": 400, "height": 900})
+    assert narrow.trouble == []
+
+
+CONTRAST = """() => {
+  const channel = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(x => channel(x / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = part => {
+    for (let at = part; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+  };
+  const parts = "h1,h2,h3,p,li,th,td,dt,dd,figcaption,caption,summary,a,select,button,svg text";
+  return [...document.querySelectorAll(parts)].map(part => {
+    const style = getComputedStyle(part), drawn = part instanceof SVGElement;
+    const text = light(drawn ? style.fill : style.color), back = light(behind(part));
+    const ratio = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
+    return { part: part.tagName, ratio };
+  });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_either_scheme(browser: Any, address: str, scheme: str) -> None:
+    page = opened(browser, address, color_scheme=scheme)
+    found = page.evaluate(CONTRAST)
+    assert len(found) > 500
+    assert min(found, key=lambda one: one["ratio"])["ratio"] >= 4.5
+    page_colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    bar = page.locator("#unseen-domains .mark path").first
+    fill = bar.evaluate("part => getComputedStyle(part).fill")
+    expected = {
+        "light": ("rgb(255, 255, 255)", "rgb(213, 94, 0)"),
+        "dark": ("rgb(23, 24, 27)", "rgb(245, 132, 66)"),
+    }
+    assert (page_colour, fill) == expected[scheme]
+
+
+def test_it_prints_whole(wide: Any, tmp_path: Path) -> None:
+    wide.emulate_media(media="print")
+    assert not wide.locator("nav").is_visible()
+    assert wide.locator(".scroll").first.evaluate("p => getComputedStyle(p).overflowX") == "visible"
+    wide.emulate_media(media="screen")
+
+
+def test_the_contents_lead_to_sections(wide: Any) -> None:
+    links = wide.locator("nav a")
+    assert links.count() == wide.locator("section").count() == 15
+    links.filter(has_text="Failed jobs").click()
+    assert wide.evaluate("location.hash") == "#failed-jobs"
+    failure = wide.locator("#failed-jobs details")
+    assert not failure.locator("pre").is_visible()
+    failure.locator("summary").click()
+    assert HOSTILE in failure.locator("pre").inner_text()
+    assert wide.trouble == []

@@ -1,0 +1,449 @@
+"""The report of a folder of runs, on hand-made runs with known answers."""
+
+import csv
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acclimate.core.errors import RunError
+from acclimate.report import find_runs, plots, summarise, tables, write_report
+from acclimate.report.html import page
+from acclimate.results.summary import _T95, ERM, Difference, Estimate, Key, Summary
+from acclimate.runs.records import DOMAIN_MAP, Score
+from fixtures.run_folders import make_run, score
+
+DA = Key("da-erm", "embedding")
+WRONG = Key("da-erm", "wrong-embedding")
+ORACLE = Key("erm", "oracle-prior")
+
+
+def both(method: str, a: float, b: float) -> list[Score]:
+    return [score("a", a, method), score("b", b, method)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """ERM 50 and 60 %; DA-ERM 60 and 70 %: seed by seed +10 and +10, less 0 and plus 0."""
+    root = tmp_path / "runs"
+    train = score("t1", 0.9, role="train")
+    make_run(
+        root / "erm-0", "erm", 0, [*both("none", 0.4, 0.6), *both("oracle-prior", 0.8, 0.8), train]
+    )
+    make_run(root / "erm-1", "erm", 1, [*both("none", 0.5, 0.7), *both("oracle-prior", 0.9, 0.9)])
+    make_run(
+        root / "da-0",
+        "da-erm",
+        0,
+        [*both("embedding", 0.5, 0.7), *both("wrong-embedding", 0.3, 0.3)],
+    )
+    make_run(
+        root / "da-1",
+        "da-erm",
+        1,
+        [*both("embedding", 0.7, 0.7), *both("wrong-embedding", 0.4, 0.4)],
+    )
+    return root
+
+
+@pytest.fixture
+def summary(runs: Path) -> Summary:
+    return summarise(find_runs(runs))
+
+
+def test_lines_have_means_and_errors_over_seeds(summary: Summary) -> None:
+    erm, da, wrong, oracle = summary.lines
+    assert [line.key for line in summary.lines] == [ERM, DA, WRONG, ORACLE]
+    assert erm.unseen is not None and erm.worst is not None and da.worst is not None
+    assert erm.unseen.mean == pytest.approx(0.55)  # of 0.5 and 0.6
+    # Sample deviation of (0.5, 0.6) is 0.1/√2; over √2 runs 0.05.
+    assert erm.unseen.se == pytest.approx(0.05)
+    assert (erm.worst.mean, erm.worst.se) == pytest.approx((0.45, 0.05))  # of 0.4 and 0.5
+    assert (da.worst.mean, da.worst.se) == pytest.approx((0.6, 0.1))  # of 0.5 and 0.7
+    assert erm.seen == Estimate(0.9, None, 1)
+    assert da.seen is None and erm.top5 is None
+    assert (erm.runs, erm.seeds, erm.domains) == (2, 2, 2)
+    assert [key.key.kind for key in (erm, da, wrong, oracle)] == [
+        "method",
+        "method",
+        "control",
+        "ceiling",
+    ]
+
+
+def test_labels() -> None:
+    assert ERM.label == "ERM"
+    assert DA.label == "DA-ERM"
+    assert WRONG.label == "DA-ERM, wrong domain's embedding"
+    assert ORACLE.label == "ERM + true label frequencies (oracle)"
+    assert Key("da-group-dro", "none").label == "DA-GroupDRO, not adapted"
+    assert Key("coral", "tent").label == "CORAL, tent"
+
+
+def test_differences_are_paired_by_seed(summary: Summary) -> None:
+    found = summary.difference(DA, ERM)
+    assert found is not None and found.gain is not None
+    # Seed 0: 0.6 - 0.5; seed 1: 0.7 - 0.6. Both 0.1, so no spread.
+    assert found.gain.mean == pytest.approx(0.1)
+    assert found.gain.se == pytest.approx(0.0, abs=1e-12)
+    assert (found.before, found.after) == pytest.approx((0.55, 0.65))
+    assert (found.pairs, found.improved) == (4, 3)  # b at seed 1 stays at 0.7
+    assert [(c.domain, c.before, c.after) for c in found.changes] == [
+        ("a", pytest.approx(0.45), pytest.approx(0.6)),
+        ("b", pytest.approx(0.65), pytest.approx(0.7)),
+    ]
+    control = summary.difference(WRONG, DA)
+    assert control is not None and control.gain is not None
+    assert control.gain.mean == pytest.approx(-0.3)
+
+
+def test_domain_rows_are_means_over_seeds(summary: Summary) -> None:
+    assert [row.domain for row in summary.domains] == ["a", "b"]
+    assert summary.domains[0].top1[ERM] == pytest.approx(0.45)
+    assert summary.domains[0].top1[WRONG] == pytest.approx(0.35)
+
+
+def test_headline_and_findings(summary: Summary) -> None:
+    assert tables.headline(summary) == (
+        "On 2 domains never seen in training, DA-ERM scores 65.0 % and ERM 55.0 %: "
+        "+10.0 ± 0.0 points over 2 seeds; 2 seeds are too few to tell it from noise."
+    )
+    control, ceiling = tables.findings(summary)
+    assert control == (
+        "Control: given another domain's embedding, DA-ERM scores 35.0 % (−30.0 ± 0.0 points): "
+        "2 seeds are too few to tell it from noise."
+    )
+    assert ceiling == (
+        "Ceiling: told each domain's true label frequencies, which no method may know, ERM scores "
+        "85.0 % (+30.0 ± 0.0 points)."
+    )
+    assert list(tables.notes(summary)) == []
+
+
+def test_three_seeds_that_agree_are_enough(runs: Path) -> None:
+    make_run(runs / "erm-2", "erm", 2, [*both("none", 0.5, 0.6), *both("oracle-prior", 0.8, 0.9)])
+    adapted = [*both("embedding", 0.6, 0.7), *both("wrong-embedding", 0.3, 0.4)]
+    make_run(runs / "da-2", "da-erm", 2, adapted)
+    summary = summarise(find_runs(runs))
+    assert tables.headline(summary).endswith(": +10.0 ± 0.0 points over 3 seeds.")
+    control, ceiling = tables.findings(summary)
+    assert control.endswith(": what it gets from the embedding is about the domain.")
+    assert ceiling.endswith("(+30.0 ± 0.0 points); DA-ERM gains 33 % of that without labels.")
+
+
+def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:
+    alone = summarise([run for run in find_runs(runs) if run.algorithm == "erm"])
+    names = (
+        "Method",
+        "Unseen domains",
+        "Worst unseen domain",
+        "Training domains",
+        "Runs",
+        "Domains",
+    )
+    assert tables.comparison(alone).header == names  # though the ceiling has a difference
+    text = page(alone, title="x")
+    assert "in points" not in text and "improve" not in text and "called noise" not in text
+
+
+@pytest.mark.parametrize(
+    ("gains", "ending"),
+    [
+        ((0.05, 0.06, 0.07), "+6.0 ± 0.6 points over 3 seeds."),
+        ((-0.05, -0.06, -0.07), "−6.0 ± 0.6 points over 3 seeds, so DA-ERM is worse here."),
+        ((0.09, -0.03, 0.0), "+2.0 ± 3.6 points over 3 seeds, no difference beyond noise."),
+        ((-0.09, 0.03, 0.0), "−2.0 ± 3.6 points over 3 seeds, no difference beyond noise."),
+        (
+            (-0.07, -0.07),
+            "−7.0 ± 0.0 points over 2 seeds; 2 seeds are too few to tell it from noise.",
+        ),
+        ((0.0, 0.0, 0.0), "0.0 ± 0.0 points over 3 seeds, no difference beyond noise."),
+        ((0.05,), "+5.0 points over 1 seed; more seeds are needed to tell it from noise."),
+    ],
+)
+def test_the_headline_claims_what_seeds_bear_out(
+    tmp_path: Path, gains: tuple[float, ...], ending: str
+) -> None:
+    for seed, gain in enumerate(gains):
+        make_run(tmp_path / f"e{seed}", "erm", seed, [score("a", 0.5)])
+        make_run(tmp_path / f"d{seed}", "da-erm", seed, [score("a", 0.5 + gain, "embedding")])
+    headline = tables.headline(summarise(find_runs(tmp_path)))
+    assert headline.startswith("On 1 domain never seen in training, DA-ERM scores ")
+    assert headline.endswith(f" and ERM 50.0 %: {ending}")
+
+
+def test_student_points() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    assert np.allclose(_T95, stats.t.ppf(0.975, np.arange(1, 31)), atol=6e-4)
+
+
+def test_verdict_uses_the_seeds_own_interval() -> None:
+    def verdict(mean: float, n: int) -> str:
+        gain = Estimate(mean, 0.01, n)
+        return Difference(DA, ERM, gain, 0.5, 0.5, n, n, ()).verdict
+
+    assert (verdict(0.042, 3), verdict(0.044, 3)) == ("noise", "better")  # t = 4.303
+    assert (verdict(-0.042, 3), verdict(-0.044, 3)) == ("noise", "worse")
+    assert (verdict(-0.128, 2), verdict(0.0, 2)) == ("few seeds", "few seeds")
+    assert (verdict(0.0203, 100), verdict(0.0205, 100)) == ("noise", "better")
+
+
+@pytest.mark.parametrize(
+    ("data", "seed", "domain", "why"),
+    [
+        ("other", 0, "a", "DA-ERM and ERM ran on different data"),
+        ("d1", 7, "a", "DA-ERM and ERM have no seed in common"),
+        ("d1", 0, "z", "DA-ERM and ERM have no test domain in common"),
+    ],
+)
+def test_what_cannot_be_paired_is_said(
+    tmp_path: Path, data: str, seed: int, domain: str, why: str
+) -> None:
+    make_run(tmp_path / "erm", "erm", 0, [score("a", 0.5)])
+    make_run(tmp_path / "da", "da-erm", seed, [score(domain, 0.6, "embedding")], data=data)
+    summary = summarise(find_runs(tmp_path))
+    assert tables.headline(summary) == (
+        "On domains never seen in training, DA-ERM scores 60.0 % and ERM 50.0 %, but they cannot "
+        f"be compared in pairs: {why}."
+    )
+    row = tables.comparison(summary).rows[1]
+    assert [cell.text for cell in row] == ["DA-ERM", "60.0", "60.0", "–", "–", "–", "1", "1"]
+
+
+def test_one_side_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "da", "da-erm", 0, [score("a", 0.6, "embedding")])
+    assert tables.headline(summarise(find_runs(tmp_path))) == (
+        "On 1 domain never seen in training, DA-ERM scores 60.0 % over 1 seed. "
+        "There is no finished ERM run to compare it with."
+    )
+
+
+def test_partial_pairs_and_other_inequalities_are_noted(tmp_path: Path) -> None:
+    fewer = replace(score("a", 0.6, "embedding"), n=50)
+    make_run(tmp_path / "erm-0", "erm", 0, both("none", 0.4, 0.6), settings={"train": {"steps": 5}})
+    make_run(tmp_path / "erm-1", "erm", 1, both("none", 0.4, 0.6), settings={"train": {"steps": 6}})
+    make_run(tmp_path / "da-0", "da-erm", 0, [fewer], settings={"train": {"steps": 5}})
+    assert list(tables.notes(summarise(find_runs(tmp_path)))) == [
+        "DA-ERM and ERM: only 1 of 2 seeds could be paired; only the test domains that both "
+        "scored are compared; they were scored on different numbers of images.",
+        "The runs of ERM differ in more than the seed: train.steps.",
+        "ERM and DA-ERM also differ in train.steps.",
+    ]
+
+
+def test_runs_that_leave_one_domain_out_make_one_trial_per_seed(tmp_path: Path) -> None:
+    for domain, top1 in (("a", 0.2), ("b", 0.8)):
+        make_run(tmp_path / domain, "erm", 0, [score(domain, top1)])
+    summary = summarise(find_runs(tmp_path))
+    (line,) = summary.lines
+    assert line.unseen == Estimate(0.5, None, 1)  # not ± 0.3 over two "seeds"
+    assert line.worst == Estimate(0.2, None, 1)
+    assert (line.runs, line.seeds, line.domains) == (2, 1, 2)
+    assert "2 (1 seed)" in [cell.text for cell in tables.comparison(summary).rows[0]]
+
+
+def test_the_same_run_twice_counts_once(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        make_run(tmp_path / name, "erm", 0, [score("a", 0.5)])
+    summary = summarise(find_runs(tmp_path))
+    assert summary.lines[0].seeds == 1
+    assert list(tables.notes(summary)) == [
+        "x, y have the same algorithm, data, seed and test domains; "
+        "they are averaged and count as one."
+    ]
+
+
+def test_missing_is_not_zero(tmp_path: Path) -> None:
+    make_run(tmp_path / "erm", "erm", 0, [score("a", 0.5), score("b", None)])
+    summary = summarise(find_runs(tmp_path))
+    assert summary.lines[0].unseen == Estimate(0.5, None, 1)
+    assert summary.lines[0].domains == 1
+    assert tables.percent(None) == "–" and tables.points(None) == "–"
+    assert tables.estimate(Estimate(0.6154, 0.0042, 3)) == "61.5 ± 0.4"
+    assert tables.estimate(Estimate(0.6154, None, 1)) == "61.5"
+    assert Estimate.of([None]) is None
+
+
+def test_unfinished_and_damaged_runs_are_kept_apart(runs: Path) -> None:
+    make_run(runs / "deep" / "half", "da-erm", 5, both("embedding", 1.0, 1.0), finished=False)
+    make_run(runs / "torn", "erm", 6, both("none", 1.0, 1.0))
+    with (runs / "torn" / "records.jsonl").open("a") as file:
+        file.write("{}\n")
+    (runs / "odd").mkdir()
+    (runs / "odd" / "run.json").write_text("[]")
+    found = {run.name: run for run in find_runs(runs)}
+    lines = len((runs / "torn" / "records.jsonl").read_text().splitlines())
+    assert found["torn"].problem == (
+        f"records.jsonl, line {lines}: not a record; restore or delete the line"
+    )
+    assert found["odd"].problem == (
+        "run.json: not the description of a run; restore it or delete the folder"
+    )
+    assert found["deep/half"].problem is None and found["deep/half"].finished is None
+    summary = summarise(list(found.values()))
+    assert len(summary.runs) == 7 and len(summary.finished) == 4
+    assert summary.lines[1].unseen is not None
+    assert summary.lines[1].unseen.mean == pytest.approx(0.65)  # the unfinished 100 % is left out
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as gone:
+        find_runs(tmp_path / "gone")
+    assert (
+        str(gone.value) == f"{tmp_path}/gone: no such folder; give the folder that holds the runs"
+    )
+    with pytest.raises(RunError) as empty:
+        write_report(tmp_path, tmp_path / "r.html", title="x")
+    assert str(empty.value) == (
+        f"{tmp_path}: no run in it (no run.json); give the --out of `acclimate sweep`, or "
+        "the folder that holds the --out of `acclimate train`"
+    )
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_tables(summary: Summary) -> None:
+    text = tables.to_text(tables.by_domain(summary)).splitlines()
+    assert text[2].split() == ["a", "45.0", "60.0", "35.0", "85.0"]
+    assert len({len(line) for line in text}) == 1
+    markdown = tables.to_markdown(tables.comparison(summary)).splitlines()
+    assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 | 2 |"
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(summary))))
+    assert float(rows[1]["gain"]) == pytest.approx(0.1) and rows[1]["verdict"] == "few seeds"
+    assert rows[0]["gain"] == "" and rows[0]["top5"] == ""
+    values = json.loads(json.dumps(tables.to_dict(summary)))
+    assert values["lines"][0]["unseen"] == pytest.approx(0.55)
+    assert values["lines"][0]["top5"] is None
+
+
+def test_markdown_escapes_names() -> None:
+    grid = tables.Grid(("x",), ((tables.Cell("<b>|*"),),), (None,))
+    assert tables.to_markdown(grid).splitlines()[2] == r"| &lt;b>\|\* |"
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects ids, titles and attributes that could load something."""
+
+    VOID = frozenset({"meta", "br", "use"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.open += [tag] if tag not in self.VOID else []
+        self._note(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._note(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def _note(self, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def save_map(folder: Path, names: list[str], roles: list[str]) -> None:
+    from safetensors.numpy import save_file
+
+    mu = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
+    save_file(
+        {"mu": mu, "variance": mu[:, 0] ** 2, "count": np.full(len(names), 40)},
+        folder / DOMAIN_MAP,
+        {"names": json.dumps(names), "roles": json.dumps(roles)},
+    )
+
+
+def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
+    for name, algorithm, method in (("e", "erm", "none"), ("d", "da-erm", "embedding")):
+        scores = [score("<b>x", 0.5, method), score("$5_{", 0.6, method)]
+        make_run(runs / f"{name}-odd", algorithm, 9, scores)
+    save_map(runs / "d-odd", ["<b>x", "$5_{"], ["train", "test"])
+    make_run(runs / "<i>half", "erm", 8, [], finished=False)
+    entry = {"image": "<u>.png", "reason": "truncated"}
+    (runs / "e-odd" / "quarantine.jsonl").write_text(json.dumps(entry) + "\n")
+    out = write_report(runs, tmp_path / "report.html", title="A <s>title", intro="One.\n\nTwo & 3.")
+    text = out.read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {"b", "i", "u", "s", "link", "img", "iframe"} & page.tags
+    assert "&lt;b&gt;x" in text and "&lt;u&gt;.png" in text and "A &lt;s&gt;title" in text
+    assert "<p>One.</p><p>Two &amp; 3.</p>" in text
+    assert not re.search(r"https?://|@import", text)
+    assert all(link.startswith("#") for link in page.links)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert text.count("<svg") == 4
+    assert "<title>&lt;b&gt;x (train), 40 images</title>" in text
+    assert "not finished; last recorded at step 20 of phase main" in text
+    assert "40 unlabelled images per domain, of the same domain, kept out of the scoring" in text
+    assert "<dt>Time of all runs</dt><dd>6 min 6 s</dd>" in text
+    again = write_report(
+        runs, tmp_path / "again.html", title="A <s>title", intro="One.\n\nTwo & 3."
+    )
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_a_page_without_a_finished_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "erm", "erm", 0, [], finished=False)
+    text = write_report(tmp_path, tmp_path / "r.html", title="t").read_text(encoding="utf-8")
+    Page(text)
+    assert "No run is finished, so there is nothing to compare yet." in text
+    assert text.count("<svg") == 1  # the learning curves so far
+
+
+def test_flattened() -> None:
+    line = np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0], [2.0, 4.0, 4.0]])
+    flat = plots.flattened(line)
+    assert np.allclose(np.abs(flat), [[3, 0], [0, 0], [3, 0]], atol=1e-9)
+    assert plots.flattened(np.ones((1, 5))).tolist() == [[0.0, 0.0]]
+    assert np.isfinite(plots.flattened(np.ones((20, 5)))).all()
+    mu = np.random.default_rng(0).normal(size=(12, 3))
+    mu[6:] += 50
+    first = plots.flattened(mu)
+    assert np.array_equal(first, plots.flattened(mu))
+    nearest = [np.argsort(np.linalg.norm(first - place, axis=1))[1] for place in first]
+    assert all((i < 6) == (near < 6) for i, near in enumerate(nearest))
+
+
+def test_a_map_that_cannot_be_drawn_is_none(runs: Path) -> None:
+    run = next(run for run in find_runs(runs) if run.name == "da-0")
+    assert plots.read_domain_map(run) is None
+    (run.folder / DOMAIN_MAP).write_bytes(b"junk")
+    assert plots.read_domain_map(run) is None
+    save_map(run.folder, ["a", "b"], ["train", "test"])
+    found = plots.read_domain_map(run)
+    assert found is not None and found.roles == ("train", "test") and found.mu.shape == (2, 4)
+
+
+def test_figures_become_png(summary: Summary, tmp_path: Path) -> None:
+    drawing = plots.draw_comparison(summary)
+    assert drawing is not None
+    plots.write_png(drawing, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert math.isclose(drawing.figure.axes[0].patches[0].get_width(), 55.0)
+
+
+def test_a_report_needs_no_torch() -> None:
+    code = (
+        "import sys, acclimate.report; print({'torch', 'matplotlib', 'sklearn'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,492 @@
+"""The HTML page and the figures of a report, without a browser."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acclimate.core.errors import ConfigError
+from acclimate.report import (
+    canvas,
+    maps,
+    plots,
+    result_plots,
+    search_plots,
+    sections,
+    share_plots,
+    theory_plots,
+)
+from acclimate.report.figures import FORMATS, Illustration, illustrations, write_figures
+from acclimate.report.html import page_of, write_page
+from acclimate.report.measured import facts
+from acclimate.results.load import load_report
+from acclimate.results.protocol import Axis
+from acclimate.results.report import AVERAGE, Labels, Report
+from acclimate.results.summary import ERM, Change, Difference, Estimate, Key, RunView
+from acclimate.runs.records import Loss, Records
+from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
+
+COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")
+
+
+class Page(HTMLParser):
+    """Checks that tags nest; collects ids, tags, headings, links and text."""
+
+    VOID = frozenset({"meta", "br", "use", "path"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.headings: list[tuple[int, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open += [tag] if tag not in self.VOID else []
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+        handlers = [name for name, _ in attrs if name.startswith("on")]
+        assert not handlers, f"{tag} has {handlers}"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and re.fullmatch("h[1-6]", self.open[-1]):
+            self.headings.append((int(self.open[-1][1]), data))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return load_report(write_example(tmp_path_factory.mktemp("sweep")))
+
+
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    return page_of(report, f"An intro.\n\nWith {HOSTILE}.")
+
+
+@pytest.fixture(scope="module")
+def drawn(report: Report) -> list[Illustration]:
+    return illustrations(report)
+
+
+@pytest.fixture(scope="module")
+def ablation(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    axis = Axis(label="training domains", places={"3": 3.0, "12": 12.0, "48": 48.0})
+    return load_report(write_ablation(tmp_path_factory.mktemp("ablation"), axis))
+
+
+def headings(text: str) -> list[str]:
+    return [heading for level, heading in Page(text).headings if level == 2]
+
+
+def test_a_rich_page_has_every_section(text: str) -> None:
+    assert headings(text) == [
+        "Results",
+        "Worst domains and training domains",
+        "Unseen domains",
+        "Accuracy by domain",
+        "Domain by domain",
+        "Map of the domains",
+        "Label distributions",
+        "How many images an embedding needs",
+        "Hyperparameters",
+        "Learning curves",
+        "What was chosen",
+        "Failed jobs",
+        "Runs that are not counted",
+        "Files that could not be read",
+        "What was measured",
+    ]
+    assert "177 of 180 runs finished on pacs, sensors: 4 methods, 3 draws of the settings" in text
+    assert "2 jobs are still to run" in text and "1 job failed" in text
+
+
+def test_it_is_whole_and_loads_nothing(text: str) -> None:
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object", "form"} & set(page.tags)
+    assert not re.search(r"(https?:)?//[a-z]|@import|url\([^#]|fetch\(|XMLHttp", text)
+    assert all(link.startswith("#") for link in page.links)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    levels = [level for level, _ in page.headings]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+
+
+def test_hostile_names_are_text(text: str) -> None:
+    assert HOSTILE not in text
+    assert Page(text).tags.count("script") == 1
+    shown = "&lt;script&gt;alert(1)&lt;/script&gt;"
+    for place in (
+        f"<h1>PACS and sensors {shown}</h1>",
+        f"<p>With {shown}.</p>",
+        f'<button type="button">{shown}</button>',
+        f"ValueError: {shown}</summary>",
+        f"<title>{shown} (train), 40 images</title>",
+        f"<li>{shown}/1.jpg: truncated</li>",
+    ):
+        assert place in text
+
+
+def test_the_same_runs_give_the_same_bytes(ablation: Report, tmp_path: Path) -> None:
+    first = write_page(ablation, tmp_path / "a.html", "x").read_bytes()
+    assert write_page(ablation, tmp_path / "b.html", "x").read_bytes() == first
+
+
+def test_figures_become_files_for_papers(ablation: Report, tmp_path: Path) -> None:
+    paths = write_figures(ablation, tmp_path / "all", formats=["svg"])
+    names = ["ablation.svg", "map.svg", "consistency.svg", "learning.svg"]
+    assert [path.name for path in paths] == names
+    found = paths[0].read_text(encoding="utf-8")
+    assert ">training domains</text>" in found and "<dc:date>" not in found
+    drawing = _curve(ablation)
+    for kind in FORMATS:
+        for name in ("one", "two"):
+            canvas.write_figure(drawing, tmp_path / name / f"x.{kind}", kind)
+        one = (tmp_path / "one" / f"x.{kind}").read_bytes()
+        assert one == (tmp_path / "two" / f"x.{kind}").read_bytes()
+    pdf, png = ((tmp_path / "one" / name).read_bytes() for name in ("x.pdf", "x.png"))
+    assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf  # TrueType: text can be selected
+    assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") > 1200  # 300 dpi
+
+
+def test_an_unknown_format_writes_nothing(ablation: Report, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        write_figures(ablation, tmp_path / "x", formats=["png", "gif"])  # type: ignore[list-item]
+    assert str(error.value) == "figures: there is no format 'gif'; choose pdf, svg, png"
+    assert not (tmp_path / "x").exists()
+
+
+def test_results_mark_the_best_and_the_published(report: Report) -> None:
+    rule = report.rules[0]
+    first = report.results[rule][0]
+    best = next(row for row in first.rows if row.key in first.best[AVERAGE])
+    published = replace(best, published=True, note="Table 1 of <the paper>", test=None)
+    changed = replace(first, rows=(*first.rows, published))
+    small = replace(report, rules=(rule,), results={rule: (changed,)})
+    text = sections.results(small)
+    rows = [line for line in text.splitlines() if line.startswith("<tr") and best.key.label in line]
+    ours, theirs = rows[0], next(row for row in rows if 'class="published"' in row)
+    assert "<strong>" in ours and "<strong>" not in theirs
+    assert 'title="Table 1 of &lt;the paper&gt;">published</span>' in theirs
+    assert "Published rows are numbers from papers" in text
+    assert 'class="switch"' not in text  # one rule: nothing to switch
+
+
+def test_the_average_is_not_beyond_the_edge(report: Report) -> None:
+    rule = report.rules[0]
+    few, many, _ = report.results[rule]
+    ends = [
+        re.findall(r'<button type="button">(.*?)</button>', sections.results(small))
+        for one in (few, many)
+        for small in [replace(report, rules=(rule,), results={rule: (one,)})]
+    ]
+    overall = ["Average", "Difference to ERM", "p (Holm)"]
+    assert ends[0][-3:] == overall and ends[1][1:4] == overall
+    assert len(few.columns) == 4 and len(many.columns) == 10
+
+
+def test_notes_speak_of_what_is_there(report: Report) -> None:
+    rule = report.rules[0]
+    first = report.results[rule][0]
+    erm = next(row for row in first.rows if row.key == ERM)
+    alone = replace(first, rows=(erm,), best={})
+    text = sections.results(replace(report, rules=(rule,), results={rule: (alone,)}), ["Careful."])
+    for absent in ("Bold", "t-test", "Words go by", "Difference", "Published", "ceilings"):
+        assert absent not in text.split("<p", 1)[1]
+    assert "<li>Careful.</li>" in text
+
+
+def test_rules_that_agree_are_shown_once(ablation: Report) -> None:
+    text = sections.results(ablation)
+    assert ablation.rules == ("training-domains", "oracle")
+    assert text.count("<table>") == 1 and "<select>" not in text
+    assert "Selection by oracle chooses the same runs." in text
+
+
+def test_what_the_results_hold_is_not_repeated(text: str) -> None:
+    section = text.split('id="worst-domains-and-training-domains"')[1].split("</section>")[0]
+    header = re.findall(r'<button type="button">(.*?)</button>', section)
+    assert header == [
+        *("Method", "Worst unseen domain", "Training domains", "Better than ERM", "Runs"),
+        "Domains",
+    ]
+
+
+def test_an_ablation_over_data_shows_the_first_and_the_last(ablation: Report) -> None:
+    assert ablation.sweep is not None
+    names = ("n-3", "n-12", "n-48")
+    sets = tuple(replace(ablation.sweep.datasets[0], name=name) for name in names)
+    labels = tuple(
+        Labels(name, ("x", "y"), {"a": Labels.Domain("train", (1, 2))}) for name in sorted(names)
+    )
+    runs = [
+        replace(run, dataset=name)
+        for run, name in zip(ablation.runs, names * len(ablation.runs), strict=False)
+    ]
+    rule = ablation.rules[0]
+    summary = replace(ablation.summaries[rule], runs=tuple(runs))
+    sweep = replace(ablation.sweep, datasets=sets)
+    changed = replace(ablation, sweep=sweep, labels=labels, summaries={rule: summary})
+    for name in ("labels", "map"):
+        captions = [one.caption for one in illustrations(changed) if one.name.startswith(name)]
+        assert [caption.split(".")[0] for caption in captions] == ["Data set n-3", "Data set n-48"]
+
+
+def test_a_missing_value_is_a_dash_without_a_value(report: Report) -> None:
+    rule = report.rules[0]
+    first = report.results[rule][0]
+    gone = replace(first.rows[1], cells={**first.rows[1].cells, "photo": None}, average=None)
+    changed = replace(first, rows=(first.rows[0], gone))
+    text = sections.results(replace(report, rules=(rule,), results={rule: (changed,)}))
+    assert text.count("<td>–</td>") == 4  # two missing cells, the baseline's difference and p
+
+
+def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
+    text = page_of(ablation)
+    assert headings(text)[:2] == ["Ablation", "Results"]
+    assert "Domain by domain" not in headings(text) and "Label distributions" not in text
+    drawing = _curve(ablation)
+    (ax,) = drawing.figure.axes
+    assert ax.get_xscale() == "log"
+    styles = {line.get_label(): line.get_linestyle() for line in ax.get_lines()}
+    assert styles["ERM"] == styles["DA-ERM"] == "-"
+    assert styles["DA-ERM, wrong domain's embedding"] == "--"
+    assert styles["ERM + true label frequencies (oracle)"] == ":"
+    line = next(line for line in ax.get_lines() if line.get_label() == "DA-ERM")
+    assert list(line.get_xdata()) == [3, 12, 48]
+    averages = {r.key: r.average for r in ablation.results["training-domains"][0].rows}
+    wanted = [averages[Key("da-erm", "embedding", v)] for v in ("3", "12", "48")]
+    assert list(line.get_ydata()) == pytest.approx([100 * a.mean for a in wanted if a])
+    assert len(drawing.titles) == 12  # four lines of three points
+
+
+def _curve(report: Report) -> canvas.Drawing:
+    assert report.sweep is not None and report.sweep.axis is not None
+    results = report.results["training-domains"]
+    drawing = result_plots.draw_ablation(results, report.sweep.axis, COLOURS)
+    assert drawing is not None
+    return drawing
+
+
+def test_categories_stand_in_the_order_of_the_jobs(tmp_path: Path) -> None:
+    names = ("none", "random", "mean", "prototype")
+    axis = Axis(label="embedding", places=dict.fromkeys(names))
+    report = load_report(write_ablation(tmp_path, axis, plain=True))
+    (ax,) = illustrations(report)[0].drawing.figure.axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == list(names)
+    assert ax.get_xscale() == "linear"
+    level = next(line for line in ax.get_lines() if line.get_label() == "ERM")
+    assert level.get_ydata()[0] == level.get_ydata()[1]  # it has no variant: a level line
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    # Nothing lies between categories, so that no line joins them.
+    assert lines["DA-ERM"].get_linestyle() == "None" and lines["DA-ERM"].get_marker() == "o"
+    assert lines["DA-ERM, wrong domain's embedding"].get_marker() == "v"
+
+
+def test_a_decade_decides_the_scale() -> None:
+    assert result_plots.is_logarithmic([1.0, 10.1]) and not result_plots.is_logarithmic([1.0, 10])
+    assert not result_plots.is_logarithmic([0.0, 100.0])
+
+
+def test_bars_are_the_cells(report: Report) -> None:
+    first = report.results[report.rules[0]][0]
+    drawing = result_plots.draw_by_domain(first, COLOURS)
+    assert drawing is not None
+    bars = [bar for bar in drawing.figure.axes[0].patches if bar.get_gid()]
+    assert len(bars) == 4 * len(PACS) == len(drawing.titles)
+    erm = next(row for row in first.rows if row.key == ERM)
+    value = erm.cells[first.columns[2]]
+    assert value is not None
+    drawn = next(bar for bar in bars if bar.get_gid() == "cell-0-2")
+    assert drawn.get_width() == pytest.approx(100 * value.mean)
+    assert len(drawing.figure.axes[0].containers) >= len(bars)
+    many = replace(first, columns=tuple(f"d{i}" for i in range(100)))
+    cells = {name: Estimate(0.5, 0.01, 3) for name in many.columns}
+    many = replace(many, rows=tuple(replace(row, cells=cells) for row in first.rows))
+    dotted = result_plots.draw_by_domain(many, COLOURS)
+    assert dotted is not None
+    assert len(dotted.titles) == 4 * canvas.MOST_DOMAINS
+    assert not [bar for bar in dotted.figure.axes[0].patches if bar.get_gid()]
+
+
+def test_every_draw_that_competed_is_a_point(report: Report) -> None:
+    assert report.sweep is not None
+    points = search_plots.tried(report, "training-domains", "sensors")
+    # 4 algorithms x 3 draws x 3 trials, one of them still waiting; one chosen in each contest.
+    assert len(points) == 35
+    assert sum(point.chosen for point in points) == 12
+    chosen = [choice for choice in report.choices["training-domains"] if choice.score]
+    best = {round(choice.score or 0, 9) for choice in chosen if choice.dataset == "sensors"}
+    assert {round(point.score, 9) for point in points if point.chosen} == best
+    varied = search_plots.drawn_settings(report.sweep, "sensors")
+    assert varied == ["model.dropout", "train.keep", "train.optimiser.lr"]
+    drawing = search_plots.draw_search(points, varied, COLOURS)
+    assert drawing is not None
+    scales = {ax.get_title(loc="left"): ax.get_xscale() for ax in drawing.figure.axes[:3]}
+    assert list(scales.values()) == ["log", "linear", "linear"]
+    assert next(iter(scales)) == "train.optimiser.lr"  # it took the most values
+    # The sweep leaves draw 0's rate open; its run says what it was.
+    rates = [point.settings["train.optimiser.lr"] for point in points]
+    assert rates.count(5e-5) == 12 and None not in rates
+
+
+def test_label_shift_and_shares() -> None:
+    domains = {
+        "a": Labels.Domain("train", (3, 1)),
+        "b": Labels.Domain("test", (0, 4)),
+        "empty": Labels.Domain("test", (0, 0)),
+    }
+    labels = Labels("toy", ("cat", "dog"), domains)
+    shifts = share_plots.shifts(labels)
+    # a: (¾, ¼) against (0, 1): half of ¾ + ¾. The empty domain has no distribution.
+    assert [(s.domain, s.rows, s.distance, s.largest, s.share) for s in shifts] == [
+        ("a", 4, 0.75, "cat", 0.75),
+        ("b", 4, 0.75, "dog", 1.0),
+    ]
+    drawing = share_plots.draw_shares(labels)
+    assert drawing is not None
+    ax = drawing.figure.axes[0]
+    # dog is the more frequent class overall, and comes first.
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["dog", "cat"]
+    assert ax.patches[0].get_data().values.tolist() == [25, 75]
+    assert share_plots.draw_shares(Labels("none", ("cat",), {})) is None
+    alone = share_plots.shifts(Labels("one", ("cat",), {"a": Labels.Domain("", (2,))}))
+    assert alone[0].distance is None
+
+
+def test_a_thousand_classes_are_drawn_in_groups() -> None:
+    assert [share_plots.groups_of(n) for n in (1, 100, 101, 1000)] == [1, 1, 3, 20]
+    counts = tuple(range(1000, 0, -1))
+    found = Labels("big", tuple(map(str, range(1000))), {"a": Labels.Domain("", counts)})
+    drawing = share_plots.draw_shares(found)
+    assert drawing is not None
+    values = drawing.figure.axes[0].patches[0].get_data().values
+    assert len(values) == 50 and values.sum() == pytest.approx(100)
+    assert values[0] == pytest.approx(100 * sum(counts[:20]) / sum(counts))
+
+
+def test_the_consistency_curve_is_grey_where_the_theorem_is_silent() -> None:
+    found = theory_plots.parsed(consistency())
+    assert found is not None
+    assert [point.radius is None for point in found.points] == [True] * 6 + [False] * 2
+    drawing = theory_plots.draw_consistency(found)
+    (ax,) = drawing.figure.axes
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    lines = {line.get_label(): list(line.get_xdata()) for line in ax.get_lines()}
+    assert lines["Theorem 1 (95 %)"] == [1000, 3000]
+    (grey,) = ax.patches
+    assert grey.get_x() + grey.get_width() == pytest.approx((300 * 1000) ** 0.5)
+    assert theory_plots.expressivity(found) == (
+        "Expressivity: two domains lie 1.9 apart and two halves of one domain 1.2, a ratio of 1.6: "
+        "domains differ by more than the choice of images does."
+    )
+
+
+@pytest.mark.parametrize(
+    "stored", [None, {}, {"points": []}, {"points": [{"n": 1}]}, {"points": 3}, {"points": [[]]}]
+)
+def test_a_damaged_consistency_is_left_out(stored: dict[str, object] | None) -> None:
+    assert theory_plots.parsed(stored) is None
+
+
+def test_names_on_the_map_do_not_overlap() -> None:
+    rng = np.random.default_rng(1)
+    names = tuple(f"a rather long name {i}" for i in range(40))
+    roles = ("train",) * 15 + ("test",) * 25
+    drawing = maps.draw_map(maps.DomainMap(names, roles, rng.normal(size=(40, 3)), np.ones(40)))
+    drawing.figure.draw_without_rendering()
+    ax = drawing.figure.axes[0]
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert 5 <= len(boxes) < 25
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    frame = drawing.figure.bbox
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes)
+    assert len(drawing.titles) == 40
+
+
+def test_no_text_is_smaller_than_nine(text: str) -> None:
+    figures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(figures) == 13
+    for svg in figures:
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
+        assert sizes and min(sizes) >= 9
+        assert "mathdefault" not in svg
+
+
+def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
+    learning = drawn[-1]
+    assert learning.name == "learning"
+    assert learning.caption.startswith("One line per chosen run, of which 30 of 60 are drawn")
+    lines = [line for line in learning.drawing.figure.axes[1].get_lines() if len(line.get_xdata())]
+    assert len(lines) == 30 and all(line.get_alpha() < 0.5 for line in lines)
+
+
+def test_a_curve_of_one_point_is_a_mark(report: Report) -> None:
+    def cut(run: RunView) -> RunView:
+        first = next(record for record in run.records.all if isinstance(record, Loss))
+        return replace(run, records=Records((first,)))
+
+    drawing = plots.draw_learning([cut(run) for run in report.runs[1:21]], COLOURS)
+    assert drawing is not None
+    lines = [one for ax in drawing.figure.axes for one in ax.get_lines() if len(one.get_xdata())]
+    assert len(lines) == 20 and {line.get_marker() for line in lines} == {"o"}
+
+
+def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
+    da = Key.usual("da-erm")
+    tied = Difference(da, ERM, None, 0.5, 0.5, 1, 0, (Change("a", 0.5, 0.5),))
+    drawing = plots.draw_domains(tied, COLOURS)
+    assert drawing is not None
+    ring, diamond = (
+        next(one for one in drawing.figure.axes[0].get_lines() if one.get_marker() == marker)
+        for marker in ("o", "D")
+    )
+    assert ring.get_zorder() > diamond.get_zorder() and ring.get_markerfacecolor() == "none"
+    # Wider than the diamond from corner to corner.
+    assert ring.get_markersize() > 2**0.5 * diamond.get_markersize()
+
+
+def test_domains_that_are_unseen_in_turn(report: Report, ablation: Report) -> None:
+    pacs = [run for run in report.runs if run.dataset == "pacs"]
+    assert dict(facts(pacs))["Domains"] == "4, each unseen in turn"
+    some = [run for run in pacs if run.domains["test"] != (PACS[0],)]
+    assert dict(facts(some))["Domains"] == "4, of which 3 are unseen in turn"
+    assert dict(facts(report.runs))["Domains"].startswith("pacs: 4, each unseen in turn; sensors: ")
+    assert dict(facts(ablation.runs))["Domains"] == "3 training, 0 validation, 1 unseen test"
+    varied = [replace(run, dataset=run.variant) for run in ablation.runs]
+    assert dict(facts(varied))["Domains"] == "3 training, 0 validation, 1 unseen test"
+    alone = [replace(run, trial=None) for run in pacs]
+    assert dict(facts(alone))["Domains"] == "3 training, 0 validation, 1 unseen test"
+
+
+def test_the_unseen_domains_are_the_columns(text: str) -> None:
+    for name in UNSEEN:
+        assert f'<button type="button">{name}</button>' in text
+
+
+def test_notes_are_kept_when_nothing_can_be_compared(report: Report, ablation: Report) -> None:
+    rule = report.rules[0]
+    nothing = replace(ablation.summaries[rule], runs=(), lines=(), differences=(), domains=())
+    bare = replace(
+        report, runs=(), sweep=None, rules=(rule,), summaries={rule: nothing}, results={},
+        choices={}, failures=(), waiting=0, labels=(), notes=("Mind the <gap>.",),
+    )  # fmt: skip
+    text = page_of(bare)
+    assert headings(text) == ["Notes"]
+    assert "<li>Mind the &lt;gap&gt;.</li>" in text and "<nav" not in text

@@ -1,0 +1,532 @@
+"""Selection rules against hand-made records with known answers."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acclimate.core.errors import RecordError, UnknownName
+from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep, run_folder
+from acclimate.results.selection import (
+    RULES_BY_NAME,
+    Candidate,
+    Choice,
+    applicable,
+    candidate,
+    candidates,
+    select,
+)
+from acclimate.runs.records import Finished, Record, Records, Score, append
+
+NAN = float("nan")
+
+
+def run(
+    draw: int,
+    *held_out: str,
+    training: float | None = None,
+    validation: float | None = None,
+    trial: int = 0,
+    dataset: str = "pacs",
+    algorithm: str = "erm",
+    variant: str = "",
+    **unseen: float | None,
+) -> Candidate:
+    """A run whose groups are written as "a" or "a b"."""
+    groups = tuple(tuple(group.split()) for group in held_out)
+    name = f"{dataset}-{algorithm}{variant}-{'+'.join(held_out)}-{trial}-{draw}"
+    return Candidate(
+        run=name,
+        dataset=dataset,
+        algorithm=algorithm,
+        variant=variant,
+        trial=trial,
+        draw=draw,
+        groups=groups,
+        training=training,
+        validation=validation,
+        unseen=unseen,
+    )
+
+
+def job_of(one: Candidate) -> Job:
+    return Job(
+        id=one.run,
+        dataset=one.dataset,
+        algorithm=one.algorithm,
+        variant=one.variant,
+        groups=one.groups,
+        draw=one.draw,
+        trial=one.trial,
+        config={},
+    )
+
+
+def only(choices: list[Choice]) -> Choice:
+    assert len(choices) == 1
+    return choices[0]
+
+
+def chosen(choices: list[Choice]) -> dict[str, int | None]:
+    return {" ".join(choice.target): choice.draw for choice in choices}
+
+
+# --- training domains, validation domains, oracle
+
+
+def test_training_domains_take_the_largest_validation_accuracy() -> None:
+    runs = [
+        run(0, "a", training=0.7, a=0.9),
+        run(1, "a", training=0.9, a=0.1),
+        run(2, "a", training=0.8, a=0.95),
+    ]
+    assert only(select(runs, "training-domains")) == Choice(
+        dataset="pacs",
+        algorithm="erm",
+        variant="",
+        trial=0,
+        target=("a",),
+        run="pacs-erm-a-0-1",
+        draw=1,
+        score=0.9,
+        candidates=3,
+    )
+
+
+def test_validation_domains_and_oracle_look_at_theirs_alone() -> None:
+    runs = [
+        run(0, "a", training=0.9, validation=0.3, a=0.5),
+        run(1, "a", training=0.8, validation=0.6, a=0.4),
+        run(2, "a", training=0.7, validation=0.5, a=0.6),
+    ]
+    picked = {rule: only(select(runs, rule)).draw for rule in RULES if rule not in CROSS}
+    assert picked == {"training-domains": 0, "validation-domains": 1, "oracle": 2}
+
+
+def test_oracle_averages_the_domains_of_a_group() -> None:
+    runs = [run(0, "a b", a=0.2, b=0.9), run(1, "a b", a=0.6, b=0.6)]
+    choice = only(select(runs, "oracle"))
+    assert (choice.draw, choice.score) == (1, pytest.approx(0.6))
+
+
+@pytest.mark.parametrize("rule", ["training-domains", "validation-domains", "oracle"])
+def test_the_smallest_draw_wins_a_tie(rule: str) -> None:
+    runs = [run(draw, "a", training=0.5, validation=0.5, a=0.5) for draw in (3, 1, 2)]
+    assert only(select(runs, rule)).draw == 1
+
+
+def test_equal_accuracies_tie_whatever_the_last_bit_of_their_sums() -> None:
+    # 0.9 + 0.7 + 0.8 is not 3 * 0.8 in floating point, and the same accuracies all the same.
+    runs = [run(0, "a b c", a=0.7, b=0.8, c=0.9), run(1, "a b c", a=0.8, b=0.8, c=0.8)]
+    assert only(select(runs, "oracle")).draw == 0
+    swapped = [replace(runs[0], draw=1), replace(runs[1], draw=0)]
+    assert only(select(swapped, "oracle")).draw == 0
+
+
+@pytest.mark.parametrize("bad", [NAN, None, math.inf])
+def test_what_is_not_a_number_is_never_chosen(bad: float | None) -> None:
+    runs = [run(0, "a", training=bad, a=0.9), run(1, "a", training=0.0, a=0.5)]
+    choice = only(select(runs, "training-domains"))
+    assert (choice.draw, choice.candidates) == (1, 1)
+
+
+@pytest.mark.parametrize("bad", [NAN, None])
+def test_a_draw_whose_own_score_is_broken_cannot_be_chosen(bad: float | None) -> None:
+    runs = [run(0, "a", training=0.9, a=bad), run(1, "a", training=0.1, a=0.5)]
+    assert only(select(runs, "training-domains")).draw == 1
+
+
+def test_no_draw_qualifies_and_the_reason_says_why() -> None:
+    nowhere = run(0, "a", training=0.9, validation=0.9, a=NAN)
+    assert only(select([nowhere], "oracle")).reason == "no finished run has an accuracy on a"
+    silent = run(0, "a b", a=0.5, b=0.5)
+    assert {rule: only(select([silent], rule)).reason for rule in RULES} == {
+        "training-domains": (
+            "no finished run has an accuracy on the validation splits of the training domains"
+        ),
+        "validation-domains": (
+            "no finished run has an accuracy on the validation domains, which no run trains on"
+        ),
+        "leave-one-out": "",
+        "k-fold": "",
+        "oracle": "",
+    }
+    missing = only(select([silent], "training-domains"))
+    assert (missing.run, missing.draw, missing.score, missing.candidates) == (None, None, None, 0)
+
+
+def test_a_domain_with_nothing_to_score_is_left_out_for_all_or_for_none() -> None:
+    everywhere = [run(0, "a b", a=0.5, b=None), run(1, "a b", a=0.6, b=None)]
+    assert only(select(everywhere, "oracle")).score == pytest.approx(0.6)
+    here_only = [run(0, "a b", a=0.5, b=0.1), run(1, "a b", a=0.6, b=None)]
+    assert only(select(here_only, "oracle")).draw == 0
+
+
+def test_an_unknown_rule_is_named() -> None:
+    with pytest.raises(UnknownName) as error:
+        select([], "orakel")
+    assert str(error.value) == ("there is no selection rule 'orakel'; did you mean 'oracle'?")
+
+
+def test_every_rule_of_the_protocol_has_its_function() -> None:
+    assert list(RULES_BY_NAME) == list(RULES)
+
+
+# --- cross-validation
+
+CROSS = ("leave-one-out", "k-fold")
+
+
+def three_domains() -> list[Candidate]:
+    """Draw 0 is best for target a (0.6 against 0.55), draw 1 for b and c."""
+    return [
+        run(0, "a", a=0.11),
+        run(0, "b", b=0.12),
+        run(0, "c", c=0.13),
+        run(0, "a", "b", a=0.10, b=0.50),
+        run(0, "a", "c", a=0.30, c=0.70),
+        run(0, "b", "c", b=0.20, c=0.40),
+        run(1, "a", a=0.21),
+        run(1, "b", b=0.22),
+        run(1, "c", c=0.23),
+        run(1, "a", "b", a=0.20, b=0.40),
+        run(1, "a", "c", a=0.50, c=0.70),
+        run(1, "b", "c", b=0.30, c=0.50),
+    ]
+
+
+def test_a_pair_serves_both_of_its_domains() -> None:
+    choices = select(three_domains(), "leave-one-out")
+    assert chosen(choices) == {"a": 0, "b": 1, "c": 1}
+    # a: (b of ab + c of ac) / 2; b: (a of ab + c of bc) / 2; c: (a of ac + b of bc) / 2
+    assert [choice.score for choice in choices] == pytest.approx([0.60, 0.35, 0.40])
+    assert [choice.run for choice in choices] == [
+        "pacs-erm-a-0-0",
+        "pacs-erm-b-0-1",
+        "pacs-erm-c-0-1",
+    ]
+    turned = [replace(one, groups=one.groups[::-1]) for one in three_domains()]
+    assert chosen(select(turned, "leave-one-out")) == {"a": 0, "b": 1, "c": 1}
+
+
+def test_a_draw_without_every_fold_is_no_candidate() -> None:
+    runs = [one for one in three_domains() if not one.run.endswith("a+b-0-0")]
+    choices = select(runs, "leave-one-out")
+    assert chosen(choices) == {"a": 1, "b": 1, "c": 1}
+    assert [choice.candidates for choice in choices] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [NAN, None])
+def test_a_fold_that_is_not_a_number_takes_the_draw_out(bad: float | None) -> None:
+    runs = three_domains()
+    runs[4] = replace(runs[4], unseen={"a": 0.3, "c": bad})
+    assert chosen(select(runs, "leave-one-out")) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_draw_without_its_scored_run_cannot_be_chosen() -> None:
+    runs = [one for one in three_domains() if one.run != "pacs-erm-b-0-1"]
+    choices = select(runs, "leave-one-out")
+    assert chosen(choices) == {"a": 0, "b": 0, "c": 1}
+
+
+def test_expected_jobs_say_which_folds_are_missing() -> None:
+    """No draw has finished a pair with c: without the plan, nothing says that there is one."""
+    runs = [one for one in three_domains() if len(one.groups) == 1 or ("c",) not in one.groups]
+    blind = select(runs, "leave-one-out")
+    assert chosen(blind)["a"] == 0
+    planned = select(runs, "leave-one-out", expected=[job_of(one) for one in three_domains()])
+    assert chosen(planned) == {"a": None, "b": None, "c": None}
+    assert planned[0].reason == "no draw has an accuracy for each of the 2 further folds"
+
+
+def test_expected_jobs_name_targets_without_a_run() -> None:
+    jobs = [job_of(one) for one in three_domains()]
+    runs = [one for one in three_domains() if one.groups != (("b",),)]
+    choices = select(runs, "oracle", expected=jobs)
+    assert chosen(choices) == {"a": 1, "b": None, "c": 1}
+    assert choices[1].reason == "no finished run is scored on b"
+    assert [choice.run for choice in select([], "oracle", expected=jobs)] == [None] * 3
+
+
+def test_with_one_draw_there_is_nothing_to_choose() -> None:
+    alone = [run(0, "a", a=0.5), run(0, "b", b=0.6)]
+    for rule in CROSS:
+        choices = select(alone, rule)
+        assert [(c.draw, c.score, c.candidates) for c in choices] == [(0, None, 1)] * 2
+    two = [*alone, run(1, "a", a=0.7)]
+    first = select(two, "leave-one-out")[0]
+    assert first.draw is None
+    assert first.reason == "no run holds out a further domain beside a"
+    planned = select(alone, "leave-one-out", expected=[job_of(one) for one in two])
+    assert chosen(planned) == {"a": None, "b": None}
+    assert select([run(0, "a", a=NAN)], "leave-one-out")[0].draw is None
+
+
+def test_k_fold_averages_within_a_fold_first() -> None:
+    runs = [
+        run(0, "t", t=0.5),
+        run(0, "t", "a b c", t=0.0, a=0.9, b=0.9, c=0.9),
+        run(0, "t", "d", t=0.0, d=0.1),
+        run(1, "t", t=0.5),
+        run(1, "t", "a b c", t=1.0, a=0.6, b=0.6, c=0.6),
+        run(1, "t", "d", t=1.0, d=0.5),
+    ]
+    choice = only(select(runs, "k-fold"))
+    assert (choice.draw, choice.score) == (1, pytest.approx(0.55))  # by domain it would be draw 0
+
+
+def test_a_pair_made_for_another_target_does_not_overlap_the_folds_of_this_one() -> None:
+    """b's folds are {a, c} and {d}; a's fold {b} is another partition's, and not b's business."""
+    runs = [
+        run(0, "a", a=0.5),
+        run(0, "b", b=0.5),
+        run(0, "a", "b", a=0.0, b=0.9),
+        run(0, "a", "c d", a=0.0, c=0.9, d=0.9),
+        run(0, "b", "a c", b=0.0, a=0.4, c=0.6),
+        run(0, "b", "d", b=0.0, d=0.7),
+    ]
+    scores = {choice.target: choice.score for choice in select(runs, "k-fold")}
+    assert scores == {("a",): pytest.approx(0.9), ("b",): pytest.approx(0.6)}
+
+
+# --- apart from each other
+
+
+def test_trials_algorithms_variants_and_data_sets_are_chosen_apart() -> None:
+    kinds: list[dict[str, object]] = [
+        {},
+        {"trial": 1},
+        {"algorithm": "coral"},
+        {"variant": "f=0.5"},
+        {"dataset": "vlcs"},
+    ]
+    runs = []
+    for winner, kind in enumerate(kinds):
+        for draw in range(len(kinds)):
+            accuracy = 0.9 if draw == winner else 0.1 * draw
+            runs.append(run(draw, "a", training=accuracy, a=0.5, **kind))
+    choices = select(runs, "training-domains")
+    found = {(c.dataset, c.algorithm, c.variant, c.trial): c.draw for c in choices}
+    assert found == {
+        ("pacs", "erm", "", 0): 0,
+        ("pacs", "erm", "", 1): 1,
+        ("pacs", "coral", "", 0): 2,
+        ("pacs", "erm", "f=0.5", 0): 3,
+        ("vlcs", "erm", "", 0): 4,
+    }
+
+
+def test_the_pairs_of_another_trial_do_not_help() -> None:
+    runs = three_domains()
+    moved = [
+        replace(one, trial=1) if len(one.groups) == 2 and one.draw == 0 else one for one in runs
+    ]
+    assert chosen(select(moved, "leave-one-out")) == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("groups", [(("a",),), (("a",), ("b",)), (("b",), ("a",))])
+def test_the_same_run_twice_is_refused(groups: tuple[Group, ...]) -> None:
+    runs = three_domains()
+    again = replace(runs[0 if len(groups) == 1 else 3], run="copy", groups=groups)
+    with pytest.raises(RecordError) as error:
+        select([*runs, again], "oracle")
+    first = "pacs-erm-a-0-0" if len(groups) == 1 else "pacs-erm-a+b-0-0"
+    assert str(error.value) == (
+        f"copy and {first} are the same run twice (pacs, erm, trial 0, draw 0); "
+        f"remove one of the two folders"
+    )
+
+
+# --- which rules apply
+
+
+def test_rules_that_can_choose() -> None:
+    assert applicable([]) == []
+    assert applicable([run(0, "a", a=0.5)]) == ["oracle"]
+    both = run(0, "a", training=0.5, validation=0.4, a=0.5)
+    assert applicable([both]) == ["training-domains", "validation-domains", "oracle"]
+    assert applicable(three_domains()) == ["leave-one-out", "oracle"]
+    folds = [run(0, "t", t=0.5), run(0, "t", "a b", a=0.5, b=0.5)]
+    assert applicable(folds) == ["k-fold", "oracle"]
+    assert applicable([*folds, run(0, "t", "c", c=0.5)]) == ["k-fold", "oracle"]
+    assert applicable(three_domains(), asked="k-fold") == ["k-fold", "oracle"]
+    assert applicable(folds, asked="leave-one-out") == ["leave-one-out", "oracle"]
+    assert applicable(three_domains(), asked="oracle") == ["leave-one-out", "oracle"]
+    some = [run(0, "t", t=0.5), run(0, "t", "a", a=0.5), run(0, "t", "b", b=0.5)]
+    assert applicable(some) == ["leave-one-out", "oracle"]  # a and b are no targets themselves
+    planned = [job_of(one) for one in [*folds, run(0, "t", "c d")]]
+    assert applicable(folds, expected=planned) == ["oracle"]
+
+
+# --- properties
+
+ACCURACY = st.one_of(st.none(), st.just(NAN), st.integers(0, 4).map(lambda n: n / 4))
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> list[Candidate]:
+    """Some of the runs of a leave-one-out sweep, with few distinct accuracies, so ties are many."""
+    runs = []
+    domains = "abcd"[: draw(st.integers(2, 4))]
+    for number in range(draw(st.integers(1, 4))):
+        for held_out in [*combinations(domains, 1), *combinations(domains, 2)]:
+            if draw(st.integers(0, 9)):
+                accuracies = {domain: draw(ACCURACY) for domain in held_out}
+                training = draw(ACCURACY)
+                runs.append(run(number, *held_out, training=training, **accuracies))
+    return runs
+
+
+def brute_force(runs: list[Candidate]) -> dict[str, int | None]:
+    """Leave-one-out for singletons, by tables of accuracies and a search through all draws."""
+    table = {
+        (one.draw, frozenset(one.unseen), domain): value
+        for one in runs
+        for domain, value in one.unseen.items()
+    }
+    draws = sorted({one.draw for one in runs})
+    found: dict[str, int | None] = {}
+    for target in sorted({one.groups[0][0] for one in runs if len(one.groups) == 1}):
+        pairs = {frozenset(one.unseen) for one in runs} - {frozenset(target)}
+        others = sorted({other for pair in pairs if target in pair for other in pair - {target}})
+        best, winner = -1.0, None
+        for number in draws:
+            own = table.get((number, frozenset(target), target))
+            values = [table.get((number, frozenset({target, o}), o)) for o in others]
+            if own is None or math.isnan(own):
+                continue
+            if not others and len(draws) == 1:
+                winner = number
+            if not others or any(v is None or math.isnan(v) for v in values):
+                continue
+            mean = sum(v for v in values if v is not None) / len(values)
+            if mean > best + 1e-9:
+                best, winner = mean, number
+        found[target] = winner
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(grids())
+def test_leave_one_out_equals_brute_force(runs: list[Candidate]) -> None:
+    assert chosen(select(runs, "leave-one-out")) == brute_force(runs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(grids(), st.randoms(), st.sampled_from(sorted(RULES)))
+def test_the_order_of_the_runs_does_not_matter(
+    runs: list[Candidate], random: Random, rule: str
+) -> None:
+    shuffled = list(runs)
+    random.shuffle(shuffled)
+    assert select(shuffled, rule) == select(runs, rule)
+
+
+# --- from records
+
+FINISHED = Finished(kept_step=20, kept_by="", kept_score=None, seconds=1.0, quarantined=0)
+
+
+def score(
+    moment: str, step: int, domain: str, role: str, split: str, top1: float | None, method: str
+) -> Score:
+    return Score(
+        moment=moment,
+        step=step,
+        domain=domain,
+        role=role,
+        split=split,
+        n=10,
+        top1=top1,
+        top5=None,
+        method=method,
+    )
+
+
+def recorded(method: str = "none") -> Iterator[Record]:
+    yield score("validation", 10, "a", "train", "val", 0.1, method)
+    yield score("validation", 10, "b", "train", "val", 0.1, method)
+    yield score("validation", 20, "a", "train", "val", 0.6, method)
+    yield score("validation", 20, "b", "train", "val", 0.8, method)
+    yield score("validation", 30, "a", "train", "val", 1.0, method)
+    yield score("final", 20, "a", "train", "test", 0.9, method)
+    yield score("final", 20, "b", "train", "test", 0.9, method)
+    yield score("final", 20, "t", "test", "all", 0.5, method)
+    yield score("final", 20, "t", "test", "all", 0.2, "wrong-embedding")
+    yield score("final", 20, "t", "test", "all", 0.99, "oracle-prior")
+    yield score("final", 20, "other", "test", "all", 0.3, method)
+    yield FINISHED
+
+
+JOB = Job(
+    id="job",
+    dataset="pacs",
+    algorithm="erm",
+    variant="v",
+    groups=(("t",),),
+    draw=3,
+    trial=1,
+    config={},
+)
+
+
+@pytest.mark.parametrize(("algorithm", "method"), [("erm", "none"), ("da-erm", "embedding")])
+def test_a_run_is_read_as_its_algorithm_is_used(algorithm: str, method: str) -> None:
+    records = Records(tuple(recorded(method)))
+    assert candidate(replace(JOB, algorithm=algorithm), records) == Candidate(
+        run="job",
+        dataset="pacs",
+        algorithm=algorithm,
+        variant="v",
+        trial=1,
+        draw=3,
+        groups=(("t",),),
+        training=pytest.approx(0.7),
+        validation=None,
+        unseen={"t": 0.5},
+    )
+
+
+def test_an_unfinished_run_is_no_candidate() -> None:
+    assert candidate(JOB, Records(tuple(recorded())[:-1])) is None
+    assert candidate(JOB, Records(())) is None
+
+
+def test_with_validation_domains_the_training_domains_are_read_from_the_final_scores() -> None:
+    records: list[Record] = [
+        score("validation", 10, "v", "val", "all", 0.9, "none"),
+        score("validation", 20, "v", "val", "all", 0.4, "none"),
+        score("validation", 20, "w", "val", "all", 0.6, "none"),
+        score("final", 20, "a", "train", "val", 0.6, "none"),
+        score("final", 20, "b", "train", "val", None, "none"),
+        score("final", 20, "c", "train", "test", 0.1, "none"),
+        score("final", 20, "v", "val", "all", 0.41, "none"),
+        score("final", 20, "t", "test", "all", 0.5, "none"),
+        FINISHED,
+    ]
+    found = candidate(JOB, Records(tuple(records)))
+    assert found is not None
+    assert (found.training, found.validation) == (0.6, pytest.approx(0.5))
+
+
+def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
+    jobs = (JOB, replace(JOB, id="unfinished", draw=4), replace(JOB, id="waiting", draw=5))
+    for job, records in zip(jobs, (list(recorded()), list(recorded())[:-1]), strict=False):
+        folder = run_folder(tmp_path, job.id)
+        folder.mkdir(parents=True)
+        for record in records:
+            append(folder / "records.jsonl", record)
+    data = DataSet(name="pacs", digest="d", source="", domains=("a", "b", "other", "t"))
+    sweep = Sweep(
+        title="", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=jobs
+    )
+    found = candidates(tmp_path, sweep)
+    assert [one.run for one in found] == ["job"]
+    choice = only(select(found, sweep.rule, expected=sweep.jobs))
+    assert (choice.run, choice.draw, choice.score, choice.candidates) == ("job", 3, 0.5, 1)

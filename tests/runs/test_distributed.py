@@ -1,0 +1,64 @@
+"""Two gloo processes under torchrun give what one process gives."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from acclimate.data.manifest import Manifest
+from acclimate.runs.records import read
+from fixtures.processes import train_with
+from fixtures.settings import TINY, as_flags
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", ["features", "images with augmentation and domain mixup"])
+def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.parquet"
+    # Not Adam: its first steps are the signs of gradients, which blow rounding up.
+    sgd = {"optimiser.name": "sgd", "optimiser.lr": 0.05}
+    settings = TINY | {f"{step}.{k}": v for step in ("embedding", "train") for k, v in sgd.items()}
+    settings |= {"train.keep": "last"}
+    if kind == "features":
+        features.write(data)
+        unseen = "site-4"
+    else:
+        Manifest.from_folder(tree).write(data)
+        unseen = "west"
+        # Group norm has no statistics over the batch, so small-cnn can be compared.
+        settings |= {"data.augment": "domainbed", "embedding.mixup": "on"}
+    flags = ["--test-domains", unseen, "--algorithm", "da-erm", *as_flags(settings)]
+    one = train_with(1, data, tmp_path / "one", *flags)
+    two = train_with(2, data, tmp_path / "two", *flags)
+    assert one.keys() == two.keys()
+    # A bound on how far Φ reaches; merging processes' bounds makes it wider, never narrower.
+    assert (two.pop("domains/reach") >= one.pop("domains/reach") - 1e-6).all()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
+    scores = [
+        [(s.domain, s.method, s.n, s.top1) for s in read(tmp_path / run / "records.jsonl").scores]
+        for run in ("one", "two")
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(features: Manifest, tmp_path: Path) -> None:
+    data = tmp_path / "data.parquet"
+    features.write(data)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = as_flags(TINY | {"train.per_domain": 3})
+    command = [sys.executable, *launcher, "-m", "acclimate", "train", str(data), *settings]
+    done = subprocess.run(
+        [*command, "--algorithm", "erm", "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert (
+        "error: 3 images of a domain cannot be shared equally by 2 processes; make "
+        "train.per_domain and embedding.per_domain multiples of 2"
+    ) in done.stderr

@@ -1,0 +1,457 @@
+"""A Φ that runs share: the same results as learning it in each, whatever happens on the way."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acclimate.config import RunConfig, as_dict, flat
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
+from acclimate.core.tensors import save_tensors
+from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import EMBEDDINGS
+from acclimate.learn.models import build_backbone
+from acclimate.runs import folder as run_folder
+from acclimate.runs.folder import alone
+from acclimate.runs.identity import embedding_identity, weights_digest
+from acclimate.runs.records import Started, read
+from acclimate.runs.shared import train_embedding
+from acclimate.runs.training import train
+from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
+
+Tiny = Callable[..., RunConfig]
+UNSEEN: dict[str, Any] = {"test_domains": ["site-4"]}
+# Settings that Step A does not depend on, each with a value that differs from `tiny`'s.
+LATER: dict[str, Any] = {
+    "algorithm": "da-dann",
+    "data.cache_gib": 0.0,
+    "data.max_unreadable": 0.5,
+    "data.unseen_classes": "drop",
+    "data.workers": 1,
+    "model.condition": "film",
+    "model.dropout": 0.5,
+    "model.head": "mlp",
+    "model.hidden": 5,
+    "model.width": 7,
+    "train.steps": 3,
+    "train.epochs": 1.0,
+    "train.per_domain": 2,
+    "train.domains_per_step": 2,
+    "train.evaluate_every": 2,
+    "train.checkpoint_every": 3,
+    "train.keep": "last",
+    "train.average.kind": "ema",
+    "train.average.decay": 0.5,
+    "train.average.start": 0.1,
+    "train.optimiser.name": "sgd",
+    "train.optimiser.lr": 0.1,
+    "train.optimiser.weight_decay": 0.1,
+    "train.optimiser.momentum": 0.1,
+    "train.optimiser.beta1": 0.5,
+    "train.optimiser.schedule": "cosine",
+    "train.optimiser.warmup": 2,
+    "train.optimiser.clip": 1.0,
+    "train.optimiser.accumulate": 2,
+    "adapt.points": 3,
+    "adapt.source": "test",
+}
+PROTOTYPES_ONLY = {"embedding.mixup": "off", "embedding.support": 0.25}
+NOT_IN_STEP_A = [
+    *(("prototype", key, value) for key, value in LATER.items()),
+    *(("softmax", key, value) for key, value in PROTOTYPES_ONLY.items()),
+    *(("posterior", key, value) for key, value in (PROTOTYPES_ONLY | {"embedding.dim": 9}).items()),
+    *(("mean", key, value) for key, value in (PROTOTYPES_ONLY | {"embedding.dim": 9}).items()),
+]
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_a_shared_phi_gives_the_very_same_run(
+    features: Manifest, tiny: Tiny, tmp_path: Path, name: str
+) -> None:
+    config = tiny("da-coral", **UNSEEN, **{"embedding.name": name, "model.dropout": 0.5})
+    train(config, features, tmp_path / "own")
+    other = tiny("da-erm", **UNSEEN, **{"embedding.name": name, "train.steps": 3})
+    made = train_embedding(other, features, tmp_path / "phi")
+    assert made == tmp_path / "phi" / "embedding.safetensors"
+    train(config, features, tmp_path / "shared", embedding=tmp_path / "phi")
+    assert_same_weights(tmp_path / "own", tmp_path / "shared")
+    assert stable(tmp_path / "own") == stable(tmp_path / "shared")
+    adopted = tmp_path / "shared" / "embedding.safetensors"
+    assert adopted.samefile(made)
+    assert adopted.read_bytes() == (tmp_path / "own" / "embedding.safetensors").read_bytes()
+    own, shared = (tmp_path / run / "consistency.json" for run in ("own", "shared"))
+    assert shared.read_bytes() == own.read_bytes()
+
+
+def test_a_copy_does_where_links_do_not_work(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: Path, path: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    made = train_embedding(tiny("da-erm"), features, tmp_path / "phi")
+    monkeypatch.setattr(os, "link", refused)
+    train(tiny("da-erm"), features, tmp_path / "run", embedding=tmp_path / "phi")
+    copied = tmp_path / "run" / "embedding.safetensors"
+    assert copied.read_bytes() == made.read_bytes()
+    assert not copied.samefile(made)
+
+
+def test_interrupted_at_every_write_the_shared_phi_is_the_same(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("da-erm", **UNSEEN)
+    with monkeypatch.context() as patch:
+        writes = count_writes(patch)
+        whole = train_embedding(config, features, tmp_path / "whole")
+    assert len(writes) == 8  # identity, start, two losses and checkpoints, consistency, Φ
+    for fatal in range(1, len(writes) + 1):
+        out = tmp_path / f"killed-{fatal}"
+        with monkeypatch.context() as patch:
+            count_writes(patch, die_at=fatal)
+            with pytest.raises(Killed):
+                train_embedding(config, features, out)
+        assert train_embedding(config, features, out).read_bytes() == whole.read_bytes()
+        assert stable(out) == stable(tmp_path / "whole")
+        assert {p.name for p in out.iterdir()} == {p.name for p in whole.parent.iterdir()}
+
+
+def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, phi = tiny("da-erm", **UNSEEN), tmp_path / "phi"
+    train_embedding(config, features, phi)
+    train(config, features, tmp_path / "own")
+
+    def dying_link(source: Path, path: Path) -> None:
+        raise Killed
+
+    for fatal in range(7):  # 0 stands for the link itself, which comes after the fifth write
+        run = tmp_path / f"killed-{fatal}"
+        with monkeypatch.context() as patch:
+            writes = count_writes(patch, die_at=fatal)
+            if fatal == 0:
+                patch.setattr(os, "link", dying_link)
+            with pytest.raises(Killed):
+                train(config, features, run, embedding=phi)
+        assert len(writes) == (fatal or 5)
+        assert (run / "embedding.safetensors").exists() == (fatal == 6)
+        train(config, features, run, embedding=phi)
+        assert_same_weights(tmp_path / "own", run)
+        assert stable(tmp_path / "own") == stable(run)
+        assert read(run / "records.jsonl").duplicates == 0
+
+
+def test_only_what_step_a_depends_on_is_its_identity(tiny: Tiny) -> None:
+    config = tiny("da-erm")
+    inside = set(flat(embedding_identity(config, "data", [])["config"]))
+    asked = {"model.weights", "test_domains", "val_domains"}  # by content; as training domains
+    assert set(flat(as_dict(config))) - inside - asked == LATER.keys()
+
+
+@pytest.mark.parametrize(("name", "key", "value"), NOT_IN_STEP_A)
+def test_what_is_not_in_the_identity_does_not_change_phi(
+    features: Manifest, tiny: Tiny, tmp_path: Path, name: str, key: str, value: Any
+) -> None:
+    config, other = tiny(**{"embedding.name": name}), tiny(**{"embedding.name": name, key: value})
+    assert as_dict(config) != as_dict(other)
+    assert embedding_identity(config, "d", ["a"]) == embedding_identity(other, "d", ["a"])
+    one = train_embedding(config, features, tmp_path / "one")
+    two = train_embedding(other, features, tmp_path / "two")
+    assert one.read_bytes() == two.read_bytes()
+    assert train_embedding(other, features, tmp_path / "one") == one
+
+
+def test_the_role_of_a_held_out_domain_does_not_matter(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    both = tiny(test_domains=["site-3", "site-4"])
+    split = tiny(test_domains=["site-4"], val_domains=["site-3"])
+    train_embedding(both, features, tmp_path / "phi")
+    assert not train(split, features, tmp_path / "run", embedding=tmp_path / "phi").already
+    names = [["site-3", "site-4"], ["site-4", "site-3"]]
+    assert embedding_identity(both, "d", names[0]) == embedding_identity(split, "d", names[1])
+    assert embedding_identity(both, "d", names[0]) != embedding_identity(both, "e", names[0])
+    assert embedding_identity(both, "d", names[0]) != embedding_identity(both, "d", ["site-3"])
+    assert json.loads(json.dumps(embedding_identity(both, "d", names[0]))) == embedding_identity(
+        both, "d", names[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"embedding.steps": 5}, "its embedding.steps is 4, not 5"),
+        ({"embedding.points": 7}, "its embedding.points is 1000, not 7"),
+        ({"embedding.name": "mean"}, "its embedding.dim is 4, not None"),
+        ({"embedding.optimiser.lr": 0.5}, "its embedding.optimiser.lr is 0.001, not 0.5"),
+        ({"seed": 1}, "its seed is 0, not 1"),
+        ({"train.precision": "bf16"}, "its train.precision is 'auto', not 'bf16'"),
+        (
+            {"model.freeze_batch_norm": "all"},
+            "its model.freeze_batch_norm is 'no', not 'all'",
+        ),
+        ({"test_domains": ["site-3"]}, "its training domains differ"),
+    ],
+)
+def test_another_phi_is_refused(
+    features: Manifest, tiny: Tiny, tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    phi, run = tmp_path / "phi", tmp_path / "run"
+    train_embedding(tiny(**UNSEEN), features, phi)
+    other = tiny(**(UNSEEN | changes))
+    with pytest.raises(RunError) as error:
+        train(other, features, run, embedding=phi)
+    assert str(error.value) == (
+        f"{phi} holds another embedding than this run would learn ({difference}); "
+        "leave it out, or make one for these settings"
+    )
+    assert not run.exists()
+    with pytest.raises(RunError) as error:
+        train_embedding(other, features, phi)
+    assert str(error.value) == (
+        f"{phi} holds another embedding ({difference}); "
+        "choose another folder, or repeat the command that made it"
+    )
+
+
+def test_phi_of_other_data_is_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    train_embedding(tiny(**UNSEEN), features, tmp_path / "phi")
+    with pytest.raises(RunError, match="its data differ"):
+        train(
+            tiny(), features.without_domains("site-4"), tmp_path / "r", embedding=tmp_path / "phi"
+        )
+
+
+def test_the_data_are_those_given_not_those_left(tiny: Tiny, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.tile(["ant", "bee"], 30)
+    y[-1] = "yak"
+    data = Manifest.from_arrays(X, y, np.repeat(["a", "b", "c"], 20))
+    config = tiny(test_domains=["c"], **{"data.unseen_classes": "drop"})
+    train_embedding(config, data, tmp_path / "phi")
+    stored = json.loads((tmp_path / "phi" / "embedding.json").read_text())
+    assert stored["data"] == data.digest()
+    assert stored["format"] == "acclimate-embedding-1"
+    train(config, data, tmp_path / "shared", embedding=tmp_path / "phi")
+    train(config, data, tmp_path / "own")
+    assert_same_weights(tmp_path / "own", tmp_path / "shared")
+
+
+def test_a_phi_that_is_not_there_or_not_needed(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    phi, run = tmp_path / "phi", tmp_path / "run"
+    with pytest.raises(RunError) as error:
+        train(tiny(), features, run, embedding=phi)
+    assert str(error.value) == (
+        f"{phi}: there is no finished embedding; make one with `train_embedding`"
+    )
+    train_embedding(tiny(), features, phi)
+    for make in (
+        lambda: train(tiny("erm"), features, run, embedding=phi),
+        lambda: train_embedding(tiny("erm"), features, run),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert str(refused.value) == (
+            "erm has no use for a domain embedding; use --algorithm da-erm, or leave the embedding "
+            "out"
+        )
+    assert not run.exists()
+    train(tiny(), features, run, embedding=phi)
+    shutil.rmtree(phi)
+    assert train(tiny(), features, run, embedding=phi).already
+
+
+def test_a_finished_phi_is_left_alone(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    phi = tmp_path / "phi"
+    train_embedding(tiny(), features, phi)
+    names = ["consistency.json", "embedding.json", "embedding.safetensors", "records.jsonl"]
+    assert sorted(p.name for p in phi.iterdir()) == names
+    before = {p.name: p.stat().st_mtime_ns for p in phi.iterdir()}
+    train_embedding(tiny(), features, phi)
+    assert before == {p.name: p.stat().st_mtime_ns for p in phi.iterdir()}
+    found = read(phi / "records.jsonl")
+    assert [type(record) for record in found.all if record not in found.losses] == [Started]
+    assert [(loss.phase, loss.step) for loss in found.losses] == [
+        ("embedding", 2),
+        ("embedding", 4),
+    ]
+
+
+def test_a_folder_of_something_else_is_refused(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    train(tiny(), features, tmp_path / "run")
+    with pytest.raises(RunError) as error:
+        train_embedding(tiny(), features, tmp_path / "run")
+    assert str(error.value) == (
+        f"{tmp_path / 'run'} is not empty and not an embedding folder; choose another folder"
+    )
+    train_embedding(tiny(), features, tmp_path / "phi")
+    with pytest.raises(RunError) as error:
+        train(tiny(), features, tmp_path / "phi")
+    assert str(error.value) == (
+        f"{tmp_path / 'phi'} is not empty and not a run folder; choose another --out"
+    )
+
+
+def test_a_damaged_phi_is_named_where_it_lies(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    made = train_embedding(tiny(), features, tmp_path / "phi")
+    whole = made.read_bytes()
+    made.write_bytes(whole[:-9])
+    with pytest.raises(RunError) as error:
+        train(tiny(), features, tmp_path / "run", embedding=tmp_path / "phi")
+    assert str(error.value) == f"{made} is damaged; delete it to repeat Step A"
+    made.unlink()
+    assert train_embedding(tiny(), features, tmp_path / "phi").read_bytes() == whole
+    assert not train(tiny(), features, tmp_path / "run", embedding=tmp_path / "phi").already
+
+
+def test_images_that_only_step_a_met_are_quarantined_too(
+    tree: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    shutil.copytree(tree, tmp_path / "sites")
+    (tmp_path / "sites" / "north" / "red" / "00.jpg").write_bytes(b"")
+    data = Manifest.from_folder(tmp_path / "sites")
+    config = tiny(test_domains=["west"], **{"train.steps": 1, "train.per_domain": 1})
+    own = train(config, data, tmp_path / "own")
+    train_embedding(config, data, tmp_path / "phi")
+    shared = train(config, data, tmp_path / "shared", embedding=tmp_path / "phi")
+    assert own.finished.quarantined == shared.finished.quarantined == 1
+    assert_same_weights(tmp_path / "own", tmp_path / "shared")
+
+
+@pytest.fixture
+def weights_file(tmp_path: Path) -> Path:
+    path = tmp_path / "here.safetensors"
+    save_tensors(path, build_backbone("mlp", in_features=5).body.state_dict())
+    return path
+
+
+def test_weights_are_known_by_content(
+    features: Manifest, tiny: Tiny, tmp_path: Path, weights_file: Path
+) -> None:
+    run, phi, elsewhere = tmp_path / "run", tmp_path / "phi", tmp_path / "there.safetensors"
+    shutil.copyfile(weights_file, elsewhere)
+    here, there = (tiny(**{"model.weights": str(path)}) for path in (weights_file, elsewhere))
+
+    def stop(phase: str, done: int, total: int, note: str) -> None:
+        if (phase, done) == ("main", 5):
+            raise Killed
+
+    scratch = tiny(**{"model.weights": str(elsewhere), "model.pretrained": False})
+    for other in (there, scratch):  # a weights file goes before pretrained weights
+        assert embedding_identity(here, "d", []) == embedding_identity(other, "d", [])
+    train_embedding(here, features, phi)
+    with pytest.raises(Killed):
+        train(here, features, run, embedding=phi, watch=stop)
+    weights_file.unlink()
+    with pytest.raises(WeightsError):
+        train(here, features, run)
+    assert not train(there, features, run).already
+    assert train(here, features, run).already  # finished: the file is not needed any more
+    assert train_embedding(here, features, phi).exists()
+    assert json.loads((run / "run.json").read_text())["weights"] == weights_digest(str(elsewhere))
+    digests = {r.config_digest for r in read(run / "records.jsonl").all if isinstance(r, Started)}
+    assert len(digests) == 1
+    save_tensors(elsewhere, build_backbone("mlp", in_features=5).body.state_dict())
+    with pytest.raises(RunError) as error:
+        train(there, features, run)
+    assert str(error.value) == (
+        f"{run} holds another run (its model.weights has another content); "
+        "choose another --out, or repeat the command that made it"
+    )
+
+
+def test_digests_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (weights_digest(""), weights_digest(str(path))) == ("", known)
+    path.write_bytes(b"abd")
+    assert weights_digest(str(path)) != known
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(WeightsError) as error:
+            weights_digest(str(missing))
+        assert str(error.value) == f"there is no weights file {missing}; check the path"
+
+
+def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    phi = tmp_path / "phi"
+    with alone(phi, World()), pytest.raises(RunBusy) as error:
+        train_embedding(tiny(), features, phi)
+    assert str(error.value) == (
+        f"another process is training in {phi}; wait for it, or choose another --out"
+    )
+    train_embedding(tiny(), features, phi)
+
+
+def test_a_lock_file_removed_while_one_waits_for_it_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, calls = fcntl.flock, []
+
+    def after_the_holder_left(file: Any, how: int) -> None:
+        calls.append(file)
+        if len(calls) == 1:  # its holder ended between our opening and our locking it
+            (tmp_path / ".lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", after_the_holder_left)
+    with alone(tmp_path, World()):
+        assert len(calls) == 2
+        with pytest.raises(RunBusy), alone(tmp_path, World()):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom acclimate.core.distributed import World\n"
+        "from acclimate.runs.folder import alone\n"
+        "with alone(Path(sys.argv[1]), World()):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    with holder.stdout:
+        assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RunBusy), alone(tmp_path, World()):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with alone(tmp_path, World()):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from acclimate.runs import training as module
+
+    prepare, run = module.prepare, tmp_path / "run"
+
+    def finish_it_first(*arguments: Any) -> int:
+        monkeypatch.setattr(module, "prepare", prepare)
+        assert not train(tiny(), features, run).already
+        return prepare(*arguments)
+
+    monkeypatch.setattr(module, "prepare", finish_it_first)
+    assert train(tiny(), features, run).already
+    assert read(run / "records.jsonl").duplicates == 0

@@ -1,0 +1,456 @@
+"""Model cards say what the folder says, and pruning takes nothing that is still needed."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.cli import sweep_run
+from acclimate.cli.sweep_run import Conduct
+from acclimate.config import RunConfig, as_dict, from_dict, merged
+from acclimate.core.errors import SweepError
+from acclimate.data.manifest import Manifest
+from acclimate.learn.model import Trained
+from acclimate.results.protocol import Job, Sweep, embedding_folder, job_state, run_folder
+from acclimate.results.selection import Choice, candidates, select
+from acclimate.runs.records import Finished, Score, Started, append
+from acclimate.runs.training import train
+from acclimate.sweep.cards import CARD, prune, write_cards
+from acclimate.sweep.definition import gather
+from acclimate.sweep.driver import Tally
+from acclimate.sweep.jobs import define
+from acclimate.sweep.launchers import LaunchOptions
+from fixtures.settings import TINY
+
+VERSION, DEVICE, TIME = "9.9", "a machine", "2026-01-02T03:04:05.000000+00:00"
+
+
+@pytest.fixture
+def sweep(features: Manifest) -> Sweep:
+    config = gather(
+        None,
+        {
+            "data": ("sites",),
+            "test_domains": ("site-0", "site-1"),
+            "draws": 2,
+            "trials": 1,
+            "settings": TINY,
+            "title": "Sites",
+        },
+    )
+    return define(config, {"sites": features})
+
+
+def job_of(sweep: Sweep, algorithm: str, target: str, draw: int = 0) -> Job:
+    return next(
+        job
+        for job in sweep.jobs
+        if (job.algorithm, job.groups, job.draw) == (algorithm, ((target,),), draw)
+    )
+
+
+def finish(folder: Path, job: Job, **changes: Any) -> Path:
+    """What a finished run leaves, written by hand."""
+    place = run_folder(folder, job.id)
+    place.mkdir(parents=True)
+    run = {
+        "config": {**job.config, **changes},
+        "data": "d" * 64,
+        "source": "sites.parquet",
+        "classes": ["ant", "bee", "cat"],
+        "train_domains": ["site-2", "site-3"],
+        "val_domains": [],
+        "test_domains": list(job.held_out),
+    }
+    (place / "run.json").write_text(json.dumps(run))
+    (place / "model.json").write_text("{}")
+    (place / "model.safetensors").write_bytes(b"w" * 1000)
+    if job.needs:
+        (place / "embedding.safetensors").write_bytes(b"p" * 300)
+    records = place / "records.jsonl"
+    append(records, started("2026-01-01T00:00:00.000000+00:00"))
+    append(records, started(TIME))
+    for score in scores(job):
+        append(records, score)
+    finished = Finished(
+        kept_step=6, kept_by="validation splits", kept_score=0.5, seconds=61.4, quarantined=2
+    )
+    append(records, finished)
+    return place
+
+
+def started(time: str) -> Started:
+    return Started(
+        time=time,
+        version=VERSION,
+        config_digest="c",
+        data_digest="d",
+        device=DEVICE,
+        processes=1,
+        resumed_at=None,
+    )
+
+
+def scores(job: Job) -> list[Score]:
+    usual = "embedding" if job.needs else "none"
+    adapted = {"adapted_on": "held-out", "adapt_n": 6} if job.needs else {}
+    common: dict[str, Any] = {"step": 6, "n": 18, "top5": None, "split": "all"}
+    target = job.held_out[0]
+    return [
+        Score(moment="validation", domain="site-2", role="val", top1=0.1, method=usual,
+              **{**common, "split": "val"}),
+        Score(moment="final", domain="site-2", role="train", top1=0.9, method=usual, **common),
+        Score(moment="final", domain=target, role="test", top1=0.7512, method=usual,
+              **common, **adapted),
+        Score(moment="final", domain=target, role="test", top1=None,
+              method="wrong-embedding" if job.needs else "oracle-prior", **common),
+    ]  # fmt: skip
+
+
+def choice(job: Job, **changes: Any) -> Choice:
+    facts: dict[str, Any] = {
+        "dataset": job.dataset,
+        "algorithm": job.algorithm,
+        "variant": job.variant,
+        "trial": job.trial,
+        "target": job.groups[0],
+        "run": job.id,
+        "draw": job.draw,
+        "score": 0.625,
+        "candidates": 2,
+    }
+    return Choice(**{**facts, **changes})
+
+
+ADAPTIVE_CARD = """\
+# da-erm on sites
+
+A classifier of 3 classes: backbone resnet50, started from the weights in r50.pth, trained with \
+da-erm. It adapts to a new domain from unlabelled images of it, without training.
+
+## Data
+
+- Source: sites.parquet, SHA-256 {digest}
+- Trained on site-2, site-3
+- Never looked at in training: site-0
+- Classes: ant, bee, cat
+
+## How it was chosen
+
+- For site-0, trial 0: draw 1 of the settings, out of 2, by training-domains (validation splits \
+of the training domains) at 62.5 %
+- Sweep: Sites
+
+## Scores on unseen domains
+
+| domain | role | adapted by | images | top-1 | top-5 |
+|---|---|---|--:|--:|--:|
+| site-0 | test | embedding, from 6 images (held-out) | 18 | 75.1 | – |
+| site-0 | test | another domain's embedding (a control) | 18 | – | – |
+
+## Use
+
+```
+acclimate adapt {name} new-domain/ --out new-domain.safetensors
+acclimate predict {name} new-domain/ --domain new-domain.safetensors --out predictions.csv
+```
+
+## Limits
+
+- The scores are measured on 18 images a domain, of one data set; a domain unlike those in \
+training may fare worse.
+- Adaptation needs unlabelled images that are typical of the new domain; up to 200 were used \
+above. All of them must come from one domain.
+- It knows the classes above and no others: any image is given one of them.
+- 2 unreadable images were left out.
+
+## Settings that differ from the defaults
+
+| setting | value |
+|---|---|
+| `train.optimiser.lr` | 0.5 |
+
+## Made
+
+- acclimate 9.9, on a machine
+- Started 2026-01-01T00:00:00.000000+00:00, 61 s without Step A, which it shares with other runs, \
+in 2 sittings; weights of step 6, kept by validation splits
+"""
+
+
+class TestCards:
+    def test_the_whole_card(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "da-erm", "site-0", draw=1)
+        own = {
+            "algorithm": "da-erm",
+            "model": {"weights": "/somewhere/else/r50.pth", "backbone": "resnet50"},
+            "train": {"optimiser": {"lr": 0.5}},
+        }
+        place = finish(tmp_path, job, **merged(as_dict(RunConfig()), own))
+        expected = ADAPTIVE_CARD.format(digest="d" * 64, name=job.id)
+        written = write_cards(tmp_path, sweep, [choice(job)], "training-domains")
+        assert written == [place / CARD]
+        found = written[0].read_text(encoding="utf-8")
+        assert found == expected
+        assert "/somewhere" not in found
+
+    def test_a_plain_model_needs_no_adapting(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        finish(tmp_path, job)
+        (path,) = write_cards(tmp_path, sweep, [choice(job, score=None)], "oracle")
+        text = path.read_text(encoding="utf-8")
+        assert "It is the same for every domain." in text
+        assert "acclimate adapt" not in text
+        assert f"acclimate predict {job.id} new-domain/ --out predictions.csv" in text
+        assert "true class frequencies (a ceiling)" in text
+        assert "(the test domains themselves: a ceiling, not a method)\n" in text
+        assert "Adaptation needs" not in text
+        assert "| `train.steps` | 6 |" in text
+
+    def test_validation_domains_are_said_to_choose_only_where_they_do(
+        self, sweep: Sweep, tmp_path: Path
+    ) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        place = finish(tmp_path, job)
+        run = json.loads((place / "run.json").read_text())
+        (place / "run.json").write_text(json.dumps({**run, "val_domains": ["site-4"]}))
+        end = {"kept_step": 6, "kept_score": 0.5, "seconds": 61.4, "quarantined": 0}
+        append(place / "records.jsonl", Finished(kept_by="validation domains", **end))
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert "- Weights chosen by validation domains site-4\n" in path.read_text()
+        append(place / "records.jsonl", Finished(kept_by="last step", **end))
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert "- Validation domains, not trained on: site-4\n" in path.read_text()
+
+    def test_no_use_is_shown_for_weights_that_are_gone(self, sweep: Sweep, tmp_path: Path) -> None:
+        """Another rule may choose what was pruned before."""
+        job = job_of(sweep, "da-erm", "site-0")
+        finish(tmp_path, job)
+        prune(tmp_path, sweep, set())
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert (
+            path.read_text()
+            .partition("## Use\n\n")[2]
+            .startswith(
+                "Its weights were pruned; to have them again, delete this folder and repeat the "
+                "sweep.\n\n## Limits\n"
+            )
+        )
+
+    def test_only_what_was_chosen_gets_one(self, sweep: Sweep, tmp_path: Path) -> None:
+        one, other = job_of(sweep, "erm", "site-0"), job_of(sweep, "erm", "site-1")
+        finish(tmp_path, one)
+        nothing = choice(other, run=None, draw=None, reason="no finished run")
+        assert len(write_cards(tmp_path, sweep, [choice(one), nothing], "oracle")) == 1
+        assert not run_folder(tmp_path, other.id).exists()
+
+    def test_written_again_it_is_the_same(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        finish(tmp_path, job)
+        (path,) = write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        first, moment = path.read_bytes(), path.stat().st_mtime_ns
+        write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert (path.read_bytes(), path.stat().st_mtime_ns) == (first, moment)
+
+    def test_a_run_that_is_chosen_no_more_loses_its_card(
+        self, sweep: Sweep, tmp_path: Path
+    ) -> None:
+        one, other = job_of(sweep, "erm", "site-0"), job_of(sweep, "erm", "site-1")
+        for job in (one, other):
+            finish(tmp_path, job)
+        (old,) = write_cards(tmp_path, sweep, [choice(one)], "oracle")
+        (new,) = write_cards(tmp_path, sweep, [choice(other)], "oracle")
+        assert (old.exists(), new.exists()) == (False, True)
+
+    def test_an_unfinished_run(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        place = finish(tmp_path, job)
+        (place / "records.jsonl").unlink()
+        with pytest.raises(SweepError) as caught:
+            write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert str(caught.value) == (
+            f"{place}: the run is not finished; repeat the sweep to resume it"
+        )
+
+    def test_a_damaged_run(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "erm", "site-0")
+        place = finish(tmp_path, job)
+        (place / "run.json").write_text("{")
+        with pytest.raises(SweepError) as caught:
+            write_cards(tmp_path, sweep, [choice(job)], "oracle")
+        assert str(caught.value) == (
+            f"{place / 'run.json'} is missing or damaged; restore it, or delete the run's folder "
+            "and repeat the sweep"
+        )
+
+
+@pytest.fixture
+def half_done(sweep: Sweep, tmp_path: Path) -> Path:
+    """site-0 is finished in both draws; of site-1, draw 0 is; draw 1 of it is under way."""
+    for phi in sweep.embeddings:
+        place = embedding_folder(tmp_path, phi.id)
+        place.mkdir(parents=True)
+        (place / "embedding.safetensors").write_bytes(b"s" * 77)
+    for job in sweep.jobs:
+        place = finish(tmp_path, job)
+        if job.groups == (("site-1",),) and job.draw == 1:
+            (place / "model.json").unlink()
+    return tmp_path
+
+
+def weights(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        found.setdefault(path.parent.name, set()).add(path.name)
+    return found
+
+
+class TestPrune:
+    def test_keeps_the_chosen_and_the_unfinished(self, sweep: Sweep, half_done: Path) -> None:
+        kept = job_of(sweep, "da-erm", "site-0", draw=1)
+        before = weights(half_done)
+        states = {job.id: job_state(half_done, job.id) for job in sweep.jobs}
+        freed = prune(half_done, sweep, {kept.id})
+        unfinished = {job_of(sweep, name, "site-1", draw=1).id for name in ("erm", "da-erm")}
+        still_needed = job_of(sweep, "da-erm", "site-1").needs
+        assert still_needed is not None
+        stays = {kept.id, *unfinished, still_needed}
+        assert weights(half_done) == {name: before[name] for name in stays}
+        # Gone: 5 finished runs' models, 2 of them adaptive, and the Φ of site-0.
+        assert freed == 5 * 1000 + 2 * 300 + 77
+        assert {job.id: job_state(half_done, job.id) for job in sweep.jobs} == states
+
+    def test_says_so_and_a_second_time_finds_nothing(self, sweep: Sweep, half_done: Path) -> None:
+        gone = job_of(sweep, "da-erm", "site-0")
+        prune(half_done, sweep, set())
+        said = json.loads((run_folder(half_done, gone.id) / "pruned.json").read_text())
+        assert said["deleted"] == ["model.safetensors", "embedding.safetensors"]
+        running = job_of(sweep, "erm", "site-1", draw=1)
+        assert not (run_folder(half_done, running.id) / "pruned.json").exists()
+        assert prune(half_done, sweep, set()) == 0
+        assert json.loads((run_folder(half_done, gone.id) / "pruned.json").read_text()) == said
+
+    def test_the_note_comes_before_the_deed(
+        self, sweep: Sweep, half_done: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(path: Path, missing_ok: bool = False) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KeyboardInterrupt):
+                prune(half_done, sweep, set())
+        first = run_folder(half_done, sweep.jobs[0].id)
+        assert (first / "pruned.json").exists()
+        assert (first / "model.safetensors").exists()
+
+    def test_bytes_under_another_name_are_not_freed(self, sweep: Sweep, tmp_path: Path) -> None:
+        job = job_of(sweep, "da-erm", "site-0")
+        place = finish(tmp_path, job)
+        os.link(place / "embedding.safetensors", tmp_path / "another-name")
+        assert prune(tmp_path, sweep, set()) == 1000
+
+    def test_an_empty_sweep(self, sweep: Sweep, tmp_path: Path) -> None:
+        assert prune(tmp_path, sweep, set()) == 0
+
+
+def test_real_runs(features: Manifest, tmp_path: Path, sweep: Sweep) -> None:
+    """Trained, chosen, described, pruned: the chosen model still loads."""
+    for job in sweep.jobs:
+        if job.groups == (("site-0",),):
+            config = from_dict(RunConfig, job.config, where=job.id)
+            train(config, features, run_folder(tmp_path, job.id), device="cpu")
+    choices = select(candidates(tmp_path, sweep), "training-domains")
+    chosen = {one.run for one in choices if one.run}
+    assert len(chosen) == 2
+    paths = write_cards(tmp_path, sweep, choices, "training-domains")
+    assert {path.parent.name for path in paths} == chosen
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert "- Trained on site-1, site-2, site-3, site-4\n" in text
+        assert "| site-0 | test |" in text
+        assert str(tmp_path) not in text
+    assert prune(tmp_path, sweep, chosen) > 0
+    for name in chosen:
+        Trained.load(run_folder(tmp_path, name))
+    pruned = {job.id for job in sweep.jobs if job.groups == (("site-0",),)} - chosen
+    assert all(job_state(tmp_path, name) == "done" for name in pruned)
+    assert not any(list(run_folder(tmp_path, name).glob("model.safetensors")) for name in pruned)
+
+
+# ---- what the command keeps ----------------------------------------------------------------------
+
+
+def after(folder: Path, sweep: Sweep, *, done: int | None = None) -> None:
+    """What `sweep --prune` does once its jobs have ended."""
+    jobs = len(sweep.jobs)
+    tally = Tally(
+        jobs=jobs, already=0, done=jobs if done is None else done, failures=(), blocked=()
+    )
+    how = Conduct(launch=LaunchOptions(), prune=True)
+    sweep_run._keep(folder, sweep, sweep_run.choose(folder, sweep), tally, how)
+
+
+def all_finished(folder: Path, sweep: Sweep) -> dict[str, set[str]]:
+    for job in sweep.jobs:
+        finish(folder, job)
+    return weights(folder)
+
+
+def test_with_one_draw_cross_validation_chooses_and_prunes_nothing(
+    features: Manifest, tmp_path: Path
+) -> None:
+    asked = {"data": ("sites",), "test_domains": ("site-0", "site-1"), "trials": 1}
+    config = gather(None, {**asked, "rule": "leave-one-out", "settings": TINY})
+    sweep = define(config, {"sites": features})
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep)
+    assert weights(tmp_path) == before
+    assert len(list(tmp_path.rglob(CARD))) == len(sweep.jobs) == 4
+
+
+def test_nothing_is_pruned_where_the_rule_cannot_choose(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These runs have no validation splits to be chosen by."""
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep)
+    assert weights(tmp_path) == before
+    assert capsys.readouterr().err == (
+        "nothing is pruned, as training-domains cannot choose: no finished run has an accuracy on "
+        "the validation splits of the training domains\n"
+    )
+
+
+def test_only_the_chosen_weights_stay(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = replace(sweep, rule="oracle")
+    before = all_finished(tmp_path, sweep)
+    after(tmp_path, sweep, done=len(sweep.jobs) - 1)
+    assert weights(tmp_path) == before
+    assert capsys.readouterr().err == "nothing is pruned before every job is done\n"
+    after(tmp_path, sweep)
+    defaults = {job.id for job in sweep.jobs if job.draw == 0}  # all scores are equal
+    assert set(weights(tmp_path)) == defaults
+    assert {path.parent.name for path in tmp_path.rglob(CARD)} == defaults
+
+
+def test_nothing_is_pruned_in_place_of_what_is_gone(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another rule had other weights pruned than those that are chosen now."""
+    sweep = replace(sweep, rule="oracle")
+    all_finished(tmp_path, sweep)
+    others = {job.id for job in sweep.jobs if job.draw == 1}
+    prune(tmp_path, sweep, others)
+    after(tmp_path, sweep)
+    assert set(weights(tmp_path)) == others
+    first = job_of(sweep, "da-erm", "site-0")
+    assert capsys.readouterr().err == (
+        f"nothing is pruned, as the weights of the chosen {first.id} were pruned before; delete "
+        "its folder and repeat the sweep to have them again\n"
+    )
