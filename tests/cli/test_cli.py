@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from acclimate.cli import main
-from acclimate.cli.catalogue import Catalogue
+from acclimate.cli.list import Catalogue
 from fixtures.settings import TINY, as_flags
 
 Result = tuple[int, str, str]
@@ -268,7 +268,7 @@ class TestErrors:
         assert message == "error: /dev/null/run: not a directory; check the path"
 
     def test_steps_go_before_the_epochs_of_a_preset(self) -> None:
-        from acclimate.cli.training import gather_settings
+        from acclimate.cli.train import gather_settings
 
         flags = {"train.steps": 20, "train.epochs": 0.0}
         chosen = gather_settings("lt-imagenet", None, flags, [])

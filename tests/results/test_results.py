@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from acclimate.cli import app, reporting
+from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, RunError, SchemaError, SweepError, UnknownName
 from acclimate.report import export, tables
 from acclimate.report.html import page_of
@@ -879,7 +879,7 @@ def test_a_domainbed_trial_without_any_number_is_named(tmp_path: Path) -> None:
 
 
 def command(*arguments: object) -> str:
-    assert reporting
+    load_commands()
     done = CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output

@@ -35,8 +35,8 @@ def _options(
 
 
 COMMANDS = (  # in the order of work, which is also the order of --help
-    *("datasets", "benchmarks", "geography", "training", "adapting", "sweeping", "studies"),
-    *("demonstration", "reporting", "catalogue"),
+    *("build.long_tail", "build.fetch", "build.geo_yfcc", "train", "adapt", "sweep", "ablate"),
+    *("demo", "report", "list"),
 )
 
 

@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Device, Json, names, say, say_json, say_table, stoppable
-from acclimate.cli.sweeping import (
+from acclimate.cli.sweep import (
     DryRun,
     Launcher,
     MaxParallel,
@@ -212,7 +212,7 @@ def theory(
     with the number of domains N and one that falls with the images n of each; its constants are
     unknown, so that only the course of the terms means something, not their size.
     """
-    from acclimate.cli import bounds
+    from acclimate.cli import theory as bounds
     from acclimate.learn.theory import best_split
 
     bounds.check(radius, delta, domains, points, budget, ratio)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import GOES_ON, Out, Seed, ValShare, build, three_numbers
+from acclimate.cli.build.long_tail import GOES_ON, Out, Seed, ValShare, build, three_numbers
 from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table, stoppable
 from acclimate.core.errors import ManifestError
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from acclimate.cli.datasets import GOES_ON, Out, build, three_numbers
+from acclimate.cli.build.long_tail import GOES_ON, Out, build, three_numbers
 from acclimate.cli.output import Json, progress_bar, say, say_json, say_table, stoppable
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""`build`: one file per builder."""
