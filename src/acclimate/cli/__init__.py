@@ -35,8 +35,8 @@ def _options(
 
 
 COMMANDS = (  # in the order of work, which is also the order of --help
-    *("build.long_tail", "build.fetch", "build.geo_yfcc", "train", "adapt", "sweep", "ablate"),
-    *("demo", "report", "list"),
+    *("build.long_tail", "build.fetch", "build.geo_yfcc", "inspect", "train", "evaluate", "adapt"),
+    *("predict", "sweep", "ablate", "theory", "demo", "report", "list"),
 )
 
 

@@ -1,4 +1,4 @@
-"""`ablate` and `theory`."""
+"""`ablate`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -184,51 +184,3 @@ def _show_levels(found: "list[Level]", study: "Study") -> None:
     say_table((axis.label if axis else "", *heads), rows, title="top-1 on unseen domains, %")
     say("± is the standard error over trials (sample standard deviation / √n).")
     say()
-
-
-@app.command(epilog="Example: acclimate theory runs/pacs --radius 0.5 --budget 10000")
-def theory(
-    run: Annotated[Path, typer.Argument(help="A finished run of an adaptive algorithm.")],
-    radius: Annotated[
-        float | None,
-        typer.Option(help="How near μ should be. [default: half the distance between domains]"),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The share of cases that may be worse.")] = 0.05,
-    domains: Annotated[
-        int | None, typer.Option(help="N of Theorem 2, training domains; with --points.")
-    ] = None,
-    points: Annotated[int | None, typer.Option(help="n of Theorem 2, images of each.")] = None,
-    budget: Annotated[
-        int | None, typer.Option(help="Images in all: Theorem 2 for every way to split them.")
-    ] = None,
-    ratio: Annotated[
-        float, typer.Option(help="Constant of Theorem 2's first term over that of its second.")
-    ] = 1.0,
-    json: Json = False,
-) -> None:
-    """What the paper's theorems say about a run: how well μ is known, and how many images it takes.
-
-    Theorem 1 bounds the error of μ from n unlabelled images. Theorem 2 has one term that falls
-    with the number of domains N and one that falls with the images n of each; its constants are
-    unknown, so that only the course of the terms means something, not their size.
-    """
-    from acclimate.cli import theory as bounds
-    from acclimate.learn.theory import best_split
-
-    bounds.check(radius, delta, domains, points, budget, ratio)
-    found = bounds.theorem_1(bounds.read_consistency(run), radius, delta)
-    splits: list[tuple[int, float]] = []
-    if domains is not None and points is not None:
-        splits = [(domains, points)]
-    elif budget is not None:
-        variance = bounds.relative_variance(found)
-        best = best_split(budget, ratio=ratio, variance=variance, delta=delta)
-        found["best_domains"] = best
-        splits = [(n, budget / n) for n in sorted({*bounds.round_numbers(budget), best})]
-    found["theorem_2"] = bounds.theorem_2(found, splits, ratio, delta)
-    if json:
-        say_json({"run": str(run), "delta": delta, **found})
-        return
-    bounds.show_theorem_1(found, delta)
-    if splits:
-        bounds.show_theorem_2(found)

@@ -1,9 +1,6 @@
-"""`adapt` and `predict`."""
+"""`adapt`."""
 
-import csv
 import dataclasses
-import io
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +40,7 @@ def adapt(
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     earlier = None if into is None else DomainState.load(into)
-    quarantine = _lenient(len(paths))
+    quarantine = lenient(len(paths))
     with progress_bar() as watch:
         site = adapt_to(
             trained, paths, method=method, into=earlier, quarantine=quarantine, watch=watch
@@ -56,65 +53,12 @@ def adapt(
         facts["label_prior"] = site.label_prior
     site.state.save(out, notes=facts)
     if json:
-        say_json({"state": str(out), "unreadable": _problems(quarantine), **facts})
+        say_json({"state": str(out), "unreadable": problems(quarantine), **facts})
         return
     _show(site)
-    for problem in _problems(quarantine):
+    for problem in problems(quarantine):
         say(f"skipped {problem['image']}: {problem['reason']}")
     say(f"state: {out}")
-
-
-@app.command(
-    epilog="Example: acclimate predict runs/pacs new-site/ --domain new-site.safetensors "
-    "--out predictions.csv"
-)
-def predict(
-    run: Run,
-    images: Images,
-    out: Annotated[Path, typer.Option(help="CSV: a header line, then one line per image.")],
-    domain: Annotated[
-        Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="A column for each class as well.")
-    ] = False,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Predict classes of images. An unreadable image keeps its line, with the problem in it."""
-    from acclimate.adapt.classifier import apply_state, nothing_readable
-    from acclimate.core.distributed import pick_device
-    from acclimate.core.files import write_text
-    from acclimate.data.images import find_images
-    from acclimate.learn.embeddings import DomainState
-    from acclimate.learn.model import Trained
-
-    paths = find_images(images)
-    trained = Trained.load(run, pick_device(device))
-    site = apply_state(trained, None if domain is None else DomainState.load(domain))
-    quarantine = _lenient(len(paths))
-    with progress_bar() as watch:
-        found = dict(site.predict_files(paths, quarantine, watch))
-    if not found:
-        raise nothing_readable(quarantine)
-    reasons = dict(quarantine.entries)
-    text = _csv(paths, found, reasons, site.classes, every_class=probabilities)
-    write_text(out, text)
-    if json:
-        counts: dict[str, int] = {}
-        for row in found.values():
-            name = site.classes[int(row.argmax())]
-            counts[name] = counts.get(name, 0) + 1
-        say_json(
-            {
-                "predictions": str(out),
-                "images": len(found),
-                "unreadable": _problems(quarantine),
-                "classes": dict(sorted(counts.items())),
-            }
-        )
-        return
-    say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")
 
 
 def _show(site: Any) -> None:
@@ -146,35 +90,12 @@ def _show(site: Any) -> None:
         say(f"note: {warning}")
 
 
-def _csv(
-    paths: Iterable[Path],
-    found: dict[Path, Any],
-    reasons: dict[str, str],
-    classes: tuple[str, ...],
-    *,
-    every_class: bool,
-) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    extra = classes if every_class else ()
-    writer.writerow(["image", "label", "confidence", "problem", *extra])
-    for path in paths:
-        row = found.get(path)
-        if row is None:
-            writer.writerow([path, "", "", reasons[str(path)], *("" for _ in extra)])
-            continue
-        best = int(row.argmax())
-        numbers = [f"{value:.6f}" for value in row] if every_class else []
-        writer.writerow([path, classes[best], f"{row[best]:.6f}", "", *numbers])
-    return text.getvalue()
-
-
-def _lenient(total: int) -> Any:
+def lenient(total: int) -> Any:
     """At prediction time every bad image is reported and none is fatal."""
     from acclimate.data.quarantine import Quarantine
 
     return Quarantine(None, total=total, max_share=1.0)
 
 
-def _problems(quarantine: Any) -> list[dict[str, str]]:
+def problems(quarantine: Any) -> list[dict[str, str]]:
     return [{"image": image, "reason": reason} for image, reason in quarantine.entries]

@@ -1,17 +1,65 @@
-"""What the paper's theorems say about a run: worked out, and shown."""
+"""`theory`: what the paper's theorems say about a run."""
 
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
-from acclimate.cli.output import say, say_table
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Json, say, say_json, say_table
 from acclimate.core.errors import ConfigError, RunError
-from acclimate.learn.theory import images_needed, mean_radius, risk_terms
+from acclimate.learn.theory import best_split, images_needed, mean_radius, risk_terms
 
 EXAMPLE = 100  # images that the sentence at the end speaks of
+
+
+@app.command(epilog="Example: acclimate theory runs/pacs --radius 0.5 --budget 10000")
+def theory(
+    run: Annotated[Path, typer.Argument(help="A finished run of an adaptive algorithm.")],
+    radius: Annotated[
+        float | None,
+        typer.Option(help="How near μ should be. [default: half the distance between domains]"),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The share of cases that may be worse.")] = 0.05,
+    domains: Annotated[
+        int | None, typer.Option(help="N of Theorem 2, training domains; with --points.")
+    ] = None,
+    points: Annotated[int | None, typer.Option(help="n of Theorem 2, images of each.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Images in all: Theorem 2 for every way to split them.")
+    ] = None,
+    ratio: Annotated[
+        float, typer.Option(help="Constant of Theorem 2's first term over that of its second.")
+    ] = 1.0,
+    json: Json = False,
+) -> None:
+    """What the paper's theorems say about a run: how well μ is known, and how many images it takes.
+
+    Theorem 1 bounds the error of μ from n unlabelled images. Theorem 2 has one term that falls
+    with the number of domains N and one that falls with the images n of each; its constants are
+    unknown, so that only the course of the terms means something, not their size.
+    """
+    check(radius, delta, domains, points, budget, ratio)
+    found = theorem_1(read_consistency(run), radius, delta)
+    splits: list[tuple[int, float]] = []
+    if domains is not None and points is not None:
+        splits = [(domains, points)]
+    elif budget is not None:
+        variance = relative_variance(found)
+        best = best_split(budget, ratio=ratio, variance=variance, delta=delta)
+        found["best_domains"] = best
+        splits = [(n, budget / n) for n in sorted({*round_numbers(budget), best})]
+    found["theorem_2"] = theorem_2(found, splits, ratio, delta)
+    if json:
+        say_json({"run": str(run), "delta": delta, **found})
+        return
+    show_theorem_1(found, delta)
+    if splits:
+        show_theorem_2(found)
 
 
 def check(

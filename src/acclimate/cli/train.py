@@ -1,25 +1,13 @@
-"""`train` and `evaluate`."""
+"""`train`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import (
-    Device,
-    Json,
-    names,
-    percent,
-    progress_bar,
-    say,
-    say_json,
-    say_table,
-    stoppable,
-)
-from acclimate.core.errors import ConfigError
-from acclimate.runs.records import Score
+from acclimate.cli.output import Device, Json, names, progress_bar, stoppable
+from acclimate.cli.scores import show_run
 
 
 @app.command(
@@ -77,49 +65,7 @@ def train(
     manifest = Manifest.open(data)
     with stoppable(), progress_bar() as watch:
         result = train_run(chosen, manifest, folder, device=device, watch=watch)
-    _show_run(folder, already=result.already, json=json)
-
-
-@app.command(epilog="Example: acclimate evaluate runs/pacs pacs.parquet --source test")
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    data: Annotated[
-        Path | None, typer.Argument(help="Data to score; the run's own final scores if left out.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(help="held-out: images adapted on are not scored; test: they are."),
-    ] = None,
-    points: Annotated[int | None, typer.Option(help="Unlabelled images that make μ.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed that chooses them.")] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="Score unseen domains by this method too; can be repeated."),
-    ] = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:
-    """Score a run per domain: top-1, top-5, worst domain, and the controls."""
-    if data is None:
-        if method:
-            raise ConfigError("--method scores anew; name the data to score as well")
-        _show_run(run, already=True, json=json)
-        return
-    from acclimate.runs.evaluate import evaluate_run
-
-    changes = {"adapt.source": source, "adapt.points": points, "seed": seed}
-    given = {key: value for key, value in changes.items() if value is not None}
-    with progress_bar() as watch:
-        found = evaluate_run(run, data, given, methods=names(method), device=device, watch=watch)
-    if json:
-        facts = {"unreadable": found.unreadable, "same_data": found.same_data}
-        say_json({**_as_json(found.scores), **facts})
-        return
-    _show_scores(found.scores)
-    if found.unreadable:
-        say(f"{len(found.unreadable)} unreadable images left out, e.g. {found.unreadable[0]}")
-    if not found.same_data and any(score.role == "train" for score in found.scores):
-        say("note: not the run's own data: training domains may be scored on images trained on")
+    show_run(folder, already=result.already, json=json)
 
 
 def gather_settings(
@@ -151,78 +97,3 @@ def _name_of(data: Path) -> str:
     path = data.resolve()
     tables = (".parquet", ".csv", ".jsonl", ".ndjson")
     return path.stem if path.suffix.lower() in tables else path.name
-
-
-def _show_run(folder: Path, *, already: bool, json: bool) -> None:
-    from acclimate.core.errors import RunError
-    from acclimate.runs.records import read
-
-    records = read(folder / "records.jsonl")
-    finished = records.finished
-    if finished is None:
-        raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
-    scores = [score for score in records.scores if score.moment == "final"]
-    if json:
-        run = {"run": str(folder), "already_finished": already, **dataclasses.asdict(finished)}
-        say_json({**run, **_as_json(scores)})
-        return
-    _show_scores(scores)
-    if not any(score.role == "test" for score in scores):
-        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
-    say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
-    if finished.quarantined:
-        say(f"{finished.quarantined} unreadable images were skipped: {folder}/quarantine.jsonl")
-    say(f"run folder: {folder}")
-
-
-def _show_scores(scores: list[Score]) -> None:
-    header = ("domain", "role", "adapted by", "images", "top-1", "top-5")
-    rows = [
-        (s.domain, s.role, _method(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores
-    ]
-    if len(rows) <= 60:
-        say_table(header, rows)
-        say()
-    summary = _as_json(scores)["summary"]
-    say_table(
-        ("mean over domains", "role", "domains", "top-1", "worst domain"),
-        [
-            (
-                line["method"],
-                line["role"],
-                str(line["domains"]),
-                percent(line["top1"]),
-                percent(line["worst"]),
-            )
-            for line in summary
-        ],
-    )
-
-
-def _method(score: Score) -> str:
-    if score.adapt_n is None:
-        return score.method
-    return f"{score.method} ({score.adapt_n} {score.adapted_on})"
-
-
-def _as_json(scores: list[Score]) -> dict[str, Any]:
-    lines = []
-    for role in ("train", "val", "test"):
-        for method in dict.fromkeys(score.method for score in scores):
-            known = [
-                score.top1
-                for score in scores
-                if (score.role, score.method) == (role, method) and score.top1 is not None
-            ]
-            if known:
-                mean = sum(known) / len(known)
-                lines.append(
-                    {
-                        "role": role,
-                        "method": method,
-                        "domains": len(known),
-                        "top1": mean,
-                        "worst": min(known),
-                    }
-                )
-    return {"summary": lines, "scores": [dataclasses.asdict(score) for score in scores]}

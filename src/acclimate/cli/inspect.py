@@ -1,0 +1,123 @@
+"""`inspect`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+
+
+@app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
+def inspect(
+    data: Annotated[
+        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
+    ],
+    plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this folder.")] = None,
+    read: Annotated[
+        int, typer.Option(help="Images to try to read, at random; -1: all, 0: none.")
+    ] = 1000,
+    json: Json = False,
+) -> None:
+    """Domains, classes, label shift, long tails, problems and unreadable files."""
+    from acclimate.data.checks import find_problems
+    from acclimate.data.inspection import inspect as inspect_manifest
+    from acclimate.data.manifest import Manifest
+
+    manifest = Manifest.open(data)
+    problems = find_problems(
+        manifest.table,
+        manifest.classes,
+        manifest.declared_domains,
+        manifest.root,
+        check_files=True,
+    )
+    found = inspect_manifest(manifest)
+    with progress_bar() as watch:
+        tried, unreadable = _read_images(manifest, read, watch)
+    pictures = []
+    if plots is not None:
+        from acclimate.report.label_plots import write_label_plots
+
+        pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
+    if json:
+        sentences = [sentence for kind in problems for sentence in kind.sentences()]
+        extra = {"problems": sentences, "images_read": tried, "unreadable": unreadable}
+        say_json({**found.as_dict(), **extra, "plots": pictures})
+        return
+    _show_inspection(found)
+    for kind in problems:
+        say(f"problem: {kind.summary()}")
+    if tried:
+        say(f"{tried} images tried, {len(unreadable)} unreadable")
+    for entry in unreadable[:3]:
+        say(f"unreadable: {entry['image']}: {entry['reason']}")
+    if len(unreadable) > 3:
+        say(f"unreadable: and {len(unreadable) - 3} more")
+    for picture in pictures:
+        say(f"plot: {picture}")
+
+
+def _read_images(manifest: Any, limit: int, watch: Any) -> tuple[int, list[dict[str, str]]]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from acclimate.core.errors import ImageError
+    from acclimate.core.randomness import stream
+    from acclimate.data.images import decode
+
+    if manifest.has_features or limit == 0:
+        return 0, []
+    rows = stream(0, "inspect").permutation(len(manifest))
+    rows = rows if limit < 0 else rows[:limit]
+
+    def problem(row: int) -> str | None:
+        try:
+            decode(manifest.image_source(int(row)))
+        except ImageError as error:
+            return str(error)
+        return None
+
+    bad = []
+    with ThreadPoolExecutor() as pool:
+        for done, (row, reason) in enumerate(zip(rows, pool.map(problem, rows), strict=True), 1):
+            if reason is not None:
+                bad.append({"image": manifest.image_name(int(row)), "reason": reason})
+            watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
+    return len(rows), bad
+
+
+def _show_inspection(found: Any) -> None:
+    say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
+    say_table(
+        (
+            "domain",
+            "rows",
+            "classes",
+            "top class",
+            "share",
+            "imbalance",
+            "effective classes",
+            "shift",
+        ),
+        [
+            (
+                domain.domain,
+                str(domain.rows),
+                str(domain.classes),
+                domain.top_class or "–",
+                percent(domain.top_share),
+                "–" if domain.imbalance is None else f"{domain.imbalance:.1f}",
+                "–" if domain.effective_classes is None else f"{domain.effective_classes:.1f}",
+                "–" if domain.total_variation is None else f"{domain.total_variation:.2f}",
+            )
+            for domain in found.domains
+        ],
+    )
+    say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
+    if found.pairwise is not None:
+        one, two = found.pairwise.largest_pair
+        say(
+            f"between two domains it is {found.pairwise.mean:.2f} on average and "
+            f"{found.pairwise.largest:.2f} at most ({one} and {two})"
+        )

@@ -1,0 +1,83 @@
+"""How the scores of a run are shown."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from acclimate.cli.output import percent, say, say_json, say_table
+from acclimate.runs.records import Score
+
+
+def show_run(folder: Path, *, already: bool, json: bool) -> None:
+    from acclimate.core.errors import RunError
+    from acclimate.runs.records import read
+
+    records = read(folder / "records.jsonl")
+    finished = records.finished
+    if finished is None:
+        raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
+    scores = [score for score in records.scores if score.moment == "final"]
+    if json:
+        run = {"run": str(folder), "already_finished": already, **dataclasses.asdict(finished)}
+        say_json({**run, **as_json(scores)})
+        return
+    show_scores(scores)
+    if not any(score.role == "test" for score in scores):
+        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
+    say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
+    if finished.quarantined:
+        say(f"{finished.quarantined} unreadable images were skipped: {folder}/quarantine.jsonl")
+    say(f"run folder: {folder}")
+
+
+def show_scores(scores: list[Score]) -> None:
+    header = ("domain", "role", "adapted by", "images", "top-1", "top-5")
+    rows = [
+        (s.domain, s.role, _method(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores
+    ]
+    if len(rows) <= 60:
+        say_table(header, rows)
+        say()
+    summary = as_json(scores)["summary"]
+    say_table(
+        ("mean over domains", "role", "domains", "top-1", "worst domain"),
+        [
+            (
+                line["method"],
+                line["role"],
+                str(line["domains"]),
+                percent(line["top1"]),
+                percent(line["worst"]),
+            )
+            for line in summary
+        ],
+    )
+
+
+def _method(score: Score) -> str:
+    if score.adapt_n is None:
+        return score.method
+    return f"{score.method} ({score.adapt_n} {score.adapted_on})"
+
+
+def as_json(scores: list[Score]) -> dict[str, Any]:
+    lines = []
+    for role in ("train", "val", "test"):
+        for method in dict.fromkeys(score.method for score in scores):
+            known = [
+                score.top1
+                for score in scores
+                if (score.role, score.method) == (role, method) and score.top1 is not None
+            ]
+            if known:
+                mean = sum(known) / len(known)
+                lines.append(
+                    {
+                        "role": role,
+                        "method": method,
+                        "domains": len(known),
+                        "top1": mean,
+                        "worst": min(known),
+                    }
+                )
+    return {"summary": lines, "scores": [dataclasses.asdict(score) for score in scores]}
