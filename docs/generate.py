@@ -33,11 +33,13 @@ def cli_reference() -> str:
 
 
 def commands(group: TyperGroup, prefix: str) -> Iterator[tuple[str, TyperCommand]]:
-    for name, command in sorted(group.commands.items()):
+    context = typer.Context(group)
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
         path = f"{prefix} {name}"
         if isinstance(command, TyperGroup):
             yield from commands(command, path)
-        else:
+        elif isinstance(command, TyperCommand):
             yield path, command
 
 

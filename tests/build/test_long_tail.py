@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate.build.class_lists import ClassList, open_pool, recorded
 from acclimate.build.long_tail import (
     LT_IMAGENET,
     LongTailSettings,
@@ -21,6 +20,7 @@ from acclimate.build.long_tail import (
     facts,
     raised_total,
 )
+from acclimate.build.long_tail.class_lists import ClassList, open_pool, recorded
 from acclimate.cli import main
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest

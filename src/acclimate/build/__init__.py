@@ -1,1 +1,60 @@
-"""Builders: raw data in, manifests out. Nothing here imports torch."""
+"""THE table of builders. A new one is a file beside this one and a row here.
+
+`acclimate build NAME` and its documentation are made from the row and from the builder's fields.
+Rows name their class by its path: a builder is imported when it is asked for, and not before.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from acclimate.build.base import Builder, Built
+from acclimate.core.errors import unknown
+
+__all__ = ["BUILDERS", "Builder", "Built", "Row", "builder"]
+
+
+@dataclass(frozen=True)
+class Row:
+    where: str  # module:class
+    about: str
+
+
+BUILDERS: dict[str, Row] = {
+    "folder": Row("acclimate.build.folder:Folder", "From a tree of folders: domain/class/image."),
+    "table": Row(
+        "acclimate.build.table:Table",
+        "From a table with columns image, label, domain and, if you have them, split and role.",
+    ),
+    "digits": Row(
+        "acclimate.build.digits:Digits",
+        "The embedded benchmark: real digits through many noisy sensors, images inside the table.",
+    ),
+    "long-tail": Row(
+        "acclimate.build.long_tail.builder:LongTail",
+        "Domains with head and tail classes, sampled from any data, as LT-ImageNet was.",
+    ),
+    "domainbed": Row(
+        "acclimate.build.domainbed.builder:DomainBed",
+        "One of DomainBed's image folders, checked against what it should hold.",
+    ),
+    "geo-yfcc": Row(
+        "acclimate.build.geo_yfcc.builder:GeoYfcc",
+        "Geo-YFCC from YFCC100M's metadata: domains are countries, labels are tags.",
+    ),
+    "geo-yfcc-released": Row(
+        "acclimate.build.released.builder:Released",
+        "Geo-YFCC from the table that its authors released; the pickle is read, not run.",
+    ),
+    "fetch": Row(
+        "acclimate.build.fetch.builder:Fetch",
+        "Check the images of a manifest, fetch those that are missing, and say what is gone.",
+    ),
+}
+
+
+def builder(name: str) -> type[Builder]:
+    if name not in BUILDERS:
+        raise unknown(f"there is no builder '{name}'", name, BUILDERS)
+    module, _, attribute = BUILDERS[name].where.partition(":")
+    found: type[Builder] = getattr(import_module(module), attribute)
+    return found

@@ -6,12 +6,16 @@ single image ambiguous, so that knowing the domain helps. Unseen domains are mad
 no training domain holds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from acclimate.build.base import OUT, Builder, Built, require_limits, required
+from acclimate.config import setting
 from acclimate.core.randomness import stream
+from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 
 LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
@@ -19,19 +23,22 @@ LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSettings:
-    train_domains: int = 150
-    test_domains: int = 20
+    train_domains: int = setting(150, "Domains to train on.", at_least=2)
+    test_domains: int = setting(20, "Unseen domains.", at_least=1)
     train_images: int = 200  # of which a fifth is for validation
     test_images: int = 400  # of which some are left unlabelled to adapt on
-    noise: float = 0.6  # standard deviation of pixel noise; digits have intensities 0..1
-    concentration: float = 0.2  # of the Dirichlet that draws a domain's label frequencies
+    noise: float = setting(0.6, "Pixel noise; digits span 0 to 1.", at_least=0)
+    concentration: float = setting(
+        0.2, "Dirichlet parameter: less, more label shift.", at_least=0.01
+    )
     test_share: float = 1 / 3  # of the digits, kept for unseen domains
-    seed: int = 0
+    seed: int = setting(0, "Seed of domains, images and splits.")
 
 
 def build_digits(settings: DigitsSettings | None = None) -> Manifest:
     """Domains `train-SEED-000`… and `test-SEED-000`… with these roles; images are in the table."""
     settings = settings or DigitsSettings()
+    require_limits(settings, "digits")
     images, labels, pools = _pools(settings)
     parts = []
     for role, count, size in (
@@ -86,3 +93,16 @@ def _domain(
     pixels = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
     constant = [np.full(size, value) for value in (name, role, gain, offset)]
     return pixels, labels[chosen].astype(str), *constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(Builder):
+    example = "acclimate build digits --out digits.parquet"
+
+    out: Path = required(OUT)
+    settings: DigitsSettings = field(default_factory=DigitsSettings)
+
+    def build(self, watch: Watch) -> Built:
+        made = build_digits(self.settings)
+        made.write(self.out)
+        return Built(manifest=made, out=self.out)

@@ -35,7 +35,7 @@ def _options(
 
 
 COMMANDS = (  # in the order of work, which is also the order of --help
-    *("build.long_tail", "build.fetch", "build.geo_yfcc", "inspect", "train", "evaluate", "adapt"),
+    *("build", "inspect", "train", "evaluate", "adapt"),
     *("predict", "sweep", "ablate", "theory", "demo", "report", "list"),
 )
 

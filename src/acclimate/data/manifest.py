@@ -155,8 +155,7 @@ class Manifest:
     def write(self, path: str | Path) -> None:
         """Write Parquet, whole or not at all; the root is stored relative to the file."""
         path = Path(path).expanduser()
-        if path.suffix.lower() != ".parquet":
-            raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")
+        require_name(path)
         named = "image" in self.table.column_names
         facts = {
             "version": _VERSION,
@@ -318,3 +317,9 @@ class Manifest:
             number = "a problem" if count == 1 else f"{count} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
+
+
+def require_name(path: Path) -> None:
+    """For those who work long before they write, and want to know at once."""
+    if path.suffix.lower() != ".parquet":
+        raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")

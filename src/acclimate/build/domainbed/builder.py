@@ -5,67 +5,28 @@ the check, and extra images stay unless they are asked to go.
 """
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, Edition, benchmark, folded
+from acclimate.build.base import OUT, Builder, Built, Listing, argument, flag, in_short, required
+from acclimate.build.domainbed.check import FolderCheck, compare, listed
+from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark, folded
+from acclimate.build.splits import SEED, VAL_SHARE, require_share
+from acclimate.config import setting
 from acclimate.core.errors import ManifestError
+from acclimate.core.watch import Watch
+from acclimate.core.wording import DASH
 from acclimate.data import readers
 from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest
 
 # VLCS is also given out with a folder for each part of a domain; `full` holds all of them.
 _PARTS = {"full": None, "train": "train", "crossval": "val", "val": "val", "test": "test"}
-_SHOWN = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class DomainCheck:
-    """One domain as found, beside what was expected; None where there is no expectation."""
-
-    domain: str
-    folder: str | None  # None: it is not there
-    images: int
-    expected: int | None
-    classes: int
-    expected_classes: int
-    missing_classes: tuple[str, ...]
-    extra_classes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderCheck:
-    """A folder beside the data set that it should be."""
-
-    title: str
-    edition: str  # the one that is nearest
-    images: int
-    expected: int
-    domains: tuple[DomainCheck, ...]
-    left_out: Mapping[str, int]  # reason -> images
-    unlisted: int  # lines of the drop list that match no image
-    others: tuple[str, ...]  # files that are no images of a domain
-
-    def differences(self) -> list[str]:
-        """Everything that is not as expected, one sentence each."""
-        found = [line for domain in self.domains for line in _differences(domain)]
-        found += [
-            f"{_count(number, 'image')} left out: {why}" for why, number in self.left_out.items()
-        ]
-        if self.unlisted:
-            verb = "matches" if self.unlisted == 1 else "match"
-            found.append(f"{_count(self.unlisted, 'line')} of the drop list {verb} no image")
-        if self.others:
-            found.append(f"files that are no images of a domain: {_listed(self.others)}")
-        return found
-
-    def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "differences": self.differences()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +75,14 @@ def build_domainbed(
         rows = _without(rows, strange, "not a domain or class of the data set", left_out)
     if not any(row.label in expected.classes for row in rows):
         raise ManifestError(
-            f"{source} has no class of {expected.title} ({_listed(expected.classes)}); "
+            f"{source} has no class of {expected.title} ({listed(expected.classes)}); "
             "check --dataset and the folder"
         )
     manifest = _manifest(rows, folder, source, val_share=val_share, seed=seed)
     manifest.check()
     manifest.write(out)
-    check = _check(expected, folders, rows, left_out, unlisted, _others(folder))
+    found = [(row.domain, row.label) for row in rows]
+    check = compare(expected, folders, found, left_out, unlisted, _others(folder))
     return FolderBuild(manifest, check)
 
 
@@ -143,7 +105,7 @@ def _domain_folder(root: Path, expected: Benchmark) -> Path:
     if _fitting(best, expected):
         _require_half(best, expected)
         return best
-    held = _listed([folder.name for folder in inside]) if inside else "no folders"
+    held = listed([folder.name for folder in inside]) if inside else "no folders"
     raise ManifestError(
         f"{root} has no domain of {expected.title} ({', '.join(expected.domains)}); it has {held}: "
         "name the folder that holds the domains, or another --dataset"
@@ -281,72 +243,54 @@ def _others(root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check(
-    expected: Benchmark,
-    folders: Mapping[str, str],
-    rows: Sequence[_Row],
-    left_out: Mapping[str, int],
-    unlisted: int,
-    others: tuple[str, ...],
-) -> FolderCheck:
-    count = Counter(row.domain for row in rows)
-    held: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        held[row.domain].add(row.label)
-    edition = min(expected.editions, key=lambda edition: _distance(edition, count))
-    extra = sorted(set(count) - set(expected.domains))
-    known = set(expected.classes)
-    domains = tuple(
-        DomainCheck(
-            domain=domain,
-            folder=folders.get(domain),
-            images=count[domain],
-            expected=edition.images.get(domain),
-            classes=len(held[domain]),
-            expected_classes=len(known),
-            missing_classes=tuple(sorted(known - held[domain])) if count[domain] else (),
-            extra_classes=tuple(sorted(held[domain] - known)),
+@dataclass(frozen=True, kw_only=True)
+class DomainBed(Builder):
+    example = "acclimate build domainbed --dataset pacs data/PACS --out pacs.parquet"
+
+    root: Path = argument("The folder that holds the domains.")
+    dataset: str = required("vlcs, pacs, office-home, domainnet or terra-incognita.")
+    out: Path = required(OUT)
+    drop_list: Path | None = setting(
+        None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
+    )
+    only_expected: bool = flag("Leave out domains and classes that are extra.")
+    val_share: float = setting(0.2, VAL_SHARE)
+    seed: int = setting(0, SEED)
+
+    def build(self, watch: Watch) -> Built:
+        require_share(self.val_share)
+        built = build_domainbed(
+            self.dataset,
+            self.root,
+            self.out,
+            drop_list=self.drop_list,
+            only_expected=self.only_expected,
+            val_share=self.val_share,
+            seed=self.seed,
         )
-        for domain in (*expected.domains, *extra)
-    )
-    return FolderCheck(
-        title=expected.title,
-        edition=edition.name,
-        images=len(rows),
-        expected=edition.total,
-        domains=domains,
-        left_out=left_out,
-        unlisted=unlisted,
-        others=others,
-    )
+        return Built(
+            manifest=built.manifest,
+            out=self.out,
+            facts={"check": built.check.as_dict()},
+            told=[*_told(built.check), in_short(built.manifest)],
+        )
 
 
-def _distance(edition: Edition, count: Mapping[str, int]) -> int:
-    return sum(abs(count.get(domain, 0) - images) for domain, images in edition.images.items())
-
-
-def _differences(found: DomainCheck) -> list[str]:
-    name = found.domain
-    if found.expected is None:
-        return [f"domain '{name}' with {_count(found.images, 'image')} is extra"]
-    if found.folder is None or not found.images:
-        return [f"domain '{name}' is missing: {found.expected} images expected"]
-    lines = []
-    more = found.images - found.expected
-    if more:
-        word = "more" if more > 0 else "fewer"
-        held = _count(found.images, "image")
-        lines.append(f"domain '{name}' has {held}, {abs(more)} {word} than expected")
-    for word, classes in (("lacks", found.missing_classes), ("has extra", found.extra_classes)):
-        if classes:
-            lines.append(f"domain '{name}' {word} classes: {_listed(classes)}")
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _told(check: FolderCheck) -> list[str | Listing]:
+    header = ("domain", "folder", "images", "expected", "classes", "expected")
+    rows = [
+        (
+            domain.domain,
+            domain.folder or DASH,
+            str(domain.images),
+            DASH if domain.expected is None else str(domain.expected),
+            str(domain.classes),
+            str(domain.expected_classes),
+        )
+        for domain in check.domains
+    ]
+    return [
+        f"{check.title}, nearest edition: {check.edition} ({check.expected} images)",
+        Listing(header, rows),
+        *([f"warning: {difference}" for difference in check.differences()] or ["as expected"]),
+    ]

@@ -20,6 +20,8 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from acclimate import __version__
+from acclimate.build.base import flag
+from acclimate.config import setting
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
@@ -36,13 +38,15 @@ _WAYS_INSIDE = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadSettings:
-    timeout: float = 20.0  # seconds for one attempt, from the name's lookup to the last byte
-    retries: int = 3  # further attempts after a failure that may pass
+    per_host: int = setting(8, "Connections to one host.", at_least=1)
+    # From the name's lookup to the last byte.
+    timeout: float = setting(20.0, "Seconds for one attempt.")
+    retries: int = setting(3, "Further attempts after a passing failure.")
     backoff: float = 1.0  # seconds before the first of them, doubled each time
-    max_bytes: int = 64 << 20
+    max_bytes: int = setting(64 << 20, "Largest image.", at_least=1)
     max_redirects: int = 5
-    per_host: int = 8  # connections to one host at a time
-    private: bool = False  # also ask this machine and private networks; the URLs are others' text
+    # Off, as the URLs are others' text.
+    private: bool = flag("Also ask private addresses, such as a mirror of yours.")
     user_agent: str = f"acclimate/{__version__} (data set builder)"
 
 

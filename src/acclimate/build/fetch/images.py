@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from acclimate.build.base import flag
 from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.build.fetch.journal import JOURNAL, Entry, Journal
+from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
 from acclimate.core.files import write_atomically
 from acclimate.core.watch import Watch, unwatched
@@ -29,11 +31,11 @@ _HINT = 64  # a JPEG is read to its end at an eighth of its size too, but faster
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSettings:
-    workers: int = 16
-    check_only: bool = False  # look, but fetch and write nothing
-    retry_dead: bool = False  # try links that an earlier command found dead
-    repeats: int = 10  # so many links to one and the same file lead to a placeholder
+    workers: int = setting(16, "Images fetched at a time.")
     download: DownloadSettings = field(default_factory=DownloadSettings)
+    check_only: bool = flag("Look which images exist; fetch nothing.")
+    retry_dead: bool = flag("Try links again that were found dead.")
+    repeats: int = 10  # so many links to one and the same file lead to a placeholder
 
     def __post_init__(self) -> None:
         if self.workers < 1:

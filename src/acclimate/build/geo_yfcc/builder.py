@@ -11,7 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from acclimate.build.base import (
+    OUT,
+    Builder,
+    Built,
+    Listing,
+    argument,
+    flag,
+    in_short,
+    require_limits,
+    required,
+)
 from acclimate.build.geo_yfcc.countries import Countries, packaged_countries, read_polygons
 from acclimate.build.geo_yfcc.funnel import Funnel, funnel
 from acclimate.build.geo_yfcc.labels import Label, read_labels
@@ -27,10 +38,12 @@ from acclimate.build.geo_yfcc.reading import Reader, total
 from acclimate.build.geo_yfcc.stages import GeoSettings, Photos, Selection, once, select
 from acclimate.build.geo_yfcc.tags import Vocabulary
 from acclimate.build.geo_yfcc.work import PIECE, Part, layouts, read_all
+from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.files import write_json, write_text
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.manifest import Manifest
+from acclimate.core.wording import DASH
+from acclimate.data.manifest import Manifest, require_name
 
 __all__ = ["GeoBuild", "GeoSettings", "GeoSources", "build_geo_yfcc", "image_name"]
 
@@ -39,12 +52,18 @@ __all__ = ["GeoBuild", "GeoSettings", "GeoSources", "build_geo_yfcc", "image_nam
 class GeoSources:
     """What is read. Countries come from `places`, else from `polygons`, else are packaged."""
 
-    metadata: tuple[Path, ...]
-    labels: Path
-    polygons: Path | None = None
-    country_property: str | None = None  # of the polygons; found unless given
-    places: Path | None = None
-    keep_damaged: bool = False  # take what can be read of a damaged compressed file
+    metadata: tuple[Path, ...] = required(
+        "A metadata file of YFCC100M, plain, .bz2 or .gz; others may follow."
+    )
+    labels: Path = required("in5k_map.json, or a list of synsets, one on each line.")
+    polygons: Path | None = setting(
+        None, "GeoJSON of countries. [default: those of the extra 'geo']"
+    )
+    country_property: str | None = setting(
+        None, "Property of the polygons that names their country."
+    )
+    places: Path | None = setting(None, "YFCC100M's places file, instead of polygons.")
+    keep_damaged: bool = flag("Take what can be read of damaged files.")
 
     def __post_init__(self) -> None:
         if self.places and self.polygons:
@@ -85,8 +104,7 @@ def build_geo_yfcc(
     """
     settings = settings or GeoSettings()
     out = Path(out).expanduser()
-    if out.suffix.lower() != ".parquet":
-        raise ManifestError(f"'{out.name}' is no name for a manifest; end it in .parquet")
+    require_name(out)
     metadata = [Path(path).expanduser() for path in sources.metadata]
     files = layouts(metadata, keep_damaged=sources.keep_damaged)
     labels = read_labels(sources.labels, exclude_ilsvrc12=settings.exclude_ilsvrc12)
@@ -238,3 +256,49 @@ def _described(
         "label_count": len(labels),
         "countries": countries.source if countries else sources.places and sources.places.name,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeoYfcc(Builder):
+    example = (
+        "acclimate build geo-yfcc --metadata yfcc100m_dataset-0.bz2 "
+        "yfcc100m_dataset-1.bz2 --labels in5k_map.json --out geo.parquet"
+    )
+    resumes = True
+    plotted = True
+
+    more: tuple[Path, ...] = argument("Further metadata files.", default=(), metavar="[FILE]...")
+    sources: GeoSources
+    out: Path = required(OUT)
+    settings: GeoSettings = field(default_factory=GeoSettings)
+    keep_ilsvrc12: bool = flag("Keep labels that are among ILSVRC12's 1,000.")
+    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
+    workers: int = setting(2, "Threads that read.", at_least=1)
+
+    def build(self, watch: Watch) -> Built:
+        require_limits(self, "geo-yfcc")
+        built = build_geo_yfcc(
+            replace(self.sources, metadata=(*self.sources.metadata, *self.more)),
+            self.out,
+            replace(self.settings, exclude_ilsvrc12=not self.keep_ilsvrc12),
+            images=self.images,
+            workers=self.workers,
+            watch=watch,
+        )
+        funnel = built.funnel
+        stages = [(stage.lost_to, str(stage.lost), str(stage.left)) for stage in funnel.stages]
+        rows = [("rows read", DASH, str(funnel.rows)), *stages]
+        return Built(
+            manifest=built.manifest,
+            out=self.out,
+            facts={
+                "reports": [str(path) for path in built.report],
+                "funnel": funnel.as_dict(),
+            },
+            told=[
+                Listing(("lost to", "lost", "left"), rows),
+                f"{funnel.photos} photos, {in_short(built.manifest)}",
+                *(f"note: {note}" for note in funnel.notes),
+            ],
+            files=[("report", path) for path in built.report],
+        )

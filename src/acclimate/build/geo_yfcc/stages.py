@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from acclimate.build.geo_yfcc.grid import NOWHERE
+from acclimate.build.splits import Split, require_share, require_split
+from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.columns import ROLES
@@ -21,15 +23,16 @@ from acclimate.data.columns import ROLES
 class GeoSettings:
     """The paper's Geo-YFCC. Its text says 45 training domains; 62 countries leave 40."""
 
-    min_countries: int = 5  # a category must be found in
-    min_images: int = 10_000  # a country must have
-    max_images: int = 20_000  # are sampled from a country
-    test_images: int = 3_000  # of a domain make its test split
-    val_share: float = 0.2  # of the others make its validation split; the paper does not say
-    split: tuple[int, int, int] = (40, 7, 15)  # domains to train, validate and test on
-    plurals: bool = False  # a tag may be a regular plural of a lemma
+    min_countries: int = setting(5, "Countries that a category must be found in.")
+    min_images: int = setting(10_000, "Photos that a country must have.")
+    max_images: int = setting(20_000, "Photos sampled from a country.")
+    test_images: int = setting(3_000, "Photos of a domain's test split.")
+    # The paper does not say.
+    val_share: float = setting(0.2, "Share of a domain's other photos kept for validation.")
+    split: Split = setting((40, 7, 15), "Domains to train, validate and test on; in proportion.")
+    plurals: bool = setting(False, "Let regular plurals of a lemma match.")
     exclude_ilsvrc12: bool = True
-    seed: int = 0
+    seed: int = setting(0, "Seed of samples, roles and splits.")
 
     def __post_init__(self) -> None:
         if self.min_countries < 1 or self.min_images < 1:
@@ -44,15 +47,8 @@ class GeoSettings:
                 f"--test-images {self.test_images} leaves nothing of a country with --min-images "
                 f"{self.min_images}; lower the one or raise the other"
             )
-        if not 0 <= self.val_share < 1:
-            raise ConfigError(
-                f"--val-share is {self.val_share}; give a share of at least 0 and less than 1"
-            )
-        if len(self.split) != 3 or min(self.split) < 0 or self.split[0] < 1:
-            raise ConfigError(
-                f"--split is {','.join(map(str, self.split))}; give the numbers of training, "
-                "validation and test domains, such as 40,7,15"
-            )
+        require_share(self.val_share)
+        require_split(self.split)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.geo_yfcc.builder import image_name
 from acclimate.build.geo_yfcc.labels import read_labels
 from acclimate.build.geo_yfcc.rows import METADATA
 from acclimate.build.released.arrays import Column, value
 from acclimate.build.released.frames import read_columns
-from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.build.splits import SEED, Split, require_share, require_split
+from acclimate.config import setting
+from acclimate.core.errors import ManifestError
+from acclimate.core.watch import Watch
 from acclimate.data.columns import ROLES, seeded_splits
-from acclimate.data.manifest import Manifest
+from acclimate.data.manifest import Manifest, require_name
 
 COLUMNS = (
     *("yfcc_row_id", "label_ids", "country", "country_id"),
@@ -36,20 +40,14 @@ _KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedSettings:
-    split: tuple[int, int, int] = (40, 7, 15)  # country ids 0-39, 40-46 and 47-61
-    val_share: float = 0.2  # of a domain's training images
-    seed: int = 0
+    # Country ids 0-39, 40-46 and 47-61.
+    split: Split = setting((40, 7, 15), "Countries to train, validate and test on, by their ids.")
+    val_share: float = setting(0.2, "Share of a domain's training photos kept for validation.")
+    seed: int = setting(0, SEED)
 
     def __post_init__(self) -> None:
-        if len(self.split) != 3 or min(self.split) < 0 or self.split[0] < 1:
-            raise ConfigError(
-                f"--split is {','.join(map(str, self.split))}; give the numbers of training, "
-                "validation and test domains, such as 40,7,15"
-            )
-        if not 0 <= self.val_share < 1:
-            raise ConfigError(
-                f"--val-share is {self.val_share}; give a share of at least 0 and less than 1"
-            )
+        require_split(self.split)
+        require_share(self.val_share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +58,6 @@ class ReleasedBuild:
     photos: int
     lost: dict[str, int]
     notes: dict[str, int]
-
-    def as_dict(self) -> dict[str, object]:
-        return {"photos": self.photos, "lost": self.lost, "notes": self.notes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +95,7 @@ def build_released(
     """
     settings = settings or ReleasedSettings()
     out = Path(out).expanduser()
-    if out.suffix.lower() != ".parquet":
-        raise ManifestError(f"'{out.name}' is no name for a manifest; end it in .parquet")
+    require_name(out)
     known = None if labels is None else _numbered(Path(labels).expanduser())
     source = Path(pickle).expanduser().name
     columns = read_columns(pickle, COLUMNS)
@@ -302,3 +296,35 @@ def _splits(rows: Sequence[tuple[_Photo, str, str | None]], settings: ReleasedSe
     drawn = seeded_splits(table, val_share=settings.val_share, seed=settings.seed)
     splits[training] = drawn.to_pylist()
     return pa.array(splits.tolist(), pa.string())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released(Builder):
+    example = (
+        "acclimate build geo-yfcc-released geoyfcc.pkl --labels in5k_map.json --out geo.parquet"
+    )
+
+    file: Path = argument("The authors' pickled table, unpacked.")
+    out: Path = required(OUT)
+    labels: Path | None = setting(
+        None, "The authors' in5k_map.json. [default: classes are numbers]"
+    )
+    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
+    settings: ReleasedSettings = field(default_factory=ReleasedSettings)
+
+    def build(self, watch: Watch) -> Built:
+        built = build_released(
+            self.file, self.out, self.settings, labels=self.labels, images=self.images
+        )
+        counted = (("left out", built.lost), ("note", built.notes))
+        said = [
+            f"{what}: {number} × {reason}"
+            for what, counts in counted
+            for reason, number in counts.items()
+        ]
+        return Built(
+            manifest=built.manifest,
+            out=self.out,
+            facts={"photos": built.photos, "lost": built.lost, "notes": built.notes},
+            told=[*said, f"{built.photos} photos", in_short(built.manifest)],
+        )

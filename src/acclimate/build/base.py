@@ -1,0 +1,99 @@
+"""What a builder is: a frozen dataclass whose fields are what it is asked for.
+
+Fields say their purpose, as settings of algorithms do, and the command line is made from them: an
+`argument`, an option that is `required`, a `flag`, or a `setting` with a default. A field that is a
+dataclass of settings itself adds its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from acclimate.core.errors import AcclimateError, ConfigError
+from acclimate.core.watch import Watch
+from acclimate.data.manifest import Manifest
+
+OUT = "The manifest to write, ending in .parquet."
+
+
+def argument(about: str, *, default: Any = MISSING, metavar: str | None = None) -> Any:
+    """A field that is given by its place."""
+    return field(default=default, metadata={"about": about, "argument": True, "metavar": metavar})
+
+
+def required(about: str) -> Any:
+    """A field without which nothing can be built."""
+    return field(metadata={"about": about})
+
+
+def flag(about: str) -> bool:
+    """A field that is off unless it is named."""
+    return field(default=False, metadata={"about": about, "flag": True})
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What is best said in rows and columns."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Built:
+    """What a builder made, and what it has to say of it."""
+
+    manifest: Manifest
+    out: Path | None  # where it was written, if it was
+    facts: Mapping[str, object] = field(default_factory=dict)  # beside those of every manifest
+    told: Sequence[str | Listing] = ()  # in the order to be read; nothing: the manifest in short
+    files: Sequence[tuple[str, Path]] = ()  # what else was written: (kind, path)
+    problem: AcclimateError | None = None  # to be raised once the rest has been said
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "manifest": None if self.out is None else str(self.out),
+            "rows": len(self.manifest),
+            "domains": len(self.manifest.domains),
+            "classes": len(self.manifest.classes),
+            "digest": self.manifest.digest(),
+            **self.facts,
+        }
+
+
+def in_short(manifest: Manifest) -> str:
+    """The size of a manifest in one line, and what identifies it."""
+    return (
+        f"{len(manifest)} rows, {len(manifest.domains)} domains, {len(manifest.classes)} classes "
+        f"(digest {manifest.digest()[:12]})"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder(ABC):
+    """One data set, asked for. `build` writes its manifest, whole or not at all."""
+
+    example: ClassVar[str]  # a command, as --help and the documentation show it
+    resumes: ClassVar[bool] = False  # takes long, and goes on where it was stopped
+    plotted: ClassVar[bool] = False  # labels and domains are worth a look: plots beside the result
+
+    @abstractmethod
+    def build(self, watch: Watch) -> Built: ...
+
+
+def option(name: str) -> str:
+    """A field as it is written on the command line, which is also how errors name it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def require_limits(settings: Any, builder: str) -> None:
+    """Refuses a number that lies outside the limits beside its default."""
+    for one in fields(settings):
+        low, high = one.metadata.get("at_least"), one.metadata.get("at_most")
+        value = getattr(settings, one.name)
+        if low is None or (value >= low and (high is None or value <= high)):
+            continue
+        allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        raise ConfigError(f"{builder}: {option(one.name)} must be {allowed}, not {value:g}")

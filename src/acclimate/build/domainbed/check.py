@@ -1,0 +1,122 @@
+"""A folder beside the data set that it should be."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from acclimate.build.domainbed.expected import Benchmark, Edition
+from acclimate.core.wording import count
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainCheck:
+    """One domain as found, beside what was expected; None where there is no expectation."""
+
+    domain: str
+    folder: str | None  # None: it is not there
+    images: int
+    expected: int | None
+    classes: int
+    expected_classes: int
+    missing_classes: tuple[str, ...]
+    extra_classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderCheck:
+    """A folder beside the data set that it should be."""
+
+    title: str
+    edition: str  # the one that is nearest
+    images: int
+    expected: int
+    domains: tuple[DomainCheck, ...]
+    left_out: Mapping[str, int]  # reason -> images
+    unlisted: int  # lines of the drop list that match no image
+    others: tuple[str, ...]  # files that are no images of a domain
+
+    def differences(self) -> list[str]:
+        """Everything that is not as expected, one sentence each."""
+        found = [line for domain in self.domains for line in _differences(domain)]
+        found += [
+            f"{count(number, 'image')} left out: {why}" for why, number in self.left_out.items()
+        ]
+        if self.unlisted:
+            verb = "matches" if self.unlisted == 1 else "match"
+            found.append(f"{count(self.unlisted, 'line')} of the drop list {verb} no image")
+        if self.others:
+            found.append(f"files that are no images of a domain: {listed(self.others)}")
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "differences": self.differences()}
+
+
+def compare(
+    expected: Benchmark,
+    folders: Mapping[str, str],
+    rows: Sequence[tuple[str, str]],
+    left_out: Mapping[str, int],
+    unlisted: int,
+    others: tuple[str, ...],
+) -> FolderCheck:
+    """`rows` are the domain and the class of each image."""
+    images = Counter(domain for domain, _ in rows)
+    held: dict[str, set[str]] = defaultdict(set)
+    for domain, label in rows:
+        held[domain].add(label)
+    edition = min(expected.editions, key=lambda edition: _distance(edition, images))
+    extra = sorted(set(images) - set(expected.domains))
+    known = set(expected.classes)
+    domains = tuple(
+        DomainCheck(
+            domain=domain,
+            folder=folders.get(domain),
+            images=images[domain],
+            expected=edition.images.get(domain),
+            classes=len(held[domain]),
+            expected_classes=len(known),
+            missing_classes=tuple(sorted(known - held[domain])) if images[domain] else (),
+            extra_classes=tuple(sorted(held[domain] - known)),
+        )
+        for domain in (*expected.domains, *extra)
+    )
+    return FolderCheck(
+        title=expected.title,
+        edition=edition.name,
+        images=len(rows),
+        expected=edition.total,
+        domains=domains,
+        left_out=left_out,
+        unlisted=unlisted,
+        others=others,
+    )
+
+
+def _distance(edition: Edition, images: Mapping[str, int]) -> int:
+    return sum(abs(images.get(domain, 0) - number) for domain, number in edition.images.items())
+
+
+def _differences(found: DomainCheck) -> list[str]:
+    name = found.domain
+    if found.expected is None:
+        return [f"domain '{name}' with {count(found.images, 'image')} is extra"]
+    if found.folder is None or not found.images:
+        return [f"domain '{name}' is missing: {found.expected} images expected"]
+    lines = []
+    more = found.images - found.expected
+    if more:
+        word = "more" if more > 0 else "fewer"
+        held = count(found.images, "image")
+        lines.append(f"domain '{name}' has {held}, {abs(more)} {word} than expected")
+    for word, classes in (("lacks", found.missing_classes), ("has extra", found.extra_classes)):
+        if classes:
+            lines.append(f"domain '{name}' {word} classes: {listed(classes)}")
+    return lines
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

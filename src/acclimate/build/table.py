@@ -1,0 +1,30 @@
+"""A manifest from any table that names images, labels and domains."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from acclimate.build.base import OUT, Builder, Built, argument, required
+from acclimate.build.splits import SEED, VAL_SHARE, require_share
+from acclimate.config import setting
+from acclimate.core.watch import Watch
+from acclimate.data.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Builder):
+    example = "acclimate build table photos.csv --out photos.parquet"
+
+    file: Path = argument("CSV, Parquet or JSON lines: image, label, domain.")
+    out: Path = required(OUT)
+    root: Path | None = setting(None, "Folder that image paths start from. [default: FILE's]")
+    val_share: float = setting(0.2, VAL_SHARE)
+    seed: int = setting(0, SEED)
+
+    def build(self, watch: Watch) -> Built:
+        require_share(self.val_share)
+        made = Manifest.from_table(
+            self.file, root=self.root, val_share=self.val_share, seed=self.seed
+        )
+        made.check()
+        made.write(self.out)
+        return Built(manifest=made, out=self.out)

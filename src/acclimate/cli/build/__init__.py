@@ -1,1 +1,0 @@
-"""`build`: one file per builder."""
