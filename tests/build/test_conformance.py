@@ -2,11 +2,11 @@
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,10 +19,12 @@ from acclimate.cli import app, load_commands
 from acclimate.core.errors import AcclimateError
 from acclimate.core.watch import unwatched
 from acclimate.data.manifest import Manifest
+from fixtures.pandas_pickles import frame, saved
+from fixtures.pandas_pickles import released as photos
 
 ROOT = Path(__file__).resolve().parents[2]
 load_commands()
-pytestmark = pytest.mark.parametrize("name", list(BUILDERS))
+every_builder = pytest.mark.parametrize("name", list(BUILDERS))
 
 
 def table(tree: Path, folder: Path) -> Path:
@@ -39,9 +41,8 @@ def pacs(tree: Path, folder: Path) -> list[str]:
     """A folder that could be PACS."""
     names = {"north": "photo", "south": "sketch", "east": "cartoon", "west": "art_painting"}
     for own, theirs in names.items():
-        (folder / "PACS" / theirs).mkdir(parents=True)
-        (folder / "PACS" / theirs / "dog").symlink_to(tree / own / "red")
-        (folder / "PACS" / theirs / "elephant").symlink_to(tree / own / "blue")
+        shutil.copytree(tree / own / "red", folder / "PACS" / theirs / "dog")
+        shutil.copytree(tree / own / "blue", folder / "PACS" / theirs / "elephant")
     return [str(folder / "PACS"), "--dataset", "pacs"]
 
 
@@ -77,12 +78,10 @@ def geo(tree: Path, folder: Path) -> list[str]:
 
 
 def released(tree: Path, folder: Path) -> list[str]:
-    """No table, and so a refusal: tests/build/test_released.py has the tables."""
-    (folder / "geoyfcc.pkl").write_bytes(b"no pickle")
-    return [str(folder / "geoyfcc.pkl")]
+    return [str(saved(folder / "geoyfcc.pkl", frame(photos())))]
 
 
-# What each builder is given, in a folder of its own: the tree of four sites, and what it makes of it.
+# What each builder is given: the tree of four sites, or what it makes in a folder of its own.
 TINY: dict[str, Callable[[Path, Path], list[str]]] = {
     "folder": lambda tree, _: [str(tree)],
     "table": lambda tree, folder: [str(table(tree, folder)), f"--root={tree}"],
@@ -96,3 +95,105 @@ TINY: dict[str, Callable[[Path, Path], list[str]]] = {
     "geo-yfcc-released": released,
     "fetch": lambda tree, folder: [str(table(tree, folder)), f"--root={tree}", "--check-only"],
 }  # fmt: skip
+
+
+@pytest.fixture
+def built(tree: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs `acclimate build NAME` on its tiny input; gives what it says as JSON."""
+
+    def run(name: str, *more: str) -> dict[str, Any]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        given = [*TINY[name](tree, folder), "--out", str(folder / "made.parquet"), *more]
+        done = CliRunner().invoke(app, ["build", name, *given, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        said: dict[str, Any] = json.loads(done.stdout)
+        return said
+
+    return run
+
+
+@every_builder
+def test_it_writes_a_valid_manifest(name: str, built: Callable[..., dict[str, Any]]) -> None:
+    said = built(name)
+    manifest = Manifest.read(said["manifest"])
+    manifest.check(check_files=False)
+    assert len(manifest) == said["rows"] > 0
+    assert (len(manifest.domains), len(manifest.classes)) == (said["domains"], said["classes"])
+    assert manifest.digest() == said["digest"]
+
+
+@every_builder
+def test_the_same_question_gets_the_same_answer(
+    name: str, built: Callable[..., dict[str, Any]]
+) -> None:
+    assert built(name)["digest"] == built(name)["digest"]
+
+
+@every_builder
+def test_a_name_that_is_no_manifest_is_refused(name: str, tree: Path, tmp_path: Path) -> None:
+    given = [*TINY[name](tree, tmp_path), "--out", str(tmp_path / "made.csv")]
+    refused = CliRunner().invoke(app, ["build", name, *given]).exception
+    assert isinstance(refused, AcclimateError)
+    assert str(refused) == "'made.csv' is no name for a manifest; end it in .parquet"
+
+
+@every_builder
+def test_data_that_are_not_there_are_refused(name: str, tree: Path, tmp_path: Path) -> None:
+    given = TINY[name](tree, tmp_path)
+    if given[0].startswith("--train"):
+        return  # the digits come with the library
+    given[0] = re.sub(r"[^=]*$", str(tmp_path / "nowhere.parquet"), given[0])
+    refused = CliRunner().invoke(app, ["build", name, *given, "--out", "made.parquet"]).exception
+    assert isinstance(refused, AcclimateError | OSError) and "nowhere" in str(refused)
+
+
+@every_builder
+def test_it_has_help_and_documentation(name: str) -> None:
+    shown = CliRunner().invoke(app, ["build", name, "--help"]).output
+    told = " ".join(shown.split())
+    assert BUILDERS[name].about in told and f"Example: acclimate build {name}" in told
+    for page in ("cli.md", "benchmarks.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert f"build {name}" in text or f"`{name}`" in text, f"docs/{page} lacks {name}"
+
+
+@every_builder
+def test_its_example_parses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them works anywhere
+    cls = builder(name)
+    arguments = shlex.split(cls.example)[2:]
+    assert arguments[0] == name
+    refused = CliRunner().invoke(app, ["build", *arguments]).exception
+    assert not isinstance(refused, SystemExit) or refused.code != 2, refused  # 2: wrong usage
+
+
+def test_an_unknown_builder_names_the_nearest() -> None:
+    with pytest.raises(AcclimateError) as caught:
+        builder("digit")
+    assert str(caught.value) == "there is no builder 'digit'; did you mean 'digits'?"
+
+
+def test_the_table_costs_nothing() -> None:
+    code = (
+        "import sys, acclimate.build\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'shapely')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_example_of_contributing_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file and one row: the command, its limits and its help come of themselves."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(r"## Add a builder.*?```python\n(.*?)```", text, re.DOTALL)
+    assert found
+    (tmp_path / "stripes.py").write_text(dedent(found[1]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(BUILDERS, "stripes", Row("stripes:Stripes", "Stripes."))
+    out = tmp_path / "stripes.parquet"
+    done = CliRunner().invoke(app, ["build", "stripes", "--sites=3", f"--out={out}", "--json"])
+    assert json.loads(done.stdout)["domains"] == 3 and Manifest.read(out).problems() == []
+    asked = builder("stripes")(out=out, sites=1)  # type: ignore[call-arg]
+    with pytest.raises(AcclimateError) as caught:
+        asked.build(unwatched)
+    assert str(caught.value) == "stripes: --sites must be at least 2, not 1"

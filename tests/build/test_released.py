@@ -4,12 +4,10 @@ pandas is not needed: the byte streams are made from stand-ins that carry its na
 is installed, its own files are read as well.
 """
 
-import io
 import json
 import pickle
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,169 +24,23 @@ from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest
+from fixtures.pandas_pickles import (
+    URL,
+    Made,
+    Name,
+    array,
+    dtype,
+    dumped,
+    frame,
+    index,
+    line,
+    objects,
+    range_index,
+    released,
+    saved,
+)
 
 load_commands()
-
-
-@dataclass(frozen=True)
-class Name:
-    """Pickled as a reference to module.name, which need not exist."""
-
-    module: str
-    name: str
-
-
-@dataclass(eq=False)
-class Made:
-    """Pickled as a call of `target`, then a state to set."""
-
-    target: object
-    arguments: tuple[object, ...] = ()
-    state: object = None
-    new: bool = False
-
-
-class Stream(pickle._Pickler):
-    """Python's own pickler, which also writes stand-ins."""
-
-    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
-
-    def save_name(self, made: Name) -> None:
-        if self.proto >= 4:
-            self.save(made.module)
-            self.save(made.name)
-            self.write(pickle.STACK_GLOBAL)
-        else:
-            self.write(f"c{made.module}\n{made.name}\n".encode())
-        self.memoize(made)
-
-    def save_made(self, made: Made) -> None:
-        self.save(made.target)
-        self.save(made.arguments)
-        self.write(pickle.NEWOBJ if made.new else pickle.REDUCE)
-        self.memoize(made)
-        if made.state is not None:
-            self.save(made.state)
-            self.write(pickle.BUILD)
-
-    dispatch[Name] = save_name
-    dispatch[Made] = save_made
-
-
-def dumped(content: object, protocol: int = 4) -> bytes:
-    file = io.BytesIO()
-    Stream(file, protocol).dump(content)
-    return file.getvalue()
-
-
-NUMPY = {"old": "numpy.core", "new": "numpy._core"}
-
-
-def dtype(code: str) -> Made:
-    order = "|" if code in ("O8", "b1", "i1") else "<"
-    return Made(
-        Name("numpy", "dtype"), (code, False, True), (3, order, None, None, None, -1, -1, 0)
-    )
-
-
-def array(values: Any, numpy: str = "numpy._core", *, buffer: bool = False) -> Made:
-    """A numpy array as protocol 2 to 4 write it, or with `buffer` as protocol 5 does."""
-    held = np.asarray(values) if not isinstance(values, np.ndarray) else values
-    objects = held.dtype == object
-    code = "O8" if objects else held.dtype.str[1:]
-    content = held.ravel().tolist() if objects else held.tobytes()
-    if buffer and not objects:
-        return Made(
-            Name(f"{numpy}.numeric", "_frombuffer"), (content, dtype(code), held.shape, "C")
-        )
-    return Made(
-        Name(f"{numpy}.multiarray", "_reconstruct"),
-        (Name("numpy", "ndarray"), (0,), b"b"),
-        (1, held.shape, dtype(code), False, content),
-    )
-
-
-def objects(values: list[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
-def index(names: list[str], numpy: str) -> Made:
-    facts = {"data": array(objects(names), numpy), "name": None}
-    return Made(
-        Name("pandas.core.indexes.base", "_new_Index"),
-        (Name("pandas.core.indexes.base", "Index"), facts),
-    )
-
-
-def range_index(count: int) -> Made:
-    facts = {"name": None, "start": 0, "stop": count, "step": 1}
-    return Made(
-        Name("pandas.core.indexes.base", "_new_Index"),
-        (Name("pandas.core.indexes.range", "RangeIndex"), facts),
-    )
-
-
-def frame(
-    columns: dict[str, Any], *, layout: str = "new", numpy: str = "new", buffer: bool = False
-) -> Made:
-    """A frame with a block for numbers, one for truth values and one for objects."""
-    names, core = list(columns), NUMPY[numpy]
-    count = len(next(iter(columns.values())))
-    blocks = []
-    for kind in "iub", "f", "O":
-        own = [name for name in names if np.asarray(columns[name]).dtype.kind in kind]
-        for dtypes in sorted({np.asarray(columns[name]).dtype.str for name in own}):
-            held = [name for name in own if np.asarray(columns[name]).dtype.str == dtypes]
-            stacked = np.stack([np.asarray(columns[name]) for name in held])
-            places: Made = array(np.array([names.index(name) for name in held]), core)
-            if len(held) == 1:
-                place = names.index(held[0])
-                places = Made(Name("builtins", "slice"), (place, place + 1, 1))
-            blocks.append((array(stacked, core, buffer=buffer), places))
-    axes = [index(names, core), range_index(count)]
-    manager = Name("pandas.core.internals.managers", "BlockManager")
-    if layout == "new":
-        block = Name("pandas._libs.internals", "_unpickle_block")
-        made = Made(manager, (tuple(Made(block, (*pair, 2)) for pair in blocks), axes))
-    else:
-        listed = [{"values": held, "mgr_locs": places} for held, places in blocks]
-        state = (axes, [], [], {"0.14.1": {"axes": axes, "blocks": listed}})
-        made = Made(manager, (), state, new=True)
-    key = "_mgr" if layout == "new" else "_data"
-    state_of_frame = {key: made, "_typ": "dataframe", "_metadata": []}
-    return Made(Name("pandas.core.frame", "DataFrame"), (), state_of_frame, new=True)
-
-
-URL = "http://farm{}.staticflickr.com/1/{}_a.jpg"
-
-
-def line(photo: int, *, columns: int = 23) -> str:
-    fields = [""] * 23
-    fields[0], fields[10], fields[11] = str(photo), "2.5", "-48.25"
-    fields[13] = f"http://www.flickr.com/photos/u/{photo}/"
-    fields[14] = URL.format(3, photo)
-    return "\t".join(fields if columns == 23 else ["17", fields[0], "hash", *fields[1:]])
-
-
-def released(**changes: Any) -> dict[str, Any]:
-    """Six photos of four countries."""
-    columns: dict[str, Any] = {
-        "yfcc_row_id": np.array([5, 6, 7, 8, 9, 10]),
-        "label_ids": objects([[0], [1, 2], [0], [0], [2], [1]]),
-        "country": objects(["France", "France", "Peru", "Japan", "Japan", "Fiji"]),
-        "country_id": np.array([0, 0, 39, 40, 40, 61]),
-        "in_5k_label_ids": objects([[10], [20, 30], [10], [10], [30], [20]]),
-        "is_train": np.array([True, False, True, True, False, False]),
-        "yfcc_metadata": objects([line(3000 + n) for n in range(6)]),
-    }
-    return {**columns, **changes}
-
-
-def saved(path: Path, content: object, protocol: int = 4) -> Path:
-    path.write_bytes(dumped(content, protocol))
-    return path
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
