@@ -34,13 +34,14 @@ def adapt(
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.core.distributed import pick_device
     from acclimate.data.images import find_images
+    from acclimate.data.quarantine import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
 
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     earlier = None if into is None else DomainState.load(into)
-    quarantine = lenient(len(paths))
+    quarantine = Quarantine.lenient(len(paths))
     with progress_bar() as watch:
         site = adapt_to(
             trained, paths, method=method, into=earlier, quarantine=quarantine, watch=watch
@@ -53,11 +54,11 @@ def adapt(
         facts["label_prior"] = site.label_prior
     site.state.save(out, notes=facts)
     if json:
-        say_json({"state": str(out), "unreadable": problems(quarantine), **facts})
+        say_json({"state": str(out), "unreadable": quarantine.as_dicts(), **facts})
         return
     _show(site)
-    for problem in problems(quarantine):
-        say(f"skipped {problem['image']}: {problem['reason']}")
+    for image, reason in quarantine.entries:
+        say(f"skipped {image}: {reason}")
     say(f"state: {out}")
 
 
@@ -88,14 +89,3 @@ def _show(site: Any) -> None:
         say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")
     for warning in site.trust.warnings:
         say(f"note: {warning}")
-
-
-def lenient(total: int) -> Any:
-    """At prediction time every bad image is reported and none is fatal."""
-    from acclimate.data.quarantine import Quarantine
-
-    return Quarantine(None, total=total, max_share=1.0)
-
-
-def problems(quarantine: Any) -> list[dict[str, str]]:
-    return [{"image": image, "reason": reason} for image, reason in quarantine.entries]

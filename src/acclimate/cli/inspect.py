@@ -21,21 +21,15 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
-    from acclimate.data.checks import find_problems
     from acclimate.data.inspection import inspect as inspect_manifest
+    from acclimate.data.inspection import try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
-    problems = find_problems(
-        manifest.table,
-        manifest.classes,
-        manifest.declared_domains,
-        manifest.root,
-        check_files=True,
-    )
+    problems = manifest.findings()
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
-        tried, unreadable = _read_images(manifest, read, watch)
+        tried, unreadable = try_images(manifest, read, watch)
     pictures = []
     if plots is not None:
         from acclimate.report.label_plots import write_label_plots
@@ -57,34 +51,6 @@ def inspect(
         say(f"unreadable: and {len(unreadable) - 3} more")
     for picture in pictures:
         say(f"plot: {picture}")
-
-
-def _read_images(manifest: Any, limit: int, watch: Any) -> tuple[int, list[dict[str, str]]]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from acclimate.core.errors import ImageError
-    from acclimate.core.randomness import stream
-    from acclimate.data.images import decode
-
-    if manifest.has_features or limit == 0:
-        return 0, []
-    rows = stream(0, "inspect").permutation(len(manifest))
-    rows = rows if limit < 0 else rows[:limit]
-
-    def problem(row: int) -> str | None:
-        try:
-            decode(manifest.image_source(int(row)))
-        except ImageError as error:
-            return str(error)
-        return None
-
-    bad = []
-    with ThreadPoolExecutor() as pool:
-        for done, (row, reason) in enumerate(zip(rows, pool.map(problem, rows), strict=True), 1):
-            if reason is not None:
-                bad.append({"image": manifest.image_name(int(row)), "reason": reason})
-            watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
-    return len(rows), bad
 
 
 def _show_inspection(found: Any) -> None:

@@ -108,7 +108,8 @@ def sweep(
     """
     from acclimate.cli.sweep_run import Conduct, Plan, conduct
     from acclimate.config import parse_assignments
-    from acclimate.sweep.definition import data_name, gather, open_data
+    from acclimate.data.readers import data_name
+    from acclimate.sweep.definition import gather, open_data
     from acclimate.sweep.jobs import count, define, notes
 
     flags = {

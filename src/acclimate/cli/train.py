@@ -48,6 +48,7 @@ def train(
     Under torchrun several processes share the work.
     """
     from acclimate.data.manifest import Manifest
+    from acclimate.data.readers import data_name
     from acclimate.runs.training import train as train_run
 
     flags = {
@@ -61,7 +62,7 @@ def train(
         "seed": seed,
     }
     chosen = gather_settings(preset, config, flags, settings or [])
-    folder = out or Path("runs") / f"{_name_of(data)}-{chosen.algorithm}-{chosen.seed}"
+    folder = out or Path("runs") / f"{data_name(data)}-{chosen.algorithm}-{chosen.seed}"
     manifest = Manifest.open(data)
     with stoppable(), progress_bar() as watch:
         result = train_run(chosen, manifest, folder, device=device, watch=watch)
@@ -90,10 +91,3 @@ def gather_settings(
     values = merged(values, nested(given))
     values = merged(values, parse_assignments(assignments))
     return from_dict(RunConfig, values, where="settings")
-
-
-def _name_of(data: Path) -> str:
-    """What to call a run on `data`: its name, without the ending of a table."""
-    path = data.resolve()
-    tables = (".parquet", ".csv", ".jsonl", ".ndjson")
-    return path.stem if path.suffix.lower() in tables else path.name

@@ -1,11 +1,15 @@
 """What a data set looks like before training: sizes, long tails and label shift per domain."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
+from acclimate.core.errors import ImageError
+from acclimate.core.randomness import stream
+from acclimate.core.watch import Watch, unwatched
 from acclimate.data.columns import SPLITS
 from acclimate.data.manifest import Manifest
 
@@ -200,3 +204,31 @@ def _images(manifest: Manifest) -> int:
         return len(manifest)
     column = manifest.table["image"]
     return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
+
+
+def try_images(
+    manifest: Manifest, limit: int, watch: Watch = unwatched
+) -> tuple[int, list[dict[str, str]]]:
+    """How many images were read, `limit` of them at random or all where it is negative, and those
+    that cannot be, each with its reason."""
+    from acclimate.data.images import decode  # Pillow comes with it, and tables do without
+
+    if manifest.has_features or limit == 0:
+        return 0, []
+    rows = stream(0, "inspect").permutation(len(manifest))
+    rows = rows if limit < 0 else rows[:limit]
+
+    def problem(row: int) -> str | None:
+        try:
+            decode(manifest.image_source(int(row)))
+        except ImageError as error:
+            return str(error)
+        return None
+
+    bad = []
+    with ThreadPoolExecutor() as pool:
+        for done, (row, reason) in enumerate(zip(rows, pool.map(problem, rows), strict=True), 1):
+            if reason is not None:
+                bad.append({"image": manifest.image_name(int(row)), "reason": reason})
+            watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
+    return len(rows), bad

@@ -299,19 +299,20 @@ class Manifest:
     def _digest(self) -> str:
         return digest(self.table, self.classes)
 
-    def _findings(self, *, check_files: bool) -> list[Finding]:
+    def findings(self, *, check_files: bool = True) -> list[Finding]:
+        """Every problem, by kind."""
         return find_problems(
             self.table, self.classes, self.declared_domains, self.root, check_files=check_files
         )
 
     def problems(self, *, check_files: bool = True) -> list[str]:
         """Every problem with its remedy, one sentence each."""
-        found = self._findings(check_files=check_files)
+        found = self.findings(check_files=check_files)
         return [sentence for finding in found for sentence in finding.sentences()]
 
     def check(self, *, check_files: bool = True) -> None:
         """Raise one ManifestError that names all problems, a few of each kind."""
-        found = self._findings(check_files=check_files)
+        found = self.findings(check_files=check_files)
         if found:
             count = sum(len(finding.problems) for finding in found)
             number = "a problem" if count == 1 else f"{count} problems"

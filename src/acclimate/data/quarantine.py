@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Self
 
 from acclimate.core.errors import RecordError, TooManyUnreadable
 from acclimate.core.files import append_line, write_text
@@ -25,6 +26,11 @@ class Quarantine:
         if path is not None and self._too_many():
             self._reasons = {}
             write_text(path, "")
+
+    @classmethod
+    def lenient(cls, total: int) -> Self:
+        """Every bad image is noted and none is fatal, as at prediction time."""
+        return cls(None, total=total, max_share=1.0)
 
     def add(self, image: str, reason: str) -> None:
         """Record `image` once; raise `TooManyUnreadable` when the share is over the limit."""
@@ -49,6 +55,9 @@ class Quarantine:
         """(image, reason) in the order of discovery."""
         with self._lock:
             return list(self._reasons.items())
+
+    def as_dicts(self) -> list[dict[str, str]]:
+        return [{"image": image, "reason": reason} for image, reason in self.entries]
 
     def __len__(self) -> int:
         return len(self._reasons)

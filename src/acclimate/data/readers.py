@@ -23,6 +23,12 @@ MANIFEST_KEY = b"acclimate.data.manifest"
 _LAYOUT = "put each image under <domain>/<class>/"
 
 
+def data_name(path: str | Path) -> str:
+    """What a data set is called: its folder's or file's name, without the ending of a table."""
+    whole = Path(path).expanduser().resolve()
+    return whole.stem if whole.suffix.lower() in TABLE_EXTENSIONS else whole.name
+
+
 @dataclass
 class _Tree:
     domains: list[str] = field(default_factory=list)

@@ -8,9 +8,9 @@ from typing import Any
 from acclimate.config import RunConfig, flat, from_dict, merged, nested, read_toml, setting
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import data_name
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
-TABLES = (".parquet", ".csv", ".jsonl", ".ndjson")
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
 FLAGS = "sweep"  # what errors call the command line
 BY_LABEL = ("per_algorithm", "variants")
@@ -70,12 +70,6 @@ def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
             "or as data = [...] in its file"
         )
     return from_dict(SweepConfig, values, where=FLAGS)
-
-
-def data_name(path: str | Path) -> str:
-    """What a data set is called: its folder's or file's name, without the ending of a table."""
-    whole = Path(path).expanduser().resolve()
-    return whole.stem if whole.suffix.lower() in TABLES else whole.name
 
 
 def open_data(config: SweepConfig) -> dict[str, Manifest]:

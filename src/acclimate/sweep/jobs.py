@@ -7,6 +7,7 @@ from typing import Any
 from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import data_name
 from acclimate.learn.algorithms import ADAPTIVE
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
@@ -22,7 +23,7 @@ from acclimate.results.protocol import (
 )
 from acclimate.runs.identity import digest_of, embedding_identity, weights_digest
 from acclimate.sweep.checks import check_runs
-from acclimate.sweep.definition import SweepConfig, data_name
+from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.groups import held_out, open_domains, rule_of
 from acclimate.sweep.lines import Line, lines
 

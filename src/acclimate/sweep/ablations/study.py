@@ -13,6 +13,7 @@ from acclimate.build.long_tail import LongTailSettings
 from acclimate.config import flat, merged, nested
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import data_name
 from acclimate.results.protocol import Axis, Sweep
 from acclimate.sweep.ablations.table import (
     BATCH,
@@ -26,7 +27,7 @@ from acclimate.sweep.ablations.table import (
     Value,
     find_ablation,
 )
-from acclimate.sweep.definition import ROLES, SweepConfig, data_name
+from acclimate.sweep.definition import ROLES, SweepConfig
 from acclimate.sweep.jobs import define
 
 
