@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from acclimate.core.files import write_atomically
-from acclimate.results.protocol import Sweep, read_sweep
+from acclimate.results.protocol import Sweep
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.ablations.table import ABLATIONS
 from acclimate.sweep.ablations.verdict import Level, level_table, levels, verdict
 from pages import fill
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def _section(name: str, folder: Path) -> str:
-    sweep = read_sweep(folder)
+    sweep = SweepFolder(folder).read()
     found = levels(folder, sweep)
     about = ABLATIONS[name].about
     said = [f"- {sentence}" for sentence in verdict(found, sweep.baseline)]

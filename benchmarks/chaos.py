@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
-from acclimate.results.protocol import embedding_state, job_state, read_sweep, run_folder
 from acclimate.results.selection import applicable, candidates, select
-from acclimate.runs.records import read
+from acclimate.results.sweep_folder import SweepFolder
 
 SETTINGS = {
     "train.steps": 120,
@@ -96,13 +95,13 @@ def children(process: "subprocess.Popen[bytes]") -> list[int]:
 
 def results(folder: Path) -> dict[str, Any]:
     """What must not depend on what happened: every job's scores, and every rule's choices."""
-    sweep = read_sweep(folder)
+    sweep = SweepFolder(folder).read()
     found = candidates(folder, sweep)
     rules = applicable(found, expected=sweep.jobs)
     return {
         "scores": {
             job.id: sorted(
-                repr(score) for score in read(run_folder(folder, job.id) / "records.jsonl").scores
+                repr(score) for score in SweepFolder(folder).run(job.id).records().scores
             )
             for job in sweep.jobs
         },
@@ -114,17 +113,21 @@ def results(folder: Path) -> dict[str, Any]:
 
 def problems(folder: Path) -> list[str]:
     """Jobs without exactly one valid result, and whatever was left lying about."""
-    sweep = read_sweep(folder)
-    found = [f"{job.id} is not done" for job in sweep.jobs if job_state(folder, job.id) != "done"]
+    sweep = SweepFolder(folder).read()
+    found = [
+        f"{job.id} is not done"
+        for job in sweep.jobs
+        if SweepFolder(folder).job_state(job.id) != "done"
+    ]
     found += [
         f"embedding {job.id} is not done"
         for job in sweep.embeddings
-        if embedding_state(folder, job.id) != "done"
+        if SweepFolder(folder).embedding_state(job.id) != "done"
     ]
     known = {job.id for job in sweep.jobs}
     found += [f"{path} is no job" for path in (folder / "runs").iterdir() if path.name not in known]
     for job in sweep.jobs:
-        lines = (run_folder(folder, job.id) / "records.jsonl").read_text().splitlines()
+        lines = (SweepFolder(folder).run(job.id).path / "records.jsonl").read_text().splitlines()
         ends = sum(json.loads(line)["kind"] == "finished" for line in lines)
         if ends != 1:
             found.append(f"{job.id} finished {ends} times")

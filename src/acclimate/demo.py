@@ -12,7 +12,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.report import find_runs, summarise
 from acclimate.report.html import page
 from acclimate.results.summary import Summary
-from acclimate.runs.folder import digest_of
+from acclimate.runs.identity import digest_of
 from acclimate.runs.training import train
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.

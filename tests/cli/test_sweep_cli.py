@@ -16,7 +16,9 @@ import typer
 from acclimate.cli import main, sweep_live, sweep_run
 from acclimate.config import as_dict
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep, run_folder
+from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.records import Loss, append
 from acclimate.sweep.driver import Event, Tally
 from acclimate.sweep.launchers import LaunchOptions
@@ -117,7 +119,6 @@ def test_failures_are_listed_and_tried_again(data: Path, tmp_path: Path) -> None
 def defined(data: Path, out: Path) -> list[str]:
     """The jobs of the command, in a folder that it has claimed and done nothing in yet."""
     from acclimate.config import nested
-    from acclimate.results.protocol import write_sweep
     from acclimate.sweep.definition import gather, open_data
     from acclimate.sweep.jobs import define
 
@@ -130,7 +131,7 @@ def defined(data: Path, out: Path) -> list[str]:
     }
     asked = gather(None, flags)
     made = define(asked, open_data(asked))
-    write_sweep(out, made)
+    SweepFolder(out).write(made)
     return [job.id for job in made.jobs]
 
 
@@ -176,16 +177,16 @@ def test_bad_options_are_refused_before_anything_is_written(
 
 
 def test_progress_is_read_from_what_a_job_has_written(tmp_path: Path, tiny: Any) -> None:
-    assert progress_of(tmp_path) == Progress("")
+    assert progress_of(RunFolder(tmp_path)) == Progress("")
     loss = {"risk": 1.0, "penalty": None, "lr": 0.1, "images_per_second": 1.0}
     append(tmp_path / "records.jsonl", Loss(phase="embedding", step=2, **loss))
     (tmp_path / "run.json").write_text(json.dumps({"config": as_dict(tiny("da-erm"))}))
-    assert progress_of(tmp_path) == Progress("embedding", 2, 4)
+    assert progress_of(RunFolder(tmp_path)) == Progress("embedding", 2, 4)
     append(tmp_path / "records.jsonl", Loss(phase="main", step=3, **loss))
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"schema": 1, "ki')  # being written
-    assert progress_of(tmp_path) == Progress("main", 3, 6)
-    assert sweep_live.phase_of(progress_of(tmp_path)) == "Step B: predictor 3/6"
+    assert progress_of(RunFolder(tmp_path)) == Progress("main", 3, 6)
+    assert sweep_live.phase_of(progress_of(RunFolder(tmp_path))) == "Step B: predictor 3/6"
 
 
 def test_the_live_table_counts_jobs_by_algorithm(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def test_without_a_terminal_long_jobs_are_spoken_of_now_and_then(
     moments = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: moments[0])
     sweep, queue = small_queue(phi="done", one="done")
-    place = run_folder(tmp_path, "two")
+    place = SweepFolder(tmp_path).run("two").path
     place.mkdir(parents=True)
     (place / "run.json").write_text(json.dumps({"config": as_dict(tiny("da-erm"))}))
     loss = {"risk": 1.0, "penalty": None, "lr": 0.1, "images_per_second": 1.0}

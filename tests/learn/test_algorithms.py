@@ -35,6 +35,7 @@ from acclimate.learn.penalties import (
     mmd2,
     mmd2_domainbed,
 )
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 
 CLASSES, DOMAINS, FEATURES, MU = 3, 3, 4, 2
@@ -485,7 +486,7 @@ def features_loop(folder: Path, objective: Any, steps: int, settings: OptimiserC
     sampler = DomainSampler(domains, per_domain=8, domains_per_step=3, seed=0)
     loader = Loader(FeatureSource(manifest), sampler, domains, World(), seed=0, augmented=False)
     phase = Phase("main", steps, settings, checkpoint_every=100)
-    return Loop(objective, loader, phase, World(), folder, seed=0)
+    return Loop(objective, loader, phase, World(), RunFolder(folder), seed=0)
 
 
 @pytest.mark.parametrize("name", ["dann", "da-cdann"])

@@ -18,7 +18,7 @@ from acclimate.core.errors import RunError
 from acclimate.report import find_runs, plots, summarise, tables, write_report
 from acclimate.report.html import page
 from acclimate.results.summary import _T95, ERM, Difference, Estimate, Key, Summary
-from acclimate.runs.records import DOMAIN_MAP, Score
+from acclimate.runs.records import Score
 from fixtures.run_folders import make_run, score
 
 DA = Key("da-erm", "embedding")
@@ -367,7 +367,7 @@ def save_map(folder: Path, names: list[str], roles: list[str]) -> None:
     mu = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
     save_file(
         {"mu": mu, "variance": mu[:, 0] ** 2, "count": np.full(len(names), 40)},
-        folder / DOMAIN_MAP,
+        folder / "domains.safetensors",
         {"names": json.dumps(names), "roles": json.dumps(roles)},
     )
 
@@ -426,7 +426,7 @@ def test_flattened() -> None:
 def test_a_map_that_cannot_be_drawn_is_none(runs: Path) -> None:
     run = next(run for run in find_runs(runs) if run.name == "da-0")
     assert plots.read_domain_map(run) is None
-    (run.folder / DOMAIN_MAP).write_bytes(b"junk")
+    (run.folder / "domains.safetensors").write_bytes(b"junk")
     assert plots.read_domain_map(run) is None
     save_map(run.folder, ["a", "b"], ["train", "test"])
     found = plots.read_domain_map(run)

@@ -4,32 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from acclimate.core.errors import SweepError
 from acclimate.results.protocol import (
     Axis,
     DataSet,
     EmbeddingJob,
-    Failure,
     Job,
     Sweep,
-    embedding_folder,
-    embedding_state,
-    failure_path,
-    is_sweep,
     job_digest,
     job_name,
-    job_state,
-    read_failure,
-    read_sweep,
-    run_folder,
-    runs_needed,
     targets,
-    write_failure,
-    write_sweep,
 )
+from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import Finished, append
 
 CONFIG = {"algorithm": "erm", "model": {"weights": "", "width": 8}, "seed": 0}
@@ -61,11 +48,11 @@ def finished(folder: Path) -> None:
 
 
 def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:
-    assert not is_sweep(tmp_path)
-    write_sweep(tmp_path, sweep())
-    assert is_sweep(tmp_path)
-    assert read_sweep(tmp_path) == sweep()
-    assert read_sweep(tmp_path).dataset("pets").digest == "abc"
+    assert not SweepFolder(tmp_path).exists
+    SweepFolder(tmp_path).write(sweep())
+    assert SweepFolder(tmp_path).exists
+    assert SweepFolder(tmp_path).read() == sweep()
+    assert SweepFolder(tmp_path).read().dataset("pets").digest == "abc"
 
 
 def test_held_out_domains_are_those_of_all_groups_in_order() -> None:
@@ -97,7 +84,7 @@ def test_what_is_no_sweep_is_said(tmp_path: Path, content: str | None, message: 
     if content is not None:
         (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(SweepError) as caught:
-        read_sweep(tmp_path)
+        SweepFolder(tmp_path).read()
     assert str(caught.value) == message.format(tmp_path)
 
 
@@ -123,51 +110,40 @@ def test_names_can_be_read_and_are_safe_as_folders() -> None:
     assert "/" not in job_name(["../../etc"], "0" * 64)
 
 
-@given(groups=st.integers(2, 30), draws=st.integers(2, 20))
-def test_leave_one_out_needs_a_run_for_each_group_and_pair(groups: int, draws: int) -> None:
-    pairs = sum(1 for i in range(groups) for j in range(i))
-    assert runs_needed("leave-one-out", groups, draws=draws) == draws * (groups + pairs)
-    assert runs_needed("k-fold", groups, folds=5, draws=draws) == draws * (groups + 5 * groups)
-    for rule in ("training-domains", "validation-domains", "oracle"):
-        assert runs_needed(rule, groups, draws=draws) == draws * groups
-
-
-def test_one_draw_leaves_nothing_to_choose() -> None:
-    assert runs_needed("leave-one-out", 4, draws=1) == 4
-
-
 def test_the_state_of_a_job_is_read_from_its_files(tmp_path: Path) -> None:
-    assert job_state(tmp_path, "j") == "waiting"
-    folder = run_folder(tmp_path, "j")
+    assert SweepFolder(tmp_path).job_state("j") == "waiting"
+    folder = SweepFolder(tmp_path).run("j").path
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    assert job_state(tmp_path, "j") == "started"
-    write_failure(tmp_path, Failure(job="j", error="e", traceback="t", time="now", attempts=2))
-    assert job_state(tmp_path, "j") == "failed"
-    finished(run_folder(tmp_path, "k"))
-    assert job_state(tmp_path, "k") == "done"
-    (run_folder(tmp_path, "k") / "model.json").unlink()  # weights never written: not done
-    assert job_state(tmp_path, "k") == "waiting"
+    assert SweepFolder(tmp_path).job_state("j") == "started"
+    SweepFolder(tmp_path).write_failure(
+        Failure(job="j", error="e", traceback="t", time="now", attempts=2)
+    )
+    assert SweepFolder(tmp_path).job_state("j") == "failed"
+    finished(SweepFolder(tmp_path).run("k").path)
+    assert SweepFolder(tmp_path).job_state("k") == "done"
+    (SweepFolder(tmp_path).run("k").path / "model.json").unlink()  # weights never written: not done
+    assert SweepFolder(tmp_path).job_state("k") == "waiting"
 
 
 def test_the_state_of_an_embedding_is_read_from_its_files(tmp_path: Path) -> None:
-    assert embedding_state(tmp_path, "phi") == "waiting"
-    folder = embedding_folder(tmp_path, "phi")
+    assert SweepFolder(tmp_path).embedding_state("phi") == "waiting"
+    folder = SweepFolder(tmp_path).embedding("phi").path
     folder.mkdir(parents=True)
-    assert embedding_state(tmp_path, "phi") == "started"
-    failure_path(tmp_path, "phi").parent.mkdir()
-    failure_path(tmp_path, "phi").write_text("{}")
-    assert embedding_state(tmp_path, "phi") == "failed"
+    assert SweepFolder(tmp_path).embedding_state("phi") == "started"
+    SweepFolder(tmp_path).failure_file("phi").parent.mkdir()
+    SweepFolder(tmp_path).failure_file("phi").write_text("{}")
+    assert SweepFolder(tmp_path).embedding_state("phi") == "failed"
     (folder / "embedding.safetensors").touch()
-    assert embedding_state(tmp_path, "phi") == "done"
+    assert SweepFolder(tmp_path).embedding_state("phi") == "done"
 
 
 def test_a_failure_survives_the_disk_and_damage(tmp_path: Path) -> None:
-    assert read_failure(tmp_path, "j") is None
+    assert SweepFolder(tmp_path).failure("j") is None
     failure = Failure(job="j", error="e", traceback="t", time="now", attempts=2)
-    write_failure(tmp_path, failure)
-    assert read_failure(tmp_path, "j") == failure
-    failure_path(tmp_path, "j").write_text(json.dumps({"job": "j"}))
-    damaged = read_failure(tmp_path, "j")
+    SweepFolder(tmp_path).write_failure(failure)
+    assert SweepFolder(tmp_path).failure("j") == failure
+    SweepFolder(tmp_path).failure_file("j").write_text(json.dumps({"job": "j"}))
+    damaged = SweepFolder(tmp_path).failure("j")
     assert damaged is not None
     assert damaged.error == "j.json is damaged"

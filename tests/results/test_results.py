@@ -22,18 +22,9 @@ from acclimate.report.lead import lead
 from acclimate.results import report as results
 from acclimate.results import runs, significance
 from acclimate.results.load import load_domainbed, load_report
-from acclimate.results.protocol import (
-    Axis,
-    DataSet,
-    EmbeddingJob,
-    Failure,
-    Job,
-    Sweep,
-    run_folder,
-    write_failure,
-    write_sweep,
-)
+from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.summary import ERM, Estimate, Key, find_runs, summarise
+from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import append
 from fixtures.run_folders import make_run, score
 
@@ -83,7 +74,7 @@ def run_job(folder: Path, one: Job, top1: Mapping[str, float | None], val: float
         if method != "none"
     ]
     make_run(
-        run_folder(folder, one.id), one.algorithm, one.trial, [*scores, *wrong, training],
+        SweepFolder(folder).run(one.id).path, one.algorithm, one.trial, [*scores, *wrong, training],
         data=f"digest of {one.dataset}", settings={"draw": one.draw},
     )  # fmt: skip
 
@@ -100,7 +91,7 @@ def sweep_of(jobs: list[Job], **more: object) -> Sweep:
 
 def make_sweep(folder: Path, scores: Scores = SCORES, dataset: str = "toy", **more: object) -> Path:
     jobs = [job(a, d, trial, dataset=dataset) for (a, trial), row in scores.items() for d in row]
-    write_sweep(folder, sweep_of(jobs, **more))
+    SweepFolder(folder).write(sweep_of(jobs, **more))
     for one in jobs:
         (domain,) = one.groups[0]
         run_job(folder, one, {domain: scores[one.algorithm, one.trial][domain]})
@@ -188,7 +179,7 @@ def test_holm_is_over_the_methods_of_a_table(tmp_path: Path) -> None:
 
 def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
-    (run_folder(folder, "toy-da-erm--b-0-1") / "records.jsonl").unlink()
+    (SweepFolder(folder).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
     report = load_report(folder)
     (found,) = report.results["training-domains"]
     da = row_of(found, DA)
@@ -208,7 +199,7 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
         "DA-ERM and ERM: only the test domains that both scored are compared; "
         "not every seed has the same test domains to compare."
     ]
-    (run_folder(folder, "toy-da-erm--b-0-0") / "records.jsonl").unlink()
+    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
     line = load_report(folder).summaries["training-domains"].line(DA)
     assert line is not None and line.unseen is None
     da = row_of(table(folder), DA)
@@ -224,7 +215,7 @@ def said(report: results.Report) -> list[str]:
 
 def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, {("da-erm", 0): {"a": 0.6, "b": 0.7}})
-    (run_folder(folder, "toy-da-erm--b-0-0") / "records.jsonl").unlink()
+    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
     assert lead(load_report(folder)) == (
         "No trial of DA-ERM has all of its unseen domains yet. "
         "There is no finished ERM run to compare it with."
@@ -234,7 +225,7 @@ def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) 
 def test_many_missing_domains_do_not_flood_a_note(tmp_path: Path) -> None:
     names = tuple(f"d{i:02d}" for i in range(60))
     one = replace(job("erm", "x", 0), groups=(names,))
-    write_sweep(tmp_path, sweep_of([one]))
+    SweepFolder(tmp_path).write(sweep_of([one]))
     assert load_report(tmp_path).notes == (
         f"Under training-domains, 1 of 1 results are missing {MISSING}: ERM on toy d00 and 59 more "
         "in trial 0 (no finished run is scored on d00 and 59 more).",
@@ -307,7 +298,7 @@ def test_no_number_in_plain_runs(tmp_path: Path) -> None:
 
 def test_only_the_chosen_runs_count(tmp_path: Path) -> None:
     jobs = [job("erm", "a", 0, draw) for draw in (0, 1)] + [job("erm", "a+b", 0)]
-    write_sweep(tmp_path, sweep_of(jobs))
+    SweepFolder(tmp_path).write(sweep_of(jobs))
     run_job(tmp_path, jobs[0], {"a": 0.9}, val=0.5)
     run_job(tmp_path, jobs[1], {"a": 0.4}, val=0.6)  # validation likes it better
     run_job(tmp_path, jobs[2], {"a": 0.0, "b": 0.0})
@@ -329,7 +320,7 @@ def test_all_data_sets(tmp_path: Path) -> None:
     small = {("erm", 0): {"a": 0.4}, ("erm", 1): {"a": 0.5}, ("da-erm", 0): {"a": 0.5}}
     jobs = [job(a, d, t) for (a, t), row in SCORES.items() for d in row]
     more = [job(a, d, t, dataset="mini") for (a, t), row in small.items() for d in row]
-    write_sweep(tmp_path, sweep_of([*jobs, *more]))
+    SweepFolder(tmp_path).write(sweep_of([*jobs, *more]))
     for one in [*jobs, *more]:
         (domain,) = one.groups[0]
         values = SCORES if one.dataset == "toy" else small
@@ -360,7 +351,7 @@ def test_variants_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
         *(job("da-erm", "a", 0, variant=f"f = {f}") for f in ("0.1", "0.05")),
     ]  # fmt: skip
     axis = Axis(label="f", places={"f = 0.1": 0.1, "f = 0.05": 0.05})
-    write_sweep(tmp_path, sweep_of(jobs, axis=axis))
+    SweepFolder(tmp_path).write(sweep_of(jobs, axis=axis))
     for one, top1 in zip(jobs, (0.5, 0.6, 0.7, 0.8), strict=True):
         run_job(tmp_path, one, {"a": top1})
     report = load_report(tmp_path)
@@ -383,7 +374,7 @@ def ablation(folder: Path, scores: Mapping[tuple[str, str], tuple[float, ...]], 
         for trial, top1 in enumerate(found):
             jobs.append(job(name, "a", trial, variant=variant, dataset=dataset))
             run_job(folder, jobs[-1], {"a": top1})
-    write_sweep(folder, sweep_of(jobs, axis=axis))
+    SweepFolder(folder).write(sweep_of(jobs, axis=axis))
     return folder
 
 
@@ -419,7 +410,7 @@ def test_the_lead_of_an_ablation_is_its_course(tmp_path: Path) -> None:
         "DA-ERM less ERM: +2.0 ± 0.6 points at 3, +12.0 ± 1.0 at 12."
     )
     for trial in range(3):  # one value is no course
-        (run_folder(folder, f"toy-3-erm-3-a-0-{trial}") / "records.jsonl").unlink()
+        (SweepFolder(folder).run(f"toy-3-erm-3-a-0-{trial}").path / "records.jsonl").unlink()
     assert lead(load_report(folder)).startswith("On 1 domain never seen in training, DA-ERM")
 
 
@@ -452,7 +443,7 @@ def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
     )
     assert "Models selected by oracle" in export.to_latex(same, ["oracle"])
     jobs = [job("erm", "a", 0, draw) for draw in (0, 1)]
-    write_sweep(tmp_path, sweep_of(jobs))
+    SweepFolder(tmp_path).write(sweep_of(jobs))
     for one, top1, val in zip(jobs, (0.5, 0.6), (0.9, 0.8), strict=True):
         run_job(tmp_path, one, {"a": top1}, val)
     assert results.alike(load_report(tmp_path)) == []
@@ -523,10 +514,10 @@ def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
     phi = EmbeddingJob(id="phi", dataset="toy", config={})
     folder = make_sweep(tmp_path, embeddings=(phi,))
     lost = "toy-da-erm--b-0-1"
-    (run_folder(folder, lost) / "records.jsonl").unlink()
+    (SweepFolder(folder).run(lost).path / "records.jsonl").unlink()
     for name in (lost, "toy-erm--a-0-0", "phi"):  # the second succeeded since
         failure = Failure(job=name, error="Boom", traceback="…", time="now", attempts=2)
-        write_failure(folder, failure)
+        SweepFolder(folder).write_failure(failure)
     (folder / "labels").mkdir()
     (folder / "labels" / "x.json").write_text(
         json.dumps(
@@ -538,8 +529,8 @@ def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
         )
     )
     (folder / "labels" / "y.json").write_text("{")
-    (run_folder(folder, "toy-erm--a-0-0") / "consistency.json").write_text('{"n": [1]}')
-    (run_folder(folder, "toy-erm--b-0-0") / "consistency.json").write_text("[")
+    (SweepFolder(folder).run("toy-erm--a-0-0").path / "consistency.json").write_text('{"n": [1]}')
+    (SweepFolder(folder).run("toy-erm--b-0-0").path / "consistency.json").write_text("[")
     report = load_report(folder)
     assert [failure.job for failure in report.failures] == ["phi", lost]
     assert report.waiting == 0
@@ -551,7 +542,9 @@ def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_a_finished_run(tmp_path: Path) -> None:
-    write_sweep(tmp_path, sweep_of([job("erm", "a", 0), job("erm", "b", 0)], rule="leave-one-out"))
+    SweepFolder(tmp_path).write(
+        sweep_of([job("erm", "a", 0), job("erm", "b", 0)], rule="leave-one-out")
+    )
     report = load_report(tmp_path)
     assert report.rules == ("leave-one-out",) and report.waiting == 2
     (found,) = report.results["leave-one-out"]
@@ -563,7 +556,7 @@ def test_a_sweep_without_a_finished_run(tmp_path: Path) -> None:
 
 def test_a_damaged_run_is_not_counted_but_another_schema_is_refused(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
-    records = run_folder(folder, "toy-erm--a-0-0") / "records.jsonl"
+    records = SweepFolder(folder).run("toy-erm--a-0-0").path / "records.jsonl"
     whole = records.read_text()
     records.write_text(whole + "{}\n")
     report = load_report(folder)
@@ -689,7 +682,7 @@ def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, {("erm", 0): {"a": 0.5}, ("erm", 1): {"a": 0.6}})
     for trial, top1 in enumerate((0.7, 0.9)):
         append(
-            run_folder(folder, f"toy-erm--a-0-{trial}") / "records.jsonl",
+            SweepFolder(folder).run(f"toy-erm--a-0-{trial}").path / "records.jsonl",
             score("a", top1, "oracle-prior"),
         )
     report = load_report(folder)
@@ -704,8 +697,8 @@ def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
 
 def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
-    (run_folder(folder, "toy-da-erm--b-0-0") / "records.jsonl").unlink()
-    (run_folder(folder, "toy-da-erm--b-0-1") / "records.jsonl").unlink()
+    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
+    (SweepFolder(folder).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
     report = load_report(folder)
     rows = list(csv.DictReader(io.StringIO(export.to_csv(report))))
     assert list(rows[0]) == [
@@ -787,7 +780,7 @@ def test_published_averages_stand_for_their_five_data_sets_only(tmp_path: Path) 
     for names in (small, small[:2]):
         folder = tmp_path / str(len(names))
         jobs = [job("erm", "a", 0, dataset=name) for name in names]
-        write_sweep(folder, sweep_of(jobs))
+        SweepFolder(folder).write(sweep_of(jobs))
         for one in jobs:
             run_job(folder, one, {"a": 0.5})
         every = load_report(folder, published=True).results["training-domains"][-1]
@@ -888,9 +881,9 @@ def command(*arguments: object) -> str:
 def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"t.{ending}" for ending in ("md", "tex", "csv", "json", "txt")]
     wanted = [part for path in files for part in ("--table", path)]
-    (run_folder(sweep, "toy-da-erm--b-0-1") / "records.jsonl").unlink()
+    (SweepFolder(sweep).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
     lost = Failure(job="toy-da-erm--b-0-1", error="Boom", traceback="", time="", attempts=1)
-    write_failure(sweep, lost)
+    SweepFolder(sweep).write_failure(lost)
     shown = command(sweep, *wanted, "--figures", tmp_path / "figures", "--format", "svg")
     tables_shown = shown.partition("* the best")[0]
     assert max(map(len, tables_shown.splitlines())) <= 100

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import RecordError, UnknownName
-from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep, run_folder
+from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep
 from acclimate.results.selection import (
     RULES_BY_NAME,
     Candidate,
@@ -22,6 +22,7 @@ from acclimate.results.selection import (
     candidates,
     select,
 )
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.records import Finished, Record, Records, Score, append
 
 NAN = float("nan")
@@ -518,7 +519,7 @@ def test_with_validation_domains_the_training_domains_are_read_from_the_final_sc
 def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
     jobs = (JOB, replace(JOB, id="unfinished", draw=4), replace(JOB, id="waiting", draw=5))
     for job, records in zip(jobs, (list(recorded()), list(recorded())[:-1]), strict=False):
-        folder = run_folder(tmp_path, job.id)
+        folder = SweepFolder(tmp_path).run(job.id).path
         folder.mkdir(parents=True)
         for record in records:
             append(folder / "records.jsonl", record)

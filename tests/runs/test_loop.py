@@ -23,6 +23,7 @@ from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.runs.averaging import Average
 from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase, check_shares, learning_rate, make_optimiser
 from acclimate.runs.records import read
 
@@ -190,7 +191,7 @@ def loop(manifest: Manifest, folder: Path, objective: Objective, phase: Phase, *
     rows = [manifest.rows(domain=name) for name in manifest.domains]
     sampler = DomainSampler(rows, per_domain=8, domains_per_step=3, seed=0)
     loading = Loader(FeatureSource(manifest), sampler, rows, World(), seed=0, augmented=False)
-    return Loop(objective, loading, phase, World(), folder, seed=0, **more)
+    return Loop(objective, loading, phase, World(), RunFolder(folder), seed=0, **more)
 
 
 def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:

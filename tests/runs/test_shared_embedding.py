@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from acclimate.config import RunConfig, as_dict, flat
-from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
 from acclimate.runs import folder as run_folder
-from acclimate.runs.folder import alone
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.records import Started, read
 from acclimate.runs.shared import train_embedding
@@ -392,7 +391,7 @@ def test_digests_of_weights(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
     phi = tmp_path / "phi"
-    with alone(phi, World()), pytest.raises(RunBusy) as error:
+    with RunFolder(phi).locked(), pytest.raises(RunBusy) as error:
         train_embedding(tiny(), features, phi)
     assert str(error.value) == (
         f"another process is training in {phi}; wait for it, or choose another --out"
@@ -412,18 +411,19 @@ def test_a_lock_file_removed_while_one_waits_for_it_is_not_held(
         flock(file, how)
 
     monkeypatch.setattr(run_folder.fcntl, "flock", after_the_holder_left)
-    with alone(tmp_path, World()):
+    with RunFolder(tmp_path).locked():
         assert len(calls) == 2
-        with pytest.raises(RunBusy), alone(tmp_path, World()):
+        with pytest.raises(RunBusy), RunFolder(tmp_path).locked():
             pass
     assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom acclimate.core.distributed import World\n"
-        "from acclimate.runs.folder import alone\n"
-        "with alone(Path(sys.argv[1]), World()):\n    print('held', flush=True)\n    time.sleep(60)"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from acclimate.runs.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).locked():\n"
+        "    print('held', flush=True)\n    time.sleep(60)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -431,11 +431,11 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "held\n"
-    with pytest.raises(RunBusy), alone(tmp_path, World()):
+    with pytest.raises(RunBusy), RunFolder(tmp_path).locked():
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with alone(tmp_path, World()):
+    with RunFolder(tmp_path).locked():
         pass
     assert not list(tmp_path.iterdir())
 

@@ -336,11 +336,10 @@ def test_reserved_domains_are_never_trained_on(
 
 
 def test_two_trainings_in_one_folder(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    from acclimate.core.distributed import World
-    from acclimate.runs.folder import alone
+    from acclimate.runs.folder import RunFolder
 
     run = tmp_path / "run"
-    with alone(run, World()), pytest.raises(RunBusy) as error:
+    with RunFolder(run).locked(), pytest.raises(RunBusy) as error:
         train(tiny("erm"), features, run)
     assert str(error.value) == (
         f"another process is training in {run}; wait for it, or choose another --out"

@@ -15,15 +15,8 @@ import pytest
 from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import ConfigError, SweepError, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import (
-    DataSet,
-    EmbeddingJob,
-    Job,
-    Sweep,
-    job_state,
-    run_folder,
-    write_sweep,
-)
+from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
 from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep
 from acclimate.sweep.driver import Event
@@ -79,9 +72,7 @@ def adaptive(config: RunConfig) -> bool:
 
 
 def scores(folder: Path, sweep: Sweep) -> dict[str, list[records.Score]]:
-    found = {
-        job.id: records.read(run_folder(folder, job.id) / "records.jsonl") for job in sweep.jobs
-    }
+    found = {job.id: SweepFolder(folder).run(job.id).records() for job in sweep.jobs}
     assert all(one.finished for one in found.values())
     return {id: sorted(one.scores, key=str) for id, one in found.items()}
 
@@ -160,22 +151,23 @@ def test_what_a_killed_driver_left_running_is_waited_for(
     folder = tmp_path / "s"
     settings = {"train.steps": 2500, "train.evaluate_every": 500, "train.checkpoint_every": 500}
     sweep = sweep_on(data, tiny("erm", test_domains=["site-0"], **settings))
-    write_sweep(folder, sweep)
+    SweepFolder(folder).write(sweep)
     code = (
-        "import sys; from pathlib import Path; from acclimate.results.protocol import read_sweep\n"
+        "import sys; from pathlib import Path\n"
+        "from acclimate.results.sweep_folder import SweepFolder\n"
         "from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep\n"
         "options = LaunchOptions(launcher='slurm', slurm_cluster='local', device='cpu')\n"
         "folder, data = map(Path, sys.argv[1:])\n"
         "launch = chosen_launcher(options)\n"
-        "run_sweep(folder, read_sweep(folder), {'s': data}, launch=launch)\n"
+        "run_sweep(folder, SweepFolder(folder).read(), {'s': data}, launch=launch)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(folder), str(data)])
-    records_file = run_folder(folder, "erm-0") / "records.jsonl"
+    records_file = SweepFolder(folder).run("erm-0").path / "records.jsonl"
     while not records_file.exists() and driver.poll() is None:
         time.sleep(0.02)
     driver.kill()
     driver.wait()
-    assert job_state(folder, "erm-0") == "started"
+    assert SweepFolder(folder).job_state("erm-0") == "started"
     events: list[str] = []
 
     def listener(queue: Queue, event: Event | None) -> None:

@@ -17,19 +17,8 @@ import pytest
 from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import RunBusy, SweepError
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import (
-    DataSet,
-    EmbeddingJob,
-    Job,
-    Sweep,
-    embedding_folder,
-    failure_path,
-    job_state,
-    read_failure,
-    read_sweep,
-    run_folder,
-    write_sweep,
-)
+from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
 from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep, write_labels
 from acclimate.sweep.claim import claimed
@@ -92,7 +81,7 @@ def small_sweep(tiny: Tiny, data: Path, **changes: Any) -> Sweep:
 
 
 def scores(folder: Path, job: str) -> list[records.Score]:
-    found = records.read(run_folder(folder, job) / "records.jsonl")
+    found = SweepFolder(folder).run(job).records()
     assert found.finished is not None
     return sorted(found.scores, key=str)
 
@@ -225,7 +214,7 @@ def test_a_failed_embedding_blocks_its_jobs_but_is_their_only_failure(tmp_path: 
     tally = conduct(tmp_path / "s", sweep, Scripted({"phi": [Died("signal 9")] * 3}))
     assert [failure.job for failure in tally.failures] == ["phi"]
     assert tally.blocked == ("one",)
-    assert not failure_path(tmp_path / "s", "one").exists()
+    assert not SweepFolder(tmp_path / "s").failure_file("one").exists()
 
 
 def test_a_full_disk_stops_the_sweep_and_is_no_failure_of_the_job(tmp_path: Path) -> None:
@@ -237,7 +226,7 @@ def test_a_full_disk_stops_the_sweep_and_is_no_failure_of_the_job(tmp_path: Path
         "free some space, then repeat the command to resume"
     )
     assert launcher.closed
-    assert not failure_path(tmp_path / "s", "one").exists()
+    assert not SweepFolder(tmp_path / "s").failure_file("one").exists()
 
 
 def test_trouble_of_the_driver_itself_is_said_in_one_line(tmp_path: Path) -> None:
@@ -291,7 +280,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     stored = sweep_of([job("one"), job("two")])
-    write_sweep(folder, stored)
+    SweepFolder(folder).write(stored)
     remedy = "choose another --out, or repeat the command that made it"
     for changed, difference in (
         (replace(stored, rule="oracle"), "its rule is 'training-domains', not 'oracle'"),
@@ -315,7 +304,7 @@ def test_another_sweep_is_refused_and_the_difference_named(tmp_path: Path) -> No
 def test_the_setting_that_makes_another_sweep_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     config = RunConfig(algorithm="erm", test_domains=("site-0",))
-    write_sweep(folder, sweep_of([job("erm-1", config)]))
+    SweepFolder(folder).write(sweep_of([job("erm-1", config)]))
     longer = replace(config, train=replace(config.train, steps=31))
     assert refusal(folder, sweep_of([job("erm-2", longer)])) == (
         f"{folder} holds another sweep (its train.steps is 0, not 31); "
@@ -325,24 +314,24 @@ def test_the_setting_that_makes_another_sweep_is_named(tmp_path: Path) -> None:
 
 def test_more_jobs_need_to_be_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    write_sweep(folder, sweep_of([job("one")]))
+    SweepFolder(folder).write(sweep_of([job("one")]))
     larger = sweep_of([job("one"), job("two"), job("three")])
     assert refusal(folder, larger) == (
         f"{folder} holds 1 of these 3 jobs; add the other 2 with --extend, or choose another --out"
     )
     launcher = Scripted({})
     conduct(folder, larger, launcher, extend=True)
-    assert read_sweep(folder) == larger
+    assert SweepFolder(folder).read() == larger
     assert launcher.started == ["one", "two", "three"]
 
 
 def test_data_that_moved_are_the_same_sweep_and_the_new_place_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     stored = sweep_of([job("one")])
-    write_sweep(folder, stored)
+    SweepFolder(folder).write(stored)
     moved = replace(stored, datasets=(replace(stored.datasets[0], source="there"),))
     conduct(folder, moved, Scripted({}))
-    assert read_sweep(folder).datasets[0].source == "there"
+    assert SweepFolder(folder).read().datasets[0].source == "there"
 
 
 def test_two_drivers_do_not_run_one_sweep(tmp_path: Path) -> None:
@@ -384,15 +373,15 @@ def test_a_task_fails_with_its_traceback_and_a_success_clears_that(
     wrong = replace(task, config={**task.config, "algorithm": "erl"})
     for attempts in (1, 2):
         outcome = perform(wrong)
-        failure = read_failure(tmp_path, "erm-0")
+        failure = SweepFolder(tmp_path).failure("erm-0")
         assert failure is not None
         assert outcome.state == "failed"
         assert outcome.error == failure.error == "there is no algorithm 'erl'; did you mean 'erm'?"
         assert failure.traceback.startswith("Traceback")
         assert failure.attempts == attempts
     assert perform(task).state == "done"
-    assert read_failure(tmp_path, "erm-0") is None
-    assert job_state(tmp_path, "erm-0") == "done"
+    assert SweepFolder(tmp_path).failure("erm-0") is None
+    assert SweepFolder(tmp_path).job_state("erm-0") == "done"
 
 
 def test_a_task_refuses_other_data(
@@ -418,7 +407,7 @@ def test_a_full_disk_is_no_failure(
     monkeypatch.setattr(records, "append_line", full)
     outcome = perform(task_of(tmp_path, small_sweep(tiny, data), data, "erm-0"))
     assert outcome.state == "full"
-    assert read_failure(tmp_path, "erm-0") is None
+    assert SweepFolder(tmp_path).failure("erm-0") is None
 
 
 def test_a_folder_that_another_process_works_in_is_busy(
@@ -432,7 +421,7 @@ def test_a_folder_that_another_process_works_in_is_busy(
         fcntl.flock(lock, fcntl.LOCK_EX)
         outcome = perform(task)
     assert outcome.state == "busy"
-    assert read_failure(tmp_path, "erm-0") is None
+    assert SweepFolder(tmp_path).failure("erm-0") is None
 
 
 # ---- real workers --------------------------------------------------------------------------------
@@ -451,9 +440,9 @@ def test_a_sweep_on_local_workers(tiny: Tiny, data: Path, tmp_path: Path) -> Non
     for other in sweep.jobs[1:]:
         assert scores(folder, other.id)
     # Both DA runs started from the Φ that was learned once.
-    phi = embedding_folder(folder, "phi-4") / "embedding.safetensors"
+    phi = SweepFolder(folder).embedding("phi-4").path / "embedding.safetensors"
     for id in ("da_erm-4", "da_coral-4"):
-        shared = run_folder(folder, id) / "embedding.safetensors"
+        shared = SweepFolder(folder).run(id).path / "embedding.safetensors"
         assert shared.read_bytes() == phi.read_bytes()
     stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     again = run_sweep(folder, sweep, {"sites": data}, launch=never)
@@ -471,13 +460,14 @@ def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
     tiny: Tiny, data: Path, tmp_path: Path
 ) -> None:
     endless = small_sweep(tiny, data, **{"train.steps": 50_000, "train.evaluate_every": 50_000})
-    write_sweep(tmp_path / "s", endless)
+    SweepFolder(tmp_path / "s").write(endless)
     code = (
-        "import sys; from pathlib import Path; from acclimate.results.protocol import read_sweep\n"
+        "import sys; from pathlib import Path\n"
+        "from acclimate.results.sweep_folder import SweepFolder\n"
         "from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep\n"
         "launch = chosen_launcher(LaunchOptions(max_parallel=2, device='cpu'))\n"
         "folder, data = map(Path, sys.argv[1:])\n"
-        "run_sweep(folder, read_sweep(folder), {'sites': data}, launch=launch)\n"
+        "run_sweep(folder, SweepFolder(folder).read(), {'sites': data}, launch=launch)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s"), str(data)])
     try:
@@ -525,7 +515,7 @@ def test_a_worker_killed_at_work_is_replaced(tiny: Tiny, data: Path, tmp_path: P
 
     def listener(queue: Queue, event: Event | None) -> None:
         worker = opened[0]._workers[0]
-        at_work = list(run_folder(tmp_path / "s", "erm-0").glob("checkpoint-*"))
+        at_work = list(SweepFolder(tmp_path / "s").run("erm-0").path.glob("checkpoint-*"))
         if event is None and not killed and worker is not None and at_work:
             killed.append(worker.process.pid)
             worker.process.send_signal(signal.SIGKILL)
@@ -614,7 +604,7 @@ def test_a_folder_that_cannot_be_locked_is_not_called_busy(
 def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Path) -> None:
     sweep = sweep_of([job("one")])
     left = [tmp_path / part / ".x.json.123.tmp" for part in (".", "failures", "labels")]
-    write_sweep(tmp_path, sweep)
+    SweepFolder(tmp_path).write(sweep)
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -625,14 +615,14 @@ def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Pa
 def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) -> None:
     """It had finished the job, and was killed before it could remove the note."""
     sweep = sweep_of([job("one"), job("two")])
-    place = run_folder(tmp_path, "one")
+    place = SweepFolder(tmp_path).run("one").path
     place.mkdir(parents=True)
     (place / "model.json").write_text("{}")
     end = records.Finished(
         kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
     )
     records.append(place / "records.jsonl", end)
-    write_sweep(tmp_path, sweep)
+    SweepFolder(tmp_path).write(sweep)
     for id in ("one", "two"):
         note_failure(tmp_path, id, "an error")
     tally = conduct(tmp_path, sweep, Scripted({}))

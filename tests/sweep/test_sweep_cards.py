@@ -14,11 +14,12 @@ from acclimate.config import RunConfig, as_dict, from_dict, merged
 from acclimate.core.errors import SweepError
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.results.protocol import Job, Sweep, embedding_folder, job_state, run_folder
+from acclimate.results.protocol import Job, Sweep
 from acclimate.results.selection import Choice, candidates, select
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.records import Finished, Score, Started, append
 from acclimate.runs.training import train
-from acclimate.sweep.cards import CARD, prune, write_cards
+from acclimate.sweep.cards import prune, write_cards
 from acclimate.sweep.definition import gather
 from acclimate.sweep.driver import Tally
 from acclimate.sweep.jobs import define
@@ -54,7 +55,7 @@ def job_of(sweep: Sweep, algorithm: str, target: str, draw: int = 0) -> Job:
 
 def finish(folder: Path, job: Job, **changes: Any) -> Path:
     """What a finished run leaves, written by hand."""
-    place = run_folder(folder, job.id)
+    place = SweepFolder(folder).run(job.id).path
     place.mkdir(parents=True)
     run = {
         "config": {**job.config, **changes},
@@ -192,7 +193,7 @@ class TestCards:
         place = finish(tmp_path, job, **merged(as_dict(RunConfig()), own))
         expected = ADAPTIVE_CARD.format(digest="d" * 64, name=job.id)
         written = write_cards(tmp_path, sweep, [choice(job)], "training-domains")
-        assert written == [place / CARD]
+        assert written == [place / "MODEL_CARD.md"]
         found = written[0].read_text(encoding="utf-8")
         assert found == expected
         assert "/somewhere" not in found
@@ -245,7 +246,7 @@ class TestCards:
         finish(tmp_path, one)
         nothing = choice(other, run=None, draw=None, reason="no finished run")
         assert len(write_cards(tmp_path, sweep, [choice(one), nothing], "oracle")) == 1
-        assert not run_folder(tmp_path, other.id).exists()
+        assert not SweepFolder(tmp_path).run(other.id).path.exists()
 
     def test_written_again_it_is_the_same(self, sweep: Sweep, tmp_path: Path) -> None:
         job = job_of(sweep, "erm", "site-0")
@@ -291,7 +292,7 @@ class TestCards:
 def half_done(sweep: Sweep, tmp_path: Path) -> Path:
     """site-0 is finished in both draws; of site-1, draw 0 is; draw 1 of it is under way."""
     for phi in sweep.embeddings:
-        place = embedding_folder(tmp_path, phi.id)
+        place = SweepFolder(tmp_path).embedding(phi.id).path
         place.mkdir(parents=True)
         (place / "embedding.safetensors").write_bytes(b"s" * 77)
     for job in sweep.jobs:
@@ -312,7 +313,7 @@ class TestPrune:
     def test_keeps_the_chosen_and_the_unfinished(self, sweep: Sweep, half_done: Path) -> None:
         kept = job_of(sweep, "da-erm", "site-0", draw=1)
         before = weights(half_done)
-        states = {job.id: job_state(half_done, job.id) for job in sweep.jobs}
+        states = {job.id: SweepFolder(half_done).job_state(job.id) for job in sweep.jobs}
         freed = prune(half_done, sweep, {kept.id})
         unfinished = {job_of(sweep, name, "site-1", draw=1).id for name in ("erm", "da-erm")}
         still_needed = job_of(sweep, "da-erm", "site-1").needs
@@ -321,17 +322,20 @@ class TestPrune:
         assert weights(half_done) == {name: before[name] for name in stays}
         # Gone: 5 finished runs' models, 2 of them adaptive, and the Φ of site-0.
         assert freed == 5 * 1000 + 2 * 300 + 77
-        assert {job.id: job_state(half_done, job.id) for job in sweep.jobs} == states
+        assert {job.id: SweepFolder(half_done).job_state(job.id) for job in sweep.jobs} == states
 
     def test_says_so_and_a_second_time_finds_nothing(self, sweep: Sweep, half_done: Path) -> None:
         gone = job_of(sweep, "da-erm", "site-0")
         prune(half_done, sweep, set())
-        said = json.loads((run_folder(half_done, gone.id) / "pruned.json").read_text())
+        said = json.loads((SweepFolder(half_done).run(gone.id).path / "pruned.json").read_text())
         assert said["deleted"] == ["model.safetensors", "embedding.safetensors"]
         running = job_of(sweep, "erm", "site-1", draw=1)
-        assert not (run_folder(half_done, running.id) / "pruned.json").exists()
+        assert not (SweepFolder(half_done).run(running.id).path / "pruned.json").exists()
         assert prune(half_done, sweep, set()) == 0
-        assert json.loads((run_folder(half_done, gone.id) / "pruned.json").read_text()) == said
+        assert (
+            json.loads((SweepFolder(half_done).run(gone.id).path / "pruned.json").read_text())
+            == said
+        )
 
     def test_the_note_comes_before_the_deed(
         self, sweep: Sweep, half_done: Path, monkeypatch: pytest.MonkeyPatch
@@ -343,7 +347,7 @@ class TestPrune:
             patch.setattr(Path, "unlink", killed)
             with pytest.raises(KeyboardInterrupt):
                 prune(half_done, sweep, set())
-        first = run_folder(half_done, sweep.jobs[0].id)
+        first = SweepFolder(half_done).run(sweep.jobs[0].id).path
         assert (first / "pruned.json").exists()
         assert (first / "model.safetensors").exists()
 
@@ -362,7 +366,7 @@ def test_real_runs(features: Manifest, tmp_path: Path, sweep: Sweep) -> None:
     for job in sweep.jobs:
         if job.groups == (("site-0",),):
             config = from_dict(RunConfig, job.config, where=job.id)
-            train(config, features, run_folder(tmp_path, job.id), device="cpu")
+            train(config, features, SweepFolder(tmp_path).run(job.id).path, device="cpu")
     choices = select(candidates(tmp_path, sweep), "training-domains")
     chosen = {one.run for one in choices if one.run}
     assert len(chosen) == 2
@@ -375,10 +379,12 @@ def test_real_runs(features: Manifest, tmp_path: Path, sweep: Sweep) -> None:
         assert str(tmp_path) not in text
     assert prune(tmp_path, sweep, chosen) > 0
     for name in chosen:
-        Trained.load(run_folder(tmp_path, name))
+        Trained.load(SweepFolder(tmp_path).run(name).path)
     pruned = {job.id for job in sweep.jobs if job.groups == (("site-0",),)} - chosen
-    assert all(job_state(tmp_path, name) == "done" for name in pruned)
-    assert not any(list(run_folder(tmp_path, name).glob("model.safetensors")) for name in pruned)
+    assert all(SweepFolder(tmp_path).job_state(name) == "done" for name in pruned)
+    assert not any(
+        list(SweepFolder(tmp_path).run(name).path.glob("model.safetensors")) for name in pruned
+    )
 
 
 # ---- what the command keeps ----------------------------------------------------------------------
@@ -409,7 +415,7 @@ def test_with_one_draw_cross_validation_chooses_and_prunes_nothing(
     before = all_finished(tmp_path, sweep)
     after(tmp_path, sweep)
     assert weights(tmp_path) == before
-    assert len(list(tmp_path.rglob(CARD))) == len(sweep.jobs) == 4
+    assert len(list(tmp_path.rglob("MODEL_CARD.md"))) == len(sweep.jobs) == 4
 
 
 def test_nothing_is_pruned_where_the_rule_cannot_choose(
@@ -436,7 +442,7 @@ def test_only_the_chosen_weights_stay(
     after(tmp_path, sweep)
     defaults = {job.id for job in sweep.jobs if job.draw == 0}  # all scores are equal
     assert set(weights(tmp_path)) == defaults
-    assert {path.parent.name for path in tmp_path.rglob(CARD)} == defaults
+    assert {path.parent.name for path in tmp_path.rglob("MODEL_CARD.md")} == defaults
 
 
 def test_nothing_is_pruned_in_place_of_what_is_gone(

@@ -10,9 +10,9 @@ from acclimate.runs.records import Score
 
 def show_run(folder: Path, *, already: bool, json: bool) -> None:
     from acclimate.core.errors import RunError
-    from acclimate.runs.records import read
+    from acclimate.runs.folder import RunFolder
 
-    records = read(folder / "records.jsonl")
+    records = RunFolder(folder).records()
     finished = records.finished
     if finished is None:
         raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
@@ -26,7 +26,8 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
         say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
     say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
     if finished.quarantined:
-        say(f"{finished.quarantined} unreadable images were skipped: {folder}/quarantine.jsonl")
+        listed = RunFolder(folder).quarantine
+        say(f"{finished.quarantined} unreadable images were skipped: {listed}")
     say(f"run folder: {folder}")
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.cli.output import PHASES
-from acclimate.results.protocol import Sweep, embedding_folder, run_folder
+from acclimate.results.protocol import Sweep
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Event, Listener
 from acclimate.sweep.progress import Progress, progress_of
 from acclimate.sweep.queue import Queue
@@ -57,8 +58,8 @@ class _Sitting:
         return time_line(queue, now - self.began, self.already, under_way, before)
 
     def _progress(self, id: str) -> Progress:
-        shared = any(job.id == id for job in self.sweep.embeddings)
-        return progress_of((embedding_folder if shared else run_folder)(self.folder, id))
+        here, shared = SweepFolder(self.folder), any(job.id == id for job in self.sweep.embeddings)
+        return progress_of(here.embedding(id) if shared else here.run(id))
 
 
 class _Lines:

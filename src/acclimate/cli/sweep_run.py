@@ -10,10 +10,11 @@ import typer
 
 from acclimate.cli.output import percent, say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import duration, progress_shown
+from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import RULES, Failure, Sweep, failure_path, run_folder
+from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Candidate, Choice, applicable, candidates, select
-from acclimate.runs.records import read
+from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.sweep.claim import check_folder, write_labels
 from acclimate.sweep.driver import Tally, look, run_sweep
 from acclimate.sweep.launchers import LaunchOptions, chosen_launcher, expected_workers
@@ -128,14 +129,12 @@ def _keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, how: Conduct
 
 def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tally: Tally) -> str:
     """Why pruning might take weights that nothing is left in place of; "" where it does not."""
-    from acclimate.learn.model import is_pruned
-
     if tally.done < tally.jobs:
         return "nothing is pruned before every job is done"
     for choice in choices:
         if choice.run is None:
             return f"nothing is pruned, as {sweep.rule} cannot choose: {choice.reason}"
-        if is_pruned(run_folder(folder, choice.run)):
+        if is_pruned(SweepFolder(folder).run(choice.run).path):
             return (
                 f"nothing is pruned, as the weights of the chosen {choice.run} were pruned before; "
                 f"delete its folder and repeat the sweep to have them again"
@@ -188,7 +187,7 @@ def _expected(folder: Path, plan: Plan, how: Conduct, queue: Queue) -> "Estimate
     seconds = {}
     for job in plan.sweep.jobs:
         if queue.states[job.id] == "done":
-            finished = read(run_folder(folder, job.id) / "records.jsonl").finished
+            finished = SweepFolder(folder).run(job.id).finished
             if finished is not None:
                 seconds[job.id] = finished.seconds
     on_gpus = how.launch.device != "cpu"
@@ -293,7 +292,7 @@ def _show_failures(folder: Path, tally: Tally) -> None:
     for failure in tally.failures[:LISTED]:
         say(_line(folder, failure))
     if len(tally.failures) > LISTED:
-        say(f"and {len(tally.failures) - LISTED} more failed; see {folder}/failures")
+        say(f"and {len(tally.failures) - LISTED} more failed; see {SweepFolder(folder).failures}")
     if tally.blocked:
         say(f"{len(tally.blocked)} runs are waiting for a failed embedding")
     if tally.failures:
@@ -301,5 +300,5 @@ def _show_failures(folder: Path, tally: Tally) -> None:
 
 
 def _line(folder: Path, failure: Failure) -> str:
-    where = failure_path(folder, failure.job)
+    where = SweepFolder(folder).failure_file(failure.job)
     return f"failed {failure.job}: {failure.error} (traceback: {where})"

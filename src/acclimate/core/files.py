@@ -26,6 +26,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     _sync_folder(path.parent)
 
 
+def clear_temporary(folder: Path) -> None:
+    """Remove what a killed process left of files it was writing. Only where nobody works."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     # File names that are not UTF-8 come as surrogates, and go out as the bytes they were.
     encoded = text.encode("utf-8", errors="surrogateescape")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
+from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.source import Source, to_float
@@ -182,5 +183,5 @@ class Loader:
             if good[0]:
                 return int(candidate), image[0]
         raise ManifestError(
-            "a training domain has no readable image at all; see quarantine.jsonl in the run folder"
+            f"a training domain has no readable image at all; see {QUARANTINE} in the run folder"
         )

@@ -1,6 +1,5 @@
 """A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
+from acclimate.core.layout import MODEL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.tensors import below, save_tensors
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import (
@@ -59,9 +59,9 @@ class Trained:
         tensors = dict(_tensors(self.predictor, self.embedding))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
-        save_tensors(folder / "model.safetensors", tensors)
+        save_tensors(folder / WEIGHTS, tensors)
         # The description comes last: where it is, the weights are.
-        write_json(folder / "model.json", self._description())
+        write_json(folder / MODEL, self._description())
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -85,13 +85,13 @@ class Trained:
                 f"again, or use the selected run"
             )
         try:
-            tensors = load_file(folder / "model.safetensors", device="cpu")
+            tensors = load_file(folder / WEIGHTS, device="cpu")
         except (SafetensorError, FileNotFoundError):
             raise RunError(
-                f"{folder / 'model.safetensors'} is missing or damaged; restore it, or train again "
+                f"{folder / WEIGHTS} is missing or damaged; restore it, or train again "
                 f"in another folder"
             ) from None
-        config = from_dict(RunConfig, description["config"], where=str(folder / "model.json"))
+        config = from_dict(RunConfig, description["config"], where=str(folder / MODEL))
         predictor, embedding = build_networks(
             config,
             len(description["classes"]),
@@ -193,11 +193,6 @@ def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -
     return built
 
 
-def is_pruned(folder: Path) -> bool:
-    """Did a sweep delete the weights of this run?"""
-    return (folder / "pruned.json").exists() and not (folder / "model.safetensors").exists()
-
-
 def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
     parts = {"predictor": predictor, "embedding": embedding}
     return [
@@ -209,20 +204,17 @@ def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[st
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / "model.json"
+    path = folder / MODEL
     if not folder.exists():
         raise RunError(f"{folder}: no such run folder; train one with `acclimate train`")
     if not path.exists():
-        unfinished = (folder / "run.json").exists()
+        unfinished = (folder / RUN).exists()
         raise RunError(
             f"{folder}: the run is not finished; repeat its `acclimate train` command to resume it"
             if unfinished
-            else f"{folder}: not a run folder (no model.json); give the --out of `acclimate train`"
+            else f"{folder}: not a run folder (no {MODEL}); give the --out of `acclimate train`"
         )
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise RunError(f"{path} is damaged; restore it, or train again in another folder") from None
+    description = stored(path)
     if description.get("format") != FORMAT:
         raise RunError(
             f"{path}: format {description.get('format')}, this version reads {FORMAT}; "

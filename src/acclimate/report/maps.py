@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
 from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, legend, short
 from acclimate.results.summary import RunView
-from acclimate.runs.records import DOMAIN_MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(run.folder / DOMAIN_MAP, "numpy") as file:
+        with safe_open(run.folder / DOMAINS, "numpy") as file:
             metadata = file.metadata() or {}
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
         names, roles = json.loads(metadata["names"]), json.loads(metadata["roles"])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from acclimate.core.layout import QUARANTINE
 from acclimate.report import tables
 from acclimate.report.markup import (
     Column,
@@ -276,5 +277,5 @@ def quarantined(runs: Sequence[RunView]) -> str:
         return ""
     body = bullets(f"{image}: {reason}" for image, reason in files[:_MOST_FILES])
     more = len(files) - _MOST_FILES
-    rest = f"<p>and {more} more, in each run’s quarantine.jsonl</p>" if more > 0 else ""
+    rest = f"<p>and {more} more, in each run’s {QUARANTINE}</p>" if more > 0 else ""
     return section("Files that could not be read", body + rest)

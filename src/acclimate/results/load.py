@@ -1,24 +1,16 @@
 """From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from acclimate.core.errors import RunError, unknown
+from acclimate.core.layout import RUN
 from acclimate.results import missing
 from acclimate.results.beside import with_published
 from acclimate.results.domainbed import RESULTS
 from acclimate.results.history import load_domainbed
-from acclimate.results.protocol import (
-    Failure,
-    Sweep,
-    embedding_state,
-    is_sweep,
-    read_failure,
-    read_sweep,
-    targets,
-)
+from acclimate.results.protocol import Sweep, targets
 from acclimate.results.report import (
     Frame,
     Labels,
@@ -28,9 +20,10 @@ from acclimate.results.report import (
     observations,
     tabulate,
 )
-from acclimate.results.runs import nested_sweeps, sweep_runs
+from acclimate.results.runs import sweep_runs
 from acclimate.results.selection import Candidate, applicable, candidate, select
 from acclimate.results.summary import ERM, Key, RunView, find_runs, summarise
+from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 from acclimate.results.variants import one_table
 
 __all__ = ["load_domainbed", "load_report"]
@@ -49,13 +42,14 @@ def load_report(
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
-    report = _of_sweep(folder, baseline) if is_sweep(folder) else _of_runs(folder, baseline)
+    load = _of_sweep if SweepFolder(folder).exists else _of_runs
+    report = load(folder, baseline)
     report = replace(report, title=title or report.title)
     return with_published(report) if published else report
 
 
 def _of_runs(folder: Path, baseline: Key | None) -> Report:
-    runs, sweeps = find_runs(folder), nested_sweeps(folder)
+    runs, sweeps = find_runs(folder), sweeps_below(folder)
     left_out = ", ".join(sweep.relative_to(folder).as_posix() for sweep in sweeps)
     if not runs and sweeps:
         raise RunError(f"{folder}: no run in it, but sweeps: {left_out}; report on one of them")
@@ -63,7 +57,7 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
         raise RunError(f"{folder}: no run in it, but results of DomainBed; add --from-domainbed")
     if not runs:
         raise RunError(
-            f"{folder}: no run in it (no run.json); give the --out of `acclimate sweep`, or the "
+            f"{folder}: no run in it (no {RUN}); give the --out of `acclimate sweep`, or the "
             "folder that holds the --out of `acclimate train`"
         )
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
@@ -90,7 +84,7 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
 
 
 def _of_sweep(folder: Path, baseline: Key | None) -> Report:
-    sweep = read_sweep(folder)
+    sweep = SweepFolder(folder).read()
     _check_baseline(folder, baseline, (job.algorithm for job in sweep.jobs))
     baseline = _of_its_variant(baseline or Key.usual(sweep.baseline), sweep)
     runs = sweep_runs(folder, sweep)
@@ -169,12 +163,13 @@ def _frames(sweep: Sweep, empty: set[tuple[str, str]]) -> dict[str, Frame]:
 
 
 def _failures(folder: Path, sweep: Sweep, views: Mapping[str, RunView]) -> Iterable[Failure]:
+    here = SweepFolder(folder)
     for embedding in sweep.embeddings:
-        failure = read_failure(folder, embedding.id)
-        if failure is not None and embedding_state(folder, embedding.id) != "done":
+        failure = here.failure(embedding.id)
+        if failure is not None and here.embedding_state(embedding.id) != "done":
             yield failure
     for job in sweep.jobs:
-        failure = read_failure(folder, job.id)
+        failure = here.failure(job.id)
         run = views.get(job.id)
         if failure is not None and (run is None or run.finished is None):
             yield failure
@@ -185,13 +180,12 @@ def _open(run: RunView | None) -> bool:
 
 
 def _labels(folder: Path) -> Iterable[Labels]:
-    for path in sorted((folder / "labels").glob("*.json")):
+    for stored in SweepFolder(folder).labels():
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
             domains = {
                 name: Labels.Domain(str(found["role"] or ""), tuple(map(int, found["counts"])))
                 for name, found in stored["domains"].items()
             }
             yield Labels(str(stored["name"]), tuple(map(str, stored["classes"])), domains)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a plot less; nothing else rests on it

@@ -11,10 +11,12 @@ from typing import Any
 
 from acclimate.config import flat
 from acclimate.core.errors import RecordError, RunError, SchemaError
-from acclimate.results.protocol import SWEEP_FILE, Sweep, embedding_folder, is_sweep, run_folder
-from acclimate.runs.records import Finished, Records, Score, Started, read
+from acclimate.results.protocol import Sweep
+from acclimate.results.sweep_folder import SweepFolder, sweeps_below
+from acclimate.runs.folder import RunFolder, runs_below
+from acclimate.runs.identity import RUN_FORMAT
+from acclimate.runs.records import Finished, Records, Score, Started
 
-FORMAT = "acclimate-run-1"
 SPELLING = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
 SUFFIXES = {
     "none": ", not adapted",
@@ -115,28 +117,24 @@ def find_runs(folder: Path) -> list[RunView]:
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
-    left_out = nested_sweeps(folder)
-    if is_sweep(folder):
-        left_out.append(embedding_folder(folder, ""))
-    found = sorted(path.parent for path in folder.rglob("run.json"))
-    kept = [run for run in found if not any(run.is_relative_to(other) for other in left_out)]
-    return [_view(run, run.relative_to(folder).as_posix()) for run in kept]
-
-
-def nested_sweeps(folder: Path) -> list[Path]:
-    found = sorted(path.parent for path in folder.rglob(SWEEP_FILE))
-    return [sweep for sweep in found if sweep != folder]
+    left_out, here = sweeps_below(folder), SweepFolder(folder)
+    if here.exists:
+        left_out.append(here.embeddings)
+    kept = [
+        run for run in runs_below(folder) if not any(run.is_relative_to(one) for one in left_out)
+    ]
+    return [_view(RunFolder(run), run.relative_to(folder).as_posix()) for run in kept]
 
 
 def sweep_runs(folder: Path, sweep: Sweep) -> list[RunView]:
     """The runs of a sweep's jobs, as far as they are there, with what the sweep knows of them."""
     views = []
     for job in sweep.jobs:
-        run = run_folder(folder, job.id)
-        if (run / "run.json").exists():
+        run = SweepFolder(folder).run(job.id)
+        if run.exists:
             views.append(
                 replace(
-                    _view(run, run.relative_to(folder).as_posix()),
+                    _view(run, run.path.relative_to(folder).as_posix()),
                     algorithm=job.algorithm,
                     variant=job.variant,
                     dataset=job.dataset,
@@ -148,13 +146,14 @@ def sweep_runs(folder: Path, sweep: Sweep) -> list[RunView]:
     return views
 
 
-def _view(folder: Path, name: str) -> RunView:
+def _view(run: RunFolder, name: str) -> RunView:
+    folder, file = run.path, run.identity_file.name
     name = folder.resolve().name if name == "." else name
     try:
-        stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        version = stored.get("format", FORMAT)
-        if version != FORMAT:
-            return RunView(name=name, folder=folder, problem=f"run.json: unknown format {version}")
+        stored = run.identity()
+        version = stored.get("format", RUN_FORMAT)
+        if version != RUN_FORMAT:
+            return RunView(name=name, folder=folder, problem=f"{file}: unknown format {version}")
         source = str(stored.get("source", ""))
         return RunView(
             name=name,
@@ -167,41 +166,18 @@ def _view(folder: Path, name: str) -> RunView:
             classes=tuple(stored.get("classes", ())),
             domains={r: tuple(stored.get(f"{r}_domains", ())) for r in ("train", "val", "test")},
             config=stored["config"],
-            records=read(folder / "records.jsonl"),
-            quarantined=_quarantined(folder / "quarantine.jsonl"),
-            consistency=_consistency(folder / "consistency.json"),
+            records=run.records(),
+            quarantined=run.quarantined(),
+            consistency=run.consistency(),
         )
     except SchemaError:
         # A table over the runs of one version, without those of another, would mislead.
         raise
     except RecordError as error:
         problem = str(error).replace(f"{folder}/", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        problem = "run.json: not the description of a run; restore it or delete the folder"
+    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError):
+        problem = f"{file}: not the description of a run; restore it or delete the folder"
     return RunView(name=name, folder=folder, problem=problem)
-
-
-def _consistency(path: Path) -> Mapping[str, Any] | None:
-    """What was measured of μ's error, for a curve; a damaged file is as good as none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _quarantined(path: Path) -> tuple[tuple[str, str], ...]:
-    if not path.exists():
-        return ()
-    entries = []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            entry = json.loads(line)
-            entries.append((str(entry["image"]), str(entry["reason"])))
-        except (ValueError, KeyError, TypeError):
-            entries.append((f"{path.name}, line {number}", "the entry itself cannot be read"))
-    return tuple(entries)
 
 
 NAMES = frozenset({"algorithm", "seed", "test_domains", "val_domains"})  # settings that name a run

@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import TypeVar
 
 from acclimate.core.errors import RecordError, unknown
-from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, run_folder
-from acclimate.runs.records import Records, Score, read
+from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.records import Records, Score
 
 Key = tuple[str, str, str, int]  # data set, algorithm, variant, trial
 _MOST_NAMED = 3  # domains in a sentence
@@ -125,9 +126,8 @@ def candidate(job: Job, records: Records) -> Candidate | None:
 
 def candidates(folder: Path, sweep: Sweep) -> list[Candidate]:
     """The finished runs of the sweep in `folder`, in the order of its jobs."""
-    found = (
-        candidate(job, read(run_folder(folder, job.id) / "records.jsonl")) for job in sweep.jobs
-    )
+    runs = SweepFolder(folder)
+    found = (candidate(job, runs.run(job.id).records()) for job in sweep.jobs)
     return [one for one in found if one is not None]
 
 

@@ -4,6 +4,7 @@ No random state is kept: each step seeds itself from (seed, phase, step).
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,9 @@ def load_checkpoint(
     return Progress(**json.loads(metadata["progress"]))
 
 
-def seconds_worked(folder: Path) -> float:
+def seconds_worked(checkpoints: Iterable[Path]) -> float:
     """What earlier sittings worked, as far as their checkpoints know."""
-    return max(map(_seconds, folder.glob("checkpoint-*.safetensors")), default=0.0)
+    return max(map(_seconds, checkpoints), default=0.0)
 
 
 def _seconds(path: Path) -> float:

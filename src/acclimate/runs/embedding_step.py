@@ -2,25 +2,18 @@
 
 import torch
 
-from acclimate.core.files import write_json
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Loader
 from acclimate.learn.embeddings import DomainTable, Embedding, embed_rows
-from acclimate.learn.embeddings.consistency import (
-    CONSISTENCY_FILE,
-    Sample,
-    measure,
-    measured_domains,
-)
+from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
-from acclimate.runs.folder import PHI
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.session import Sitting
 
 
 def step_a(sitting: Sitting, embedding: Embedding) -> DomainTable:
     """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
-    path = sitting.out / PHI
+    path = sitting.folder.phi
     if not path.exists():
         _learn(sitting, embedding)
         table = _embed_domains(sitting, embedding)
@@ -46,7 +39,7 @@ def _learn(sitting: Sitting, embedding: Embedding) -> None:
         ),
         phase=Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every),
         world=sitting.world,
-        folder=sitting.out,
+        folder=sitting.folder,
         seed=seed,
         bf16=sitting.bf16,
         watch=sitting.watch,
@@ -78,5 +71,5 @@ def _embed_domains(sitting: Sitting, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        write_json(sitting.out / CONSISTENCY_FILE, found.to_dict())
+        sitting.folder.write_consistency(found.to_dict())
     return DomainTable(states)

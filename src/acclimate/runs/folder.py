@@ -1,25 +1,21 @@
-"""The folder of a run or of a shared Φ: whose it is, whether it is finished, and that only one
-process works in it."""
+"""The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
+process works in it. The one reader and writer of its files; free of torch."""
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from acclimate.core.distributed import World
+from acclimate.core import layout
 from acclimate.core.errors import RunBusy, RunError
 from acclimate.core.files import write_json
 from acclimate.runs.identity import difference
-from acclimate.runs.identity import digest_of as digest_of
-from acclimate.runs.records import Finished, read
-
-PHI = "embedding.safetensors"
-WORKING = ("checkpoint-*.safetensors", "best-*.safetensors")
-PROGRESS = ("checkpoint-*.safetensors", PHI, "model.json")
+from acclimate.runs.records import Finished, Record, Records, append, read
 
 
 @dataclass(frozen=True)
@@ -27,88 +23,217 @@ class Kind:
     """What a folder may hold: how it is called, and the file that says which one it is."""
 
     name: str
+    folder: str
     file: str
     place: str  # how a message calls the setting that names the folder
 
 
-RUN = Kind("run", "run.json", "--out")
-SHARED = Kind("embedding", "embedding.json", "folder")
+RUN = Kind("run", "a run folder", layout.RUN, "--out")
+SHARED = Kind("embedding", "an embedding folder", layout.EMBEDDING, "folder")
 
 
-def refuse_others(out: Path, kind: Kind, wanted: dict[str, Any]) -> None:
-    """An error where `out` holds another one of its kind, or something else."""
-    path = out / kind.file
-    if path.exists():
-        found = difference(stored_identity(path), wanted) if _has_progress(out) else None
-        if found is not None:
-            raise RunError(
-                f"{out} holds another {kind.name} ({found}); "
-                f"choose another {kind.place}, or repeat the command that made it"
-            )
-    elif out.exists() and (not out.is_dir() or any(_visible(out))):
-        article = "an" if kind is SHARED else "a"
-        raise RunError(
-            f"{out} is not empty and not {article} {kind.name} folder; choose another {kind.place}"
-        )
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+    kind: Kind = RUN
 
+    @property
+    def exists(self) -> bool:
+        """Does it say what it holds?"""
+        return self.identity_file.exists()
 
-def finished_before(out: Path, wanted: dict[str, Any]) -> Finished | None:
-    """The end of this very run, if it is there; another run's folder is refused."""
-    refuse_others(out, RUN, wanted)
-    return read(out / "records.jsonl").finished if (out / "model.json").exists() else None
+    @property
+    def identity_file(self) -> Path:
+        return self.path / self.kind.file
 
+    @property
+    def records_file(self) -> Path:
+        return self.path / layout.RECORDS
 
-def claim(out: Path, kind: Kind, wanted: dict[str, Any], world: World) -> None:
-    """Make `out` this one's folder; what was left behind without a checkpoint is cleared."""
-    world.wait()  # every process has looked at the folder before the first one writes
-    if world.main and not _has_progress(out):
-        for name in ("records.jsonl", "quarantine.jsonl"):
-            (out / name).unlink(missing_ok=True)
-        write_json(out / kind.file, wanted)
-    world.wait()
+    @property
+    def quarantine(self) -> Path:
+        return self.path / layout.QUARANTINE
 
+    @property
+    def phi(self) -> Path:
+        return self.path / layout.PHI
 
-@contextmanager
-def alone(out: Path, world: World) -> Iterator[None]:
-    """Hold the folder's lock: a second training in it would spoil both.
+    @property
+    def consistency_file(self) -> Path:
+        return self.path / layout.CONSISTENCY
 
-    The system lets go of the lock of a process that dies, however it dies.
-    """
-    if world.main:
-        out.mkdir(parents=True, exist_ok=True)
-        with _locked(out) as lock:
+    @property
+    def domain_map(self) -> Path:
+        return self.path / layout.DOMAINS
+
+    @property
+    def card(self) -> Path:
+        return self.path / layout.CARD
+
+    def checkpoint(self, phase: str) -> Path:
+        return self.path / layout.CHECKPOINT.format(phase=phase)
+
+    def checkpoints(self) -> Iterator[Path]:
+        return self.path.glob(layout.CHECKPOINT.format(phase="*"))
+
+    def best(self, phase: str, step: int) -> Path:
+        # By step: a checkpoint then names the very weights that it means.
+        return self.path / layout.BEST.format(phase=phase, step=step)
+
+    def all_best(self, phase: str = "*") -> Iterator[Path]:
+        return self.path.glob(layout.BEST.format(phase=phase, step="*"))
+
+    def identity(self) -> dict[str, Any]:
+        """What the run is: its settings, data, domains and classes."""
+        try:
+            return layout.stored(self.identity_file)
+        except FileNotFoundError:
+            raise RunError(f"{self.path}: no run in it; train one with `acclimate train`") from None
+
+    @property
+    def algorithm(self) -> str:
+        try:
+            return str(self.identity()["config"]["algorithm"])
+        except (KeyError, TypeError):
+            raise layout.damaged(self.identity_file) from None
+
+    def records(self) -> Records:
+        return read(self.records_file)
+
+    def append(self, record: Record) -> None:
+        append(self.records_file, record)
+
+    @property
+    def finished(self) -> Finished | None:
+        """The end of the run; None as long as it goes on."""
+        return self.records().finished if (self.path / layout.MODEL).exists() else None
+
+    def quarantined(self) -> tuple[tuple[str, str], ...]:
+        """(image, reason) of what could not be read; a damaged line is an entry of its own."""
+        if not self.quarantine.exists():
+            return ()
+        entries = []
+        text = self.quarantine.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.split("\n")[:-1], start=1):
             try:
-                world.wait()
+                entry = json.loads(line)
+                entries.append((str(entry["image"]), str(entry["reason"])))
+            except (ValueError, KeyError, TypeError):
+                place = f"{self.quarantine.name}, line {number}"
+                entries.append((place, "the entry itself cannot be read"))
+        return tuple(entries)
+
+    def consistency(self) -> dict[str, Any] | None:
+        """What was measured of μ's error; a damaged file is as good as none."""
+        try:
+            return layout.stored(self.consistency_file)
+        except (OSError, RunError):
+            return None
+
+    def write_consistency(self, measured: Mapping[str, Any]) -> None:
+        write_json(self.consistency_file, measured)
+
+    def refuse_others(self, wanted: dict[str, Any]) -> None:
+        """An error where it holds another one of its kind, or something else."""
+        if self.exists:
+            found = difference(self.identity(), wanted) if self._has_progress else None
+            if found is not None:
+                raise RunError(
+                    f"{self.path} holds another {self.kind.name} ({found}); "
+                    f"choose another {self.kind.place}, or repeat the command that made it"
+                )
+        elif holds_something(self.path):
+            raise RunError(
+                f"{self.path} is not empty and not {self.kind.folder}; "
+                f"choose another {self.kind.place}"
+            )
+
+    def finished_before(self, wanted: dict[str, Any]) -> Finished | None:
+        """The end of this very run, if it is there; another run's folder is refused."""
+        self.refuse_others(wanted)
+        return self.finished
+
+    def take(self, wanted: dict[str, Any]) -> None:
+        """Make it this one's folder; what was left behind without a checkpoint is cleared."""
+        if not self._has_progress:
+            for path in (self.records_file, self.quarantine):
+                path.unlink(missing_ok=True)
+            write_json(self.identity_file, wanted)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock: a second training in it would spoil both.
+
+        The system lets go of the lock of a process that dies, however it dies.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock() as lock:
+            try:
                 yield
             finally:
                 # While it is still held: whoever opened the file before sees that it is gone.
                 Path(lock.name).unlink(missing_ok=True)
-    else:
-        world.wait()
-        yield
+
+    def tidy(self) -> None:
+        """Remove what only a resumed run would need."""
+        for path in (*self.checkpoints(), *self.all_best()):
+            path.unlink(missing_ok=True)
+
+    def prune(self) -> int:
+        """Delete the weights, and say so; the bytes that this frees."""
+        weights = (self.path / layout.WEIGHTS, self.phi)
+        paths = [path for path in weights if path.exists()]
+        if not paths:
+            return 0
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        deleted = [path.name for path in paths]
+        write_json(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
+        freed = 0
+        for path in paths:
+            facts = path.stat()
+            freed += facts.st_size if facts.st_nlink == 1 else 0  # another name may keep the bytes
+            path.unlink()
+        return freed
+
+    @property
+    def _has_progress(self) -> bool:
+        marks = (*self.checkpoints(), self.phi, self.path / layout.MODEL)
+        return any(path.exists() for path in marks)
+
+    def _lock(self) -> TextIO:
+        """The folder's lock file, locked."""
+        path = self.path / layout.LOCK
+        while True:
+            lock = path.open("a")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                raise RunBusy(
+                    f"another process is training in {self.path}; "
+                    f"wait for it, or choose another --out"
+                ) from None
+            except OSError as error:
+                lock.close()
+                raise RunError(
+                    f"{self.path} cannot be locked ({error.strerror}); choose a folder on a file "
+                    f"system that has locks"
+                ) from None
+            if _is_at(lock, path):
+                return lock
+            lock.close()  # its last holder removed it meanwhile; others would lock a new file
 
 
-def _locked(out: Path) -> TextIO:
-    """The folder's lock file, locked."""
-    path = out / ".lock"
-    while True:
-        lock = path.open("a")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise RunBusy(
-                f"another process is training in {out}; wait for it, or choose another --out"
-            ) from None
-        except OSError as error:
-            lock.close()
-            raise RunError(
-                f"{out} cannot be locked ({error.strerror}); choose a folder on a file system that "
-                f"has locks"
-            ) from None
-        if _is_at(lock, path):
-            return lock
-        lock.close()  # its last holder removed it meanwhile; others would lock a new file
+def runs_below(folder: Path) -> list[Path]:
+    """Every run folder below `folder`, in the order of their names."""
+    return sorted(path.parent for path in folder.rglob(layout.RUN))
+
+
+def holds_something(folder: Path) -> bool:
+    """Is it anything but a folder that is empty, or not there yet?"""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _is_at(file: TextIO, path: Path) -> bool:
@@ -116,26 +241,3 @@ def _is_at(file: TextIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def tidy(out: Path) -> None:
-    """Remove what only a resumed run would need."""
-    for pattern in WORKING:
-        for path in out.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
-def stored_identity(path: Path) -> dict[str, Any]:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise RunError(f"{path} is damaged; restore it, or choose another --out") from None
-    return stored
-
-
-def _has_progress(out: Path) -> bool:
-    return any(any(out.glob(mark)) for mark in PROGRESS)
-
-
-def _visible(out: Path) -> Iterator[Path]:
-    return (path for path in out.iterdir() if not path.name.startswith("."))

@@ -5,12 +5,14 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate import __version__
 from acclimate.config import RunConfig, as_dict, flat
 from acclimate.core.errors import WeightsError
-from acclimate.runs.plan import Plan
+
+if TYPE_CHECKING:  # plans come with torch, and identities are read where there is none
+    from acclimate.runs.plan import Plan
 
 RUN_FORMAT = "acclimate-run-1"
 EMBEDDING_FORMAT = "acclimate-embedding-1"
@@ -46,7 +48,7 @@ def _content_digest(path: str, size: int, changed: int, inode: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def run_identity(plan: Plan) -> dict[str, Any]:
+def run_identity(plan: "Plan") -> dict[str, Any]:
     """What makes a run the same run; the rest of it is for people."""
     return {
         "format": RUN_FORMAT,
@@ -62,7 +64,7 @@ def run_identity(plan: Plan) -> dict[str, Any]:
     }
 
 
-def learned_identity(plan: Plan, data_digest: str) -> dict[str, Any]:
+def learned_identity(plan: "Plan", data_digest: str) -> dict[str, Any]:
     """What makes the Φ that a plan learns the same Φ; `data_digest` is of the data as given."""
     return {
         "format": EMBEDDING_FORMAT,

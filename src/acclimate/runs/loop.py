@@ -24,7 +24,8 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.learn.objective import Adversary, Losses, Objective
 from acclimate.runs.averaging import Average
 from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
-from acclimate.runs.records import Loss, Score, append
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.records import Loss, Score
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Loop:
     loader: Loader
     phase: Phase
     world: World
-    folder: Path
+    folder: RunFolder
     seed: int
     bf16: bool = False
     prepare: Callable[[Batch], Batch] = lambda batch: batch
@@ -87,14 +88,13 @@ class Loop:
 
     @property
     def _checkpoint(self) -> Path:
-        return self.folder / f"checkpoint-{self.phase.name}.safetensors"
+        return self.folder.checkpoint(self.phase.name)
 
     def _best(self, step: int) -> Path:
-        # By step: a checkpoint then names the very weights that it means.
-        return self.folder / f"best-{self.phase.name}-{step}.safetensors"
+        return self.folder.best(self.phase.name, step)
 
     def _drop_beaten(self, progress: Progress) -> None:
-        for path in self.folder.glob(f"best-{self.phase.name}-*"):
+        for path in self.folder.all_best(self.phase.name):
             if progress.best_step is None or path != self._best(progress.best_step):
                 path.unlink()
 
@@ -165,7 +165,7 @@ class Loop:
                 save_weights(self._best(progress.step), self.objective)
         if self.world.main:
             for score in scores:
-                append(self.folder / "records.jsonl", score)
+                self.folder.append(score)
         self._since += time.perf_counter() - started  # its time is not training time
         return Progress(progress.step, progress.step, mean) if better else progress
 
@@ -192,7 +192,7 @@ class Loop:
                 lr=optimiser.param_groups[0]["lr"],
                 images_per_second=round(images / seconds, 1),
             )
-            append(self.folder / "records.jsonl", loss)
+            self.folder.append(loss)
         self._reset()
 
     def _reset(self) -> None:

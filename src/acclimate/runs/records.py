@@ -16,7 +16,6 @@ from acclimate.core.errors import RecordError, SchemaError
 from acclimate.core.files import append_line
 
 SCHEMA = 1
-DOMAIN_MAP = "domains.safetensors"  # in a run folder: μ of every domain, for maps and reports
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """One sitting in a folder: its plan, processes, data and clock."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from acclimate.data.source import FeatureSource, ImageSource, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Predictor
 from acclimate.runs.checkpoint import seconds_worked
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.plan import Plan
-from acclimate.runs.records import Started, append, read
+from acclimate.runs.records import Started
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Sitting:
     """Work on a run, or on a shared Φ, from the start of a process to its end."""
 
     plan: Plan
-    out: Path
+    folder: RunFolder
     world: World
     watch: Watch
     source: FeatureSource | ImageSource = field(init=False)
@@ -43,22 +45,18 @@ class Sitting:
         """Open the data at inputs of `size`, and say in the records that work goes on."""
         config, manifest = self.plan.config, self.plan.manifest
         self.quarantine = Quarantine(
-            self.out / "quarantine.jsonl",
+            self.folder.quarantine,
             total=len(manifest),
             max_share=config.data.max_unreadable,
         )
         self.source = open_source(manifest, size, config.data, self.quarantine)
-        self._before = seconds_worked(self.out)
+        self._before = seconds_worked(self.folder.checkpoints())
         if self.world.main:
             self._announce(identity)
 
     def seconds(self) -> float:
         """Worked until now, with what earlier sittings worked."""
         return self._before + time.perf_counter() - self._started
-
-    @property
-    def records(self) -> Path:
-        return self.out / "records.jsonl"
 
     @property
     def bf16(self) -> bool:
@@ -69,9 +67,8 @@ class Sitting:
         return wanted == "bf16"
 
     def _announce(self, identity: dict[str, Any]) -> None:
-        losses = read(self.records).losses
-        append(
-            self.records,
+        losses = self.folder.records().losses
+        self.folder.append(
             Started(
                 time=datetime.now(UTC).isoformat(timespec="microseconds"),
                 version=__version__,
@@ -82,6 +79,21 @@ class Sitting:
                 resumed_at=f"{losses[-1].phase} {losses[-1].step}" if losses else None,
             ),
         )
+
+
+@contextmanager
+def locked(folder: RunFolder, world: World) -> Iterator[None]:
+    """The folder's lock, held by the first of the processes for all of them."""
+    with folder.locked() if world.main else nullcontext():
+        world.wait()
+        yield
+
+
+def take(folder: RunFolder, identity: dict[str, Any], world: World) -> None:
+    world.wait()  # every process has looked at the folder before the first one writes
+    if world.main:
+        folder.take(identity)
+    world.wait()
 
 
 def seed_weights(plan: Plan) -> None:

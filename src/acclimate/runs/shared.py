@@ -12,25 +12,15 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.learn.embeddings import Embedding
-from acclimate.learn.embeddings.consistency import CONSISTENCY_FILE
 from acclimate.learn.embeddings.domains import load_embedding
 from acclimate.learn.model import build_embedding
 from acclimate.runs.embedding_step import step_a
-from acclimate.runs.folder import (
-    PHI,
-    SHARED,
-    alone,
-    claim,
-    refuse_others,
-    stored_identity,
-    tidy,
-)
+from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import difference, learned_identity
 from acclimate.runs.loop import check_shares
 from acclimate.runs.memory import check_memory
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.records import append, read
-from acclimate.runs.session import Sitting, in_features, prepare, seed_weights
+from acclimate.runs.session import Sitting, in_features, locked, prepare, seed_weights, take
 
 
 def train_embedding(
@@ -52,37 +42,37 @@ def train_embedding(
         if world.device.type == "cpu":
             keep_freed_memory()
         check_shares(plan.config.embedding.per_domain, world, plan.config.embedding.optimiser)
-        wanted, path = learned_identity(plan, manifest.digest()), out / PHI
-        refuse_others(out, SHARED, wanted)
-        if not path.exists():
-            sitting = Sitting(plan, out, world, watch)
+        wanted, folder = learned_identity(plan, manifest.digest()), RunFolder(out, SHARED)
+        folder.refuse_others(wanted)
+        if not folder.phi.exists():
+            sitting = Sitting(plan, folder, world, watch)
             seed_weights(plan)
             counts = len(plan.classes), len(plan.train_domains)
             embedding = build_embedding(
                 plan.config, *counts, in_features(plan), pretrained=True, world=world
             )
             size = prepare(plan, world, embedding)
-            with alone(out, world):
-                refuse_others(out, SHARED, wanted)  # another process may have been here
-                if not path.exists():
+            with locked(folder, world):
+                folder.refuse_others(wanted)  # another process may have been here
+                if not folder.phi.exists():
                     check_memory(plan, world, size, embedding, bf16=sitting.bf16)
-                claim(out, SHARED, wanted, world)
-                if not path.exists():
+                take(folder, wanted, world)
+                if not folder.phi.exists():
                     sitting.begin(wanted, size)
                     step_a(sitting, embedding)
         if world.main:
-            tidy(out)
-    return path
+            folder.tidy()
+    return folder.phi
 
 
 def check_shared(shared: Path, plan: Plan, data_digest: str) -> None:
     """Refuse a Φ that is not finished, or is not the one that this run would learn."""
     if not plan.algorithm.adaptive:
         raise _no_use(plan)
-    path = shared / SHARED.file
-    if not path.exists() or not (shared / PHI).exists():
+    folder = RunFolder(shared, SHARED)
+    if not folder.exists or not folder.phi.exists():
         raise RunError(f"{shared}: there is no finished embedding; make one with `train_embedding`")
-    found = difference(stored_identity(path), learned_identity(plan, data_digest))
+    found = difference(folder.identity(), learned_identity(plan, data_digest))
     if found is not None:
         raise RunError(
             f"{shared} holds another embedding than this run would learn ({found}); "
@@ -95,18 +85,19 @@ def adopt(shared: Path, sitting: Sitting, embedding: Embedding) -> None:
 
     Φ itself comes last: where it is, the rest is.
     """
-    load_embedding(shared / PHI, embedding)  # a damaged file is named where it lies
+    theirs, ours = RunFolder(shared, SHARED), sitting.folder
+    load_embedding(theirs.phi, embedding)  # a damaged file is named where it lies
     if sitting.world.main:
-        here = set(read(sitting.records).losses)
-        for loss in read(shared / "records.jsonl").losses:
+        here = set(ours.records().losses)
+        for loss in theirs.records().losses:
             if loss not in here:
-                append(sitting.records, loss)
-        listed = Quarantine(shared / "quarantine.jsonl", total=1, max_share=float("inf"))
+                ours.append(loss)
+        listed = Quarantine(theirs.quarantine, total=1, max_share=float("inf"))
         for image, reason in listed.entries:
             sitting.quarantine.add(image, reason)
-        if (shared / CONSISTENCY_FILE).exists():
-            _copy(shared / CONSISTENCY_FILE, sitting.out / CONSISTENCY_FILE)
-        _link(shared / PHI, sitting.out / PHI)
+        if theirs.consistency_file.exists():
+            _copy(theirs.consistency_file, ours.consistency_file)
+        _link(theirs.phi, ours.phi)
     sitting.world.wait()
 
 

@@ -15,14 +15,14 @@ from acclimate.learn.model import Trained, build_networks
 from acclimate.learn.models import Predictor
 from acclimate.runs.checkpoint import Progress
 from acclimate.runs.embedding_step import step_a
-from acclimate.runs.folder import PHI, RUN, alone, claim, finished_before, tidy
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import run_identity
 from acclimate.runs.loop import Loop, Phase, check_shares
 from acclimate.runs.memory import check_memory
 from acclimate.runs.plan import make_plan
-from acclimate.runs.records import DOMAIN_MAP, Finished, append
+from acclimate.runs.records import Finished
 from acclimate.runs.scoring import Evaluator
-from acclimate.runs.session import Sitting, in_features, prepare, seed_weights
+from acclimate.runs.session import Sitting, in_features, locked, prepare, seed_weights, take
 from acclimate.runs.shared import adopt, check_shared
 
 
@@ -55,21 +55,21 @@ def train(
         check_shares(main.per_domain, world, main.optimiser, plan.algorithm.build.least_rows)
         if plan.algorithm.adaptive:
             check_shares(plan.config.embedding.per_domain, world, plan.config.embedding.optimiser)
-        wanted = run_identity(plan)
-        done = finished_before(out, wanted)
+        wanted, folder = run_identity(plan), RunFolder(out)
+        done = folder.finished_before(wanted)
         if done is not None:
             if world.main:
-                tidy(out)
+                folder.tidy()
             return RunResult(out, done, already=True)
-        if embedding is not None and not (out / PHI).exists():
+        if embedding is not None and not folder.phi.exists():
             check_shared(embedding, plan, manifest.digest())
-        return _Run(Sitting(plan, out, world, watch), wanted, embedding).go()
+        return _Run(Sitting(plan, folder, world, watch), wanted, embedding).go()
 
 
 class _Run:
     def __init__(self, sitting: Sitting, identity: dict[str, Any], shared: Path | None) -> None:
         self.sitting, self.identity, self.shared = sitting, identity, shared
-        self.plan, self.out, self.world = sitting.plan, sitting.out, sitting.world
+        self.plan, self.folder, self.world = sitting.plan, sitting.folder, sitting.world
         self.config = sitting.plan.config
 
     def go(self) -> RunResult:
@@ -81,15 +81,15 @@ class _Run:
         )
         networks = (predictor,) if embedding is None else (predictor, embedding)
         size = prepare(self.plan, self.world, *networks)
-        with alone(self.out, self.world):
+        with locked(self.folder, self.world):
             # Another process may have finished the run since it was looked at.
-            done = finished_before(self.out, self.identity)
+            done = self.folder.finished_before(self.identity)
             if done is not None:
-                return RunResult(self.out, done, already=True)
-            learned = self.shared is not None or (self.out / PHI).exists()
+                return RunResult(self.folder.path, done, already=True)
+            learned = self.shared is not None or self.folder.phi.exists()
             ahead = networks[:1] if learned else networks[::-1]  # Step A first
             check_memory(self.plan, self.world, size, *ahead, bf16=self.sitting.bf16)
-            claim(self.out, RUN, self.identity, self.world)
+            take(self.folder, self.identity, self.world)
             self.sitting.begin(self.identity, size)
             return self._train(predictor, embedding, size)
 
@@ -109,10 +109,10 @@ class _Run:
         evaluator = Evaluator(self.plan, self.sitting.source, self.world, trained)
         progress = self._learn_predictor(predictor, table, evaluator)
         finished = self._finish(trained, evaluator, progress)
-        return RunResult(self.out, finished, already=False)
+        return RunResult(self.folder.path, finished, already=False)
 
     def _embedded(self, embedding: Embedding) -> DomainTable:
-        if self.shared is not None and not (self.out / PHI).exists():
+        if self.shared is not None and not self.folder.phi.exists():
             adopt(self.shared, self.sitting, embedding)
         return step_a(self.sitting, embedding)
 
@@ -162,7 +162,7 @@ class _Run:
                 settings.average,
             ),
             world=self.world,
-            folder=self.out,
+            folder=self.folder,
             seed=self.config.seed,
             bf16=self.sitting.bf16,
             prepare=with_mu,
@@ -178,7 +178,8 @@ class _Run:
         assert kept is not None
         trained.predictor.eval()
         if self.world.main:
-            trained.save(self.out)  # before scoring: whatever fails there, the model is kept
+            # Before scoring: whatever fails there, the model is kept.
+            trained.save(self.folder.path)
         scores = []
         domains = len({*self.plan.train_domains, *self.plan.val_domains, *self.plan.test_domains})
         for score in evaluator.final(kept):
@@ -195,11 +196,11 @@ class _Run:
         )
         if self.world.main:
             if trained.table is not None:
-                save_domain_map(self.out / DOMAIN_MAP, self._states(trained, evaluator))
+                save_domain_map(self.folder.domain_map, self._states(trained, evaluator))
             for score in scores:
-                append(self.sitting.records, score)
-            append(self.sitting.records, finished)
-            tidy(self.out)
+                self.folder.append(score)
+            self.folder.append(finished)
+            self.folder.tidy()
         self.world.wait()
         return finished
 

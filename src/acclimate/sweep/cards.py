@@ -3,23 +3,21 @@
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from acclimate.config import RunConfig, as_dict, flat
-from acclimate.core.errors import SweepError
-from acclimate.core.files import write_json, write_text
+from acclimate.core.errors import RunError, SweepError
+from acclimate.core.files import write_text
+from acclimate.core.layout import is_pruned
 from acclimate.core.wording import percent
 from acclimate.learn.algorithms import ADAPTIVE
-from acclimate.learn.model import is_pruned
-from acclimate.results.protocol import RULES, Sweep, embedding_folder, job_state, run_folder
+from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
-from acclimate.runs.records import Finished, Score, Started, read
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.records import Finished, Score, Started
 
-CARD = "MODEL_CARD.md"
-PRUNED = "pruned.json"
-WEIGHTS = ("model.safetensors", "embedding.safetensors")
 SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "model.backbone")
 SHOWN_CLASSES = 20
 MEANS = {
@@ -36,17 +34,16 @@ def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str
     for choice in choices:
         if choice.run is not None:
             chosen.setdefault(choice.run, []).append(choice)
-    paths = []
+    paths, here = [], SweepFolder(folder)
     for run, reasons in chosen.items():
-        place = run_folder(folder, run)
-        facts = _read(place)
-        path = place / CARD
+        facts = _read(here.run(run))
+        path = here.run(run).card
         text = _card(facts, sweep, reasons, rule)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
         paths.append(path)
     for job in sweep.jobs:  # what was chosen before more runs were done
-        old = run_folder(folder, job.id) / CARD
+        old = here.run(job.id).card
         if job.id not in chosen and old.is_file():
             old.unlink()
     return paths
@@ -58,37 +55,23 @@ def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
     Records and settings stay, so that tables do not change. A Φ that runs share goes once no
     unfinished run needs it; a kept run has its own in its model.
     """
-    freed = 0
+    freed, here = 0, SweepFolder(folder)
     needed = set()
     for job in sweep.jobs:
-        if job_state(folder, job.id) != "done":
+        if here.job_state(job.id) != "done":
             needed.add(job.needs)
         elif job.id not in keep:
-            freed += _delete_weights(run_folder(folder, job.id))
+            freed += here.run(job.id).prune()
     for phi in sweep.embeddings:
         if phi.id not in needed:
-            freed += _delete_weights(embedding_folder(folder, phi.id))
-    return freed
-
-
-def _delete_weights(place: Path) -> int:
-    paths = [place / name for name in WEIGHTS if (place / name).exists()]
-    if not paths:
-        return 0
-    time = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(place / PRUNED, {"time": time, "deleted": [path.name for path in paths]})
-    freed = 0
-    for path in paths:
-        facts = path.stat()
-        freed += facts.st_size if facts.st_nlink == 1 else 0  # another name may keep the bytes
-        path.unlink()
+            freed += here.embedding(phi.id).prune()
     return freed
 
 
 @dataclass(frozen=True)
 class _Facts:
     place: Path
-    run: dict[str, Any]  # run.json
+    run: dict[str, Any]  # its identity
     sittings: list[Started]
     finished: Finished
     scores: list[Score]  # of the kept weights
@@ -107,15 +90,16 @@ class _Facts:
         return [score for score in self.scores if score.role != "train"]
 
 
-def _read(place: Path) -> _Facts:
+def _read(folder: RunFolder) -> _Facts:
+    place = folder.path
     try:
-        run = json.loads((place / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        run = folder.identity()
+    except (OSError, RunError):
         raise SweepError(
-            f"{place / 'run.json'} is missing or damaged; restore it, or delete the run's folder "
+            f"{folder.identity_file} is missing or damaged; restore it, or delete the run's folder "
             f"and repeat the sweep"
         ) from None
-    records = read(place / "records.jsonl")
+    records = folder.records()
     started = [record for record in records.all if isinstance(record, Started)]
     if records.finished is None or not started:
         raise SweepError(f"{place}: the run is not finished; repeat the sweep to resume it")

@@ -14,8 +14,9 @@ from acclimate.core.errors import RunBusy, SweepError
 from acclimate.core.files import write_json
 from acclimate.data.inspection import all_domains, label_counts
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import Job, Sweep, is_sweep, read_sweep, write_sweep
-from acclimate.sweep.task import clear_temporary
+from acclimate.results.protocol import Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.folder import holds_something
 
 ELSEWHERE = "choose another --out, or repeat the command that made it"
 
@@ -24,9 +25,10 @@ ELSEWHERE = "choose another --out, or repeat the command that made it"
 def claimed(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]:
     """Make `folder` the sweep's, or refuse it as it is; keep other drivers out meanwhile."""
     check_folder(folder, sweep, extend=extend)  # first without leaving a trace
+    here = SweepFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # The kernel drops the lock with its holder, however that ends; the file itself means nothing.
-    with (folder / ".lock").open("w") as lock:
+    with here.lock_file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -40,21 +42,20 @@ def claimed(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[Non
                 f"that has locks"
             ) from None
         check_folder(folder, sweep, extend=extend)
-        for place in (folder, folder / "failures", folder / "labels"):
-            clear_temporary(place)
-        if not is_sweep(folder) or _plain(read_sweep(folder)) != _plain(sweep):
-            write_sweep(folder, sweep)
+        here.clear_temporary()
+        if not here.exists or _plain(here.read()) != _plain(sweep):
+            here.write(sweep)
         yield
 
 
 def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
     """Refuse a folder of something else, or of another sweep. Where data and weights lie may have
     changed; with `extend`, jobs may have been added."""
-    if not is_sweep(folder):
-        if folder.exists() and (not folder.is_dir() or any(_visible(folder))):
+    if not SweepFolder(folder).exists:
+        if holds_something(folder):
             raise SweepError(f"{folder} is not empty and not a sweep; choose another --out")
         return
-    stored = read_sweep(folder)
+    stored = SweepFolder(folder).read()
     difference = _difference(stored, sweep, extend=extend)
     if difference:
         raise SweepError(f"{folder} holds another sweep ({difference}); {ELSEWHERE}")
@@ -110,14 +111,10 @@ def _plain(sweep: Sweep) -> object:
     return json.loads(json.dumps(asdict(sweep)))
 
 
-def _visible(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if not path.name.startswith("."))
-
-
 def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) -> None:
     """Rows of each class in each domain, so that a report needs no data."""
     for data in sweep.datasets:
-        path = folder / "labels" / f"{data.digest[:16]}.json"
+        path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
             write_json(path, _labels(data.name, manifests[data.name]))
 

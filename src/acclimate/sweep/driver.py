@@ -13,22 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from acclimate.core.errors import SweepError
-from acclimate.results.protocol import (
-    EmbeddingJob,
-    Failure,
-    Job,
-    Sweep,
-    embedding_folder,
-    embedding_state,
-    failure_path,
-    job_state,
-    read_failure,
-    run_folder,
-)
+from acclimate.core.files import clear_temporary
+from acclimate.results.protocol import EmbeddingJob, Job, Sweep
+from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.sweep.claim import claimed
 from acclimate.sweep.launchers import Died, Launch, Launcher
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Outcome, Task, clear_temporary, note_failure
+from acclimate.sweep.task import Outcome, Task, note_failure
 
 MAX_DEATHS = 3
 TICK = 0.5  # seconds between two looks of the listener
@@ -92,32 +83,30 @@ def run_sweep(
 
 def look(folder: Path, sweep: Sweep, *, retry_failed: bool = False) -> Queue:
     """Where each job stands, from the disk alone."""
-    states = {job.id: job_state(folder, job.id) for job in sweep.jobs}
-    states |= {found.id: embedding_state(folder, found.id) for found in sweep.embeddings}
+    here = SweepFolder(folder)
+    states = {job.id: here.job_state(job.id) for job in sweep.jobs}
+    states |= {found.id: here.embedding_state(found.id) for found in sweep.embeddings}
     return Queue(sweep, states, retry_failed=retry_failed)
 
 
 def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
     """What workers that were killed in their very last moment did not tidy."""
-    from acclimate.runs.folder import tidy  # torch comes with it: not before a sweep is run
-
+    here, done = SweepFolder(folder), []
     for job in sweep.jobs:
         if queue.states[job.id] == "done":
-            failure_path(folder, job.id).unlink(missing_ok=True)
-    done = [run_folder(folder, job.id) for job in sweep.jobs if queue.states[job.id] == "done"]
+            here.forget_failure(job.id)
+            done.append(here.run(job.id))
     done += [
-        embedding_folder(folder, job.id)
-        for job in sweep.embeddings
-        if embedding_state(folder, job.id) == "done"
+        here.embedding(phi.id) for phi in sweep.embeddings if here.embedding_state(phi.id) == "done"
     ]
     for place in done:
-        tidy(place)
-        clear_temporary(place)
+        place.tidy()
+        clear_temporary(place.path)
 
 
 def _tally(folder: Path, sweep: Sweep, queue: Queue, already: int) -> Tally:
     failed = [id for id, state in queue.states.items() if state == "failed"]
-    failures = [read_failure(folder, id) for id in failed]
+    failures = [SweepFolder(folder).failure(id) for id in failed]
     return Tally(
         jobs=len(sweep.jobs),
         already=already,
@@ -166,8 +155,9 @@ class _Sitting:
 
     def _done_by_another(self, id: str) -> bool:
         """A busy job may have been finished by the process that was at it."""
-        state = embedding_state if isinstance(self.jobs[id], EmbeddingJob) else job_state
-        return state(self.folder, id) == "done"
+        here = SweepFolder(self.folder)
+        shared = isinstance(self.jobs[id], EmbeddingJob)
+        return (here.embedding_state(id) if shared else here.job_state(id)) == "done"
 
     def _task(self, id: str) -> Task:
         job = self.jobs[id]

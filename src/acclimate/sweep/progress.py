@@ -1,11 +1,9 @@
 """How far a running job is, from what it has written: the same under every launcher."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from acclimate.core.errors import RecordError
-from acclimate.runs.records import read
+from acclimate.core.errors import RecordError, RunError
+from acclimate.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -15,10 +13,10 @@ class Progress:
     total: int = 0  # 0: not known
 
 
-def progress_of(folder: Path) -> Progress:
+def progress_of(folder: RunFolder) -> Progress:
     """Of the run or the embedding in `folder`, which somebody may be writing."""
     try:
-        losses = read(folder / "records.jsonl").losses
+        losses = folder.records().losses
     except (OSError, RecordError):
         return Progress("")
     if not losses:
@@ -26,11 +24,9 @@ def progress_of(folder: Path) -> Progress:
     return Progress(losses[-1].phase, losses[-1].step, _steps(folder, losses[-1].phase))
 
 
-def _steps(folder: Path, phase: str) -> int:
-    for name in ("run.json", "embedding.json"):
-        try:
-            settings = json.loads((folder / name).read_text(encoding="utf-8"))["config"]
-            return int(settings["train" if phase == "main" else "embedding"]["steps"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return 0
+def _steps(folder: RunFolder, phase: str) -> int:
+    try:
+        settings = folder.identity()["config"]
+        return int(settings["train" if phase == "main" else "embedding"]["steps"])
+    except (OSError, RunError, ValueError, KeyError, TypeError):
+        return 0

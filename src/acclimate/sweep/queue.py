@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
-from acclimate.results.protocol import State, Sweep
+from acclimate.results.protocol import Sweep
+from acclimate.results.sweep_folder import State
 
 Place = Literal["waiting", "running", "done", "failed", "blocked"]
 

@@ -11,15 +11,10 @@ from typing import Any, Literal
 
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import AcclimateError, RunBusy, SweepError
+from acclimate.core.files import clear_temporary
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import (
-    Failure,
-    embedding_folder,
-    failure_path,
-    read_failure,
-    run_folder,
-    write_failure,
-)
+from acclimate.results.sweep_folder import Failure, SweepFolder
+from acclimate.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +32,9 @@ class Task:
     threads: int = 0  # of torch on the CPU; 0: as many as it likes
 
     @property
-    def folder(self) -> Path:
-        place = embedding_folder if self.kind == "embedding" else run_folder
-        return place(Path(self.sweep), self.id)
+    def folder(self) -> RunFolder:
+        here = SweepFolder(Path(self.sweep))
+        return here.embedding(self.id) if self.kind == "embedding" else here.run(self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +50,8 @@ def perform(task: Task) -> Outcome:
     """Do the job, or go on with it. A failure is written down and returned, never raised."""
     try:
         _train(task)
-        clear_temporary(task.folder)
-        failure_path(Path(task.sweep), task.id).unlink(missing_ok=True)
+        clear_temporary(task.folder.path)
+        SweepFolder(Path(task.sweep)).forget_failure(task.id)
         return Outcome(state="done")
     except RunBusy as error:
         return Outcome(state="busy", error=str(error))
@@ -68,7 +63,7 @@ def perform(task: Task) -> Outcome:
 
 def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
     """Keep a failure in the sweep's folder, counting how often the job has been tried."""
-    before = read_failure(sweep, job)
+    before = SweepFolder(sweep).failure(job)
     failure = Failure(
         job=job,
         error=error,
@@ -77,16 +72,10 @@ def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
         attempts=1 if before is None else before.attempts + 1,
     )
     try:
-        write_failure(sweep, failure)
+        SweepFolder(sweep).write_failure(failure)
     except OSError as problem:
         return Outcome(state="full" if _disk_full(problem) else "failed", error=_line(problem))
     return Outcome(state="failed", error=error, traceback=trace)
-
-
-def clear_temporary(folder: Path) -> None:
-    """Remove what a killed process left of files it was writing. Only where nobody works."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def _train(task: Task) -> None:
@@ -101,12 +90,12 @@ def _train(task: Task) -> None:
         manifest = _opened(task.data, task.digest)
         config = from_dict(RunConfig, task.config, where=task.id)
         if task.kind == "embedding":
-            train_embedding(config, manifest, task.folder, device=task.device)
+            train_embedding(config, manifest, task.folder.path, device=task.device)
             return
         shared = None
         if task.needs is not None:
-            shared = embedding_folder(Path(task.sweep), task.needs)
-        train(config, manifest, task.folder, device=task.device, embedding=shared)
+            shared = SweepFolder(Path(task.sweep)).embedding(task.needs).path
+        train(config, manifest, task.folder.path, device=task.device, embedding=shared)
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # others may share the GPU

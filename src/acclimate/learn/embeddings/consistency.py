@@ -17,7 +17,6 @@ from acclimate.core.distributed import World
 from acclimate.core.randomness import stream
 from acclimate.learn.theory import mean_radius
 
-CONSISTENCY_FILE = "consistency.json"
 MOST_DOMAINS, MOST_POINTS = 8, 1000  # of 1024 float32 numbers each: 32 MB
 DRAWS, SPLITS = 200, 20
 DELTA = 0.05

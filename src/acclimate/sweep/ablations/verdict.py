@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from acclimate.results.protocol import Sweep, run_folder
-from acclimate.runs.records import read
+from acclimate.results.protocol import Sweep
+from acclimate.results.sweep_folder import SweepFolder
 
 USUAL = ("none", "embedding")
 CONTROL = "wrong-embedding"
@@ -50,7 +50,7 @@ def levels(folder: Path, sweep: Sweep) -> list[Level]:
     groups: dict[tuple[str, str], set[object]] = defaultdict(set)
     for job in sweep.jobs:
         groups[job.algorithm, job.variant].add(job.groups)
-        records = read(run_folder(folder, job.id) / "records.jsonl")
+        records = SweepFolder(folder).run(job.id).records()
         if records.finished is None:
             continue
         scores: dict[str, list[float]] = defaultdict(list)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from acclimate.core.errors import SweepError
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.launchers import Died, LaunchOptions, cores
 from acclimate.sweep.task import Outcome, Task
 
@@ -100,7 +101,7 @@ class LocalLauncher:
 
     def __init__(self, folder: Path, slots: Sequence[Slot]) -> None:
         self.slots = len(slots)
-        self._logs = folder / "logs"
+        self._logs = SweepFolder(folder).logs
         self._logs.mkdir(exist_ok=True)
         for old in self._logs.glob("worker-*.log"):
             old.unlink(missing_ok=True)

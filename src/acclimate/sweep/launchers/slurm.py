@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError, SweepError
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.launchers import Died, LaunchOptions
 from acclimate.sweep.task import Outcome, Task, perform
 
@@ -41,7 +42,7 @@ class SlurmLauncher:
         self.slots = options.max_parallel or (FEW if local else QUEUED)
         self.patience = 2.0 if local else 30.0
         self._executor: Any = submitit.AutoExecutor(
-            folder=folder / "slurm", cluster=options.slurm_cluster
+            folder=SweepFolder(folder).slurm, cluster=options.slurm_cluster
         )
         parameters = {"name": "acclimate", **DEFAULTS, **parameters_of(options.slurm)}
         try:

@@ -1,0 +1,176 @@
+"""The folder of a sweep: the one reader and writer of its files.
+
+SWEEP/
+  sweep.json           the definition and every job
+  runs/JOB/            the run folder of a job
+  embeddings/ID/       a Φ that several jobs share
+  failures/JOB.json    why a job failed, with its traceback
+  labels/DIGEST.json   rows of each class in each domain, for the report
+  logs/, slurm/        what workers printed
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from acclimate.core.errors import SweepError
+from acclimate.core.files import clear_temporary, write_json
+from acclimate.core.layout import LOCK
+from acclimate.results.protocol import FORMAT, Axis, DataSet, EmbeddingJob, Job, Sweep
+from acclimate.runs.folder import SHARED, RunFolder
+
+DEFINITION = "sweep.json"
+State = Literal["done", "failed", "started", "waiting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a job (or the EmbeddingJob of that id) failed the last time it was tried."""
+
+    job: str
+    error: str  # one line
+    traceback: str
+    time: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        """Is there a sweep in it?"""
+        return (self.path / DEFINITION).is_file()
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / LOCK
+
+    @property
+    def embeddings(self) -> Path:
+        return self.path / "embeddings"
+
+    @property
+    def failures(self) -> Path:
+        return self.path / "failures"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def slurm(self) -> Path:
+        return self.path / "slurm"
+
+    def run(self, job: str) -> RunFolder:
+        return RunFolder(self.path / "runs" / job)
+
+    def embedding(self, embedding: str) -> RunFolder:
+        return RunFolder(self.embeddings / embedding, SHARED)
+
+    def failure_file(self, job: str) -> Path:
+        return self.failures / f"{job}.json"
+
+    def labels_file(self, data_digest: str) -> Path:
+        return self._labels / f"{data_digest[:16]}.json"
+
+    def write(self, sweep: Sweep) -> None:
+        write_json(self.path / DEFINITION, {"format": FORMAT, **asdict(sweep)})
+
+    def read(self) -> Sweep:
+        path = self.path / DEFINITION
+        damaged = SweepError(f"{path} is damaged; restore it, or choose another --out")
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            version = stored.pop("format")
+        except FileNotFoundError:
+            raise SweepError(
+                f"{self.path}: no sweep in it (no {path.name}); make one with `acclimate sweep`"
+            ) from None
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise damaged from None
+        if version != FORMAT:
+            raise SweepError(
+                f"{path}: format {version}, this version reads {FORMAT}; "
+                f"use the version of acclimate that wrote it"
+            )
+        try:
+            return _sweep(stored)
+        except (KeyError, TypeError, AttributeError):
+            raise damaged from None
+
+    def failure(self, job: str) -> Failure | None:
+        path = self.failure_file(job)
+        if not path.exists():
+            return None
+        try:
+            return Failure(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            error = f"{path.name} is damaged"
+            return Failure(job=job, error=error, traceback="", time="", attempts=1)
+
+    def write_failure(self, failure: Failure) -> None:
+        write_json(self.failure_file(failure.job), asdict(failure))
+
+    def forget_failure(self, job: str) -> None:
+        self.failure_file(job).unlink(missing_ok=True)
+
+    def job_state(self, job: str) -> State:
+        """From what is on disk alone, so that any process, at any time, sees the same."""
+        run = self.run(job)
+        if run.finished is not None:
+            return "done"
+        if self.failure_file(job).exists():
+            return "failed"
+        return "started" if run.exists else "waiting"
+
+    def embedding_state(self, embedding: str) -> State:
+        shared = self.embedding(embedding)
+        if shared.phi.exists():
+            return "done"
+        if self.failure_file(embedding).exists():
+            return "failed"
+        return "started" if shared.path.exists() else "waiting"
+
+    def labels(self) -> Iterator[Mapping[str, Any]]:
+        """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""
+        for path in sorted(self._labels.glob("*.json")):
+            try:
+                yield json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+
+    def clear_temporary(self) -> None:
+        """Remove what a killed driver left of files it was writing; runs are their workers'."""
+        for place in (self.path, self.failures, self._labels):
+            clear_temporary(place)
+
+    @property
+    def _labels(self) -> Path:
+        return self.path / "labels"
+
+
+def sweeps_below(folder: Path) -> list[Path]:
+    """The sweeps further down; `folder` itself is none of them."""
+    found = sorted(path.parent for path in folder.rglob(DEFINITION))
+    return [sweep for sweep in found if sweep != folder]
+
+
+def _sweep(stored: dict[str, Any]) -> Sweep:
+    axis = stored.pop("axis")
+    return Sweep(
+        datasets=tuple(
+            DataSet(**{**found, "domains": tuple(found["domains"])})
+            for found in stored.pop("datasets")
+        ),
+        embeddings=tuple(EmbeddingJob(**found) for found in stored.pop("embeddings")),
+        jobs=tuple(
+            Job(**{**found, "groups": tuple(map(tuple, found["groups"]))})
+            for found in stored.pop("jobs")
+        ),
+        axis=None if axis is None else Axis(**axis),
+        **stored,
+    )
