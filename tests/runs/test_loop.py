@@ -24,7 +24,8 @@ from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.runs.averaging import Average
 from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
 from acclimate.runs.folder import RunFolder
-from acclimate.runs.loop import Loop, Phase, check_shares, learning_rate, make_optimiser
+from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.optimisation import check_shares, learning_rate, make_optimiser
 from acclimate.runs.records import read
 
 OPTIMISERS = {

@@ -16,8 +16,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.models import Conditioned, build_backbone, freeze_batch_norm
 from acclimate.runs import memory
 from acclimate.runs.memory import Need, Stage, measure
-from acclimate.runs.shared import train_embedding
-from acclimate.runs.training import train
+from acclimate.runs.training import train, train_embedding
 from fixtures.interruption import assert_same_weights
 
 Tiny = Callable[..., RunConfig]

@@ -24,8 +24,7 @@ from acclimate.runs import folder as run_folder
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.records import Started, read
-from acclimate.runs.shared import train_embedding
-from acclimate.runs.training import train
+from acclimate.runs.training import train, train_embedding
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 Tiny = Callable[..., RunConfig]
@@ -443,7 +442,7 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
 def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
     features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from acclimate.runs import training as module
+    from acclimate.runs import session as module
 
     prepare, run = module.prepare, tmp_path / "run"
 

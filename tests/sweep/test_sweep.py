@@ -416,8 +416,8 @@ def test_a_folder_that_another_process_works_in_is_busy(
     import fcntl
 
     task = task_of(tmp_path, small_sweep(tiny, data), data, "erm-0")
-    task.folder.mkdir(parents=True)
-    with (task.folder / ".lock").open("w") as lock:
+    task.folder.path.mkdir(parents=True)
+    with (task.folder.path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         outcome = perform(task)
     assert outcome.state == "busy"

@@ -1,7 +1,6 @@
 """A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +41,19 @@ class Trained:
     predictor: Predictor
     embedding: Embedding | None = None
     table: DomainTable | None = None
+    _digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Now, not when somebody asks: a model is made of finished weights, and only of those.
+        object.__setattr__(self, "_digest", digest_of(_tensors(self.predictor, self.embedding)))
 
     @property
     def adaptive(self) -> bool:
         return self.embedding is not None
 
     def digest(self) -> str:
-        """Identifies the weights once they are trained; domain states carry it."""
+        """Identifies the weights; domain states carry it."""
         return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest_of(_tensors(self.predictor, self.embedding))
 
     def save(self, folder: Path) -> None:
         tensors = dict(_tensors(self.predictor, self.embedding))

@@ -22,6 +22,10 @@ class Losses:
     def total(self) -> Tensor:
         return self.risk if self.penalty is None else self.risk + self.penalty
 
+    def detached(self) -> "Losses":
+        """The numbers alone, without what made them."""
+        return Losses(self.risk.detach(), None if self.penalty is None else self.penalty.detach())
+
 
 @dataclass(frozen=True)
 class Adversary:

@@ -121,7 +121,7 @@ class SweepFolder:
     def job_state(self, job: str) -> State:
         """From what is on disk alone, so that any process, at any time, sees the same."""
         run = self.run(job)
-        if run.finished is not None:
+        if run.complete():
             return "done"
         if self.failure_file(job).exists():
             return "failed"
@@ -129,7 +129,7 @@ class SweepFolder:
 
     def embedding_state(self, embedding: str) -> State:
         shared = self.embedding(embedding)
-        if shared.phi.exists():
+        if shared.complete():
             return "done"
         if self.failure_file(embedding).exists():
             return "failed"

@@ -8,49 +8,49 @@ from acclimate.learn.embeddings import DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
 from acclimate.runs.loop import Loop, Phase
-from acclimate.runs.session import Sitting
+from acclimate.runs.session import Session
 
 
-def step_a(sitting: Sitting, embedding: Embedding) -> DomainTable:
+def learn_embedding(session: Session, embedding: Embedding) -> DomainTable:
     """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
-    path = sitting.folder.phi
+    path = session.folder.phi
     if not path.exists():
-        _learn(sitting, embedding)
-        table = _embed_domains(sitting, embedding)
-        sitting.quarantine.refresh()
-        if sitting.world.main:
+        _learn(session, embedding)
+        table = _embed_domains(session, embedding)
+        session.quarantine.refresh()
+        if session.world.main:
             save_embedding(path, embedding, table)
-        sitting.world.wait()
+        session.world.wait()
     return load_embedding(path, embedding)
 
 
-def _learn(sitting: Sitting, embedding: Embedding) -> None:
-    config, domains = sitting.plan.config, sitting.plan.train_rows
+def _learn(session: Session, embedding: Embedding) -> None:
+    config, domains = session.plan.config, session.plan.train_rows
     settings, seed = config.embedding, derive(config.seed, "embedding")
     loop = Loop(
         objective=embedding,
         loader=Loader(
-            sitting.source,
+            session.source,
             embedding.sampler(domains, settings, seed),
             domains,
-            sitting.world,
+            session.world,
             seed,
             augmented=config.data.augment == "domainbed",
         ),
         phase=Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every),
-        world=sitting.world,
-        folder=sitting.folder,
+        world=session.world,
+        folder=session.folder,
         seed=seed,
-        bf16=sitting.bf16,
-        watch=sitting.watch,
-        clock=sitting.seconds,
+        bf16=session.bf16,
+        watch=session.watch,
+        clock=session.seconds,
     )
     loop.run()
 
 
-def _embed_domains(sitting: Sitting, embedding: Embedding) -> DomainTable:
+def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
     """μ of each training domain, and Φ standardised by them; their consistency is written down."""
-    plan, world, seed = sitting.plan, sitting.world, sitting.plan.config.seed
+    plan, world, seed = session.plan, session.world, session.plan.config.seed
     settings = plan.config.embedding
     measured = measured_domains(plan.train_domains, seed)
     states, points = {}, {}
@@ -59,10 +59,10 @@ def _embed_domains(sitting: Sitting, embedding: Embedding) -> DomainTable:
     ):
         chosen = sample_rows(rows, settings.points, seed, name)
         sample = Sample(chosen, seed, name) if name in measured else None
-        states[name] = embed_rows(embedding, sitting.source, chosen, world, seen=sample)
+        states[name] = embed_rows(embedding, session.source, chosen, world, seen=sample)
         if sample is not None:
             points[name] = sample.whole(embedding.dim, world)
-        sitting.watch("domains", done, len(plan.train_domains), name)
+        session.watch("domains", done, len(plan.train_domains), name)
     if settings.standardise:
         embedding.standardise(DomainTable(states).means)
         centre, spread = embedding.centre, float(embedding.spread)
@@ -71,5 +71,5 @@ def _embed_domains(sitting: Sitting, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        sitting.folder.write_consistency(found.to_dict())
+        session.folder.write_consistency(found.to_dict())
     return DomainTable(states)

@@ -58,7 +58,15 @@ def evaluate_run(
         plan = _plan(config, trained, _in_classes(manifest, trained.classes))
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
         source = open_source(plan.manifest, trained.size, config.data, quarantine)
-        evaluator = Evaluator(plan, source, world, trained)
+        evaluator = Evaluator(
+            plan,
+            source,
+            world,
+            trained.predictor,
+            trained.label_prior,
+            trained.embedding,
+            trained.table,
+        )
         scores = []
         for score in evaluator.final(step=0, methods=methods):
             scores.append(replace(score, moment="evaluate"))

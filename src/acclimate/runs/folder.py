@@ -108,6 +108,10 @@ class RunFolder:
         """The end of the run; None as long as it goes on."""
         return self.records().finished if (self.path / layout.MODEL).exists() else None
 
+    def complete(self) -> bool:
+        """Is what the folder is for there: the end of the run, or Φ?"""
+        return self.phi.exists() if self.kind is SHARED else self.finished is not None
+
     def quarantined(self) -> tuple[tuple[str, str], ...]:
         """(image, reason) of what could not be read; a damaged line is an entry of its own."""
         if not self.quarantine.exists():
@@ -147,11 +151,6 @@ class RunFolder:
                 f"{self.path} is not empty and not {self.kind.folder}; "
                 f"choose another {self.kind.place}"
             )
-
-    def finished_before(self, wanted: dict[str, Any]) -> Finished | None:
-        """The end of this very run, if it is there; another run's folder is refused."""
-        self.refuse_others(wanted)
-        return self.finished
 
     def take(self, wanted: dict[str, Any]) -> None:
         """Make it this one's folder; what was left behind without a checkpoint is cleared."""

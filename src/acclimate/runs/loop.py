@@ -5,10 +5,10 @@ so a killed run resumes to the same weights."""
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file
@@ -17,14 +17,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import RunError
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
-from acclimate.learn.objective import Adversary, Losses, Objective
+from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average
 from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
 from acclimate.runs.folder import RunFolder
+from acclimate.runs.optimisation import (
+    Stepper,
+    adversary_moves,
+    check_shares,
+    learning_rate,
+    make_optimiser,
+)
 from acclimate.runs.records import Loss, Score
 
 
@@ -72,10 +79,13 @@ class Loop:
             # In an adversary's turn the others' gradients are unused, and the other way round.
             unused = self.objective.adversary is not None
             module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
+        take = Stepper(
+            self.objective, module, optimiser, self.phase.optimiser, self.world.device, self.bf16
+        )
         self._reset()
         batches = self.loader.batches(progress.step, self.phase.steps)
         for step, batch in enumerate(batches, start=progress.step):
-            self._step(module, optimiser, self.prepare(batch), step)
+            self._step(take, self.prepare(batch), step)
             progress = self._after(optimiser, progress, step + 1)
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
@@ -98,35 +108,17 @@ class Loop:
             if progress.best_step is None or path != self._best(progress.best_step):
                 path.unlink()
 
-    def _step(
-        self, module: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch, step: int
-    ) -> None:
-        settings, adversary = self.phase.optimiser, self.objective.adversary
-        moving = int(adversary is not None and adversary.moves(step))
-        for group in optimiser.param_groups:
+    def _step(self, take: Stepper, batch: Batch, step: int) -> None:
+        for group in take.optimiser.param_groups:
             group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
         # Dropout draws from the global generator: seeded per step and process, it needs no saving.
         torch.manual_seed(derive(self.seed, self.phase.name, "step", step, self.world.rank))
-        self.objective.train()
-        optimiser.zero_grad(set_to_none=True)
-        for part in range(settings.accumulate):
-            with self._precision():
-                losses: Losses = module(batch.part(part, settings.accumulate), step)
-            (losses.total / settings.accumulate).backward()  # type: ignore[no-untyped-call]
-            self._add(losses, len(batch) / settings.accumulate, penalised=not moving)
-        resting = [group for i, group in enumerate(optimiser.param_groups) if i != moving]
-        for parameter in (p for group in resting for p in group["params"]):
-            parameter.grad = None  # optimisers leave parameters without a gradient alone
-        if settings.clip:
-            nn.utils.clip_grad_norm_(self.objective.parameters(), settings.clip)
-        optimiser.step()
+        parts = take(batch, step)
+        for losses in parts:
+            penalised = not adversary_moves(self.objective, step)
+            self._add(losses, len(batch) / len(parts), penalised=penalised)
         if self._average is not None:
             self._average.update(step + 1)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if not self.bf16:
-            return nullcontext()
-        return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
 
     def _after(self, optimiser: torch.optim.Optimizer, progress: Progress, done: int) -> Progress:
         """Validation, records and checkpoint that are due after `done` steps."""
@@ -201,74 +193,11 @@ class Loop:
 
     def _add(self, losses: Losses, images: float, *, penalised: bool) -> None:
         """An adversary's own loss in its turns is not a penalty of the model."""
-        self._sums[0] += losses.risk.detach() * images
+        self._sums[0] += losses.risk * images
         self._sums[3] += images
         if losses.penalty is not None and penalised:
-            self._sums[1] += losses.penalty.detach() * images
+            self._sums[1] += losses.penalty * images
             self._sums[2] += images
-
-
-def check_shares(
-    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
-) -> None:
-    """Every process and every part must get equally many images of each domain, and a part enough
-    for the objective to see more than single images of a domain."""
-    if per_domain % world.size:
-        raise ConfigError(
-            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
-            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
-        )
-    share, parts = per_domain // world.size, optimiser.accumulate
-    if share % parts:
-        raise ConfigError(
-            f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
-            f"optimiser's accumulate a divisor of {share}"
-        )
-    if per_domain // parts < least_rows:
-        raise ConfigError(
-            f"the penalty needs {least_rows} images of a domain at a time, and gets "
-            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
-        )
-
-
-def make_optimiser(
-    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
-) -> torch.optim.Optimizer:
-    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
-    theirs = list(adversary.module.parameters()) if adversary else []
-    known = {id(parameter) for parameter in theirs}
-    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
-    groups = [_group(own, settings)]
-    if adversary is not None:
-        theirs_own = adversary.optimiser
-        against = replace(
-            settings,  # schedule, warm-up and kind are the run's
-            lr=settings.lr if theirs_own.lr is None else theirs_own.lr,
-            weight_decay=theirs_own.weight_decay,
-            beta1=theirs_own.beta1,
-        )
-        groups.append(_group(theirs, against))
-    return torch.optim.Adam(groups) if settings.name == "adam" else torch.optim.SGD(groups)
-
-
-def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
-    assert settings.lr is not None, "the plan decides the learning rate"
-    shared = {"params": parameters, "settings": settings, "lr": settings.lr}
-    shared["weight_decay"] = settings.weight_decay
-    if settings.name == "adam":
-        return shared | {"betas": (settings.beta1, 0.999)}
-    return shared | {"momentum": settings.momentum}
-
-
-def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
-    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
-    assert settings.lr is not None
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    if settings.schedule == "constant":
-        return settings.lr
-    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
-    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
 
 def _note(progress: Progress) -> str:

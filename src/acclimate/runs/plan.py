@@ -7,13 +7,14 @@ from functools import cached_property
 import numpy as np
 
 from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
+from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
-from acclimate.learn.algorithms import Choice, choose
+from acclimate.learn.algorithms import Algorithm, Choice, choose
 from acclimate.learn.embeddings import find_embedding
-from acclimate.learn.models import default_backbone
+from acclimate.learn.models import Predictor, default_backbone
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 MOST_DOMAINS_PER_STEP = 64
@@ -37,6 +38,12 @@ class Plan:
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes
 
+    @property
+    def in_features(self) -> int | None:
+        """Width of the feature vectors, None for images."""
+        manifest = self.manifest
+        return int(manifest.features().shape[1]) if manifest.has_features else None
+
     @cached_property
     def train_rows(self) -> list[np.ndarray]:
         """Rows of each training domain, in the order of the batches' domain numbers."""
@@ -46,6 +53,17 @@ class Plan:
         if domain in self.test_domains:
             return "test"
         return "val" if domain in self.val_domains else "train"
+
+    def objective(self, predictor: Predictor, world: World) -> Algorithm:
+        """What Step B minimises."""
+        return self.algorithm.build(
+            predictor,
+            self.algorithm.settings,
+            domains=len(self.train_domains),
+            classes=len(self.classes),
+            world=world,
+            seed=self.config.seed,
+        )
 
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""

@@ -16,7 +16,6 @@ from acclimate.core.randomness import stream
 from acclimate.data.source import Source, to_float
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import EVALUATION_BATCH, sample_rows
-from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score
@@ -99,16 +98,11 @@ class Evaluator:
     plan: Plan
     source: Source
     world: World
-    trained: Trained
+    predictor: Predictor
+    label_prior: Sequence[float]  # class frequencies that the predictor was trained on
+    embedding: Embedding | None = None
+    table: DomainTable | None = None  # of the training domains, where there is an embedding
     _unseen: dict[str, Unseen] = field(default_factory=dict)
-
-    @property
-    def embedding(self) -> Embedding | None:
-        return self.trained.embedding
-
-    @property
-    def table(self) -> DomainTable | None:
-        return self.trained.table
 
     def validation(self, step: int) -> tuple[list[Score], float | None]:
         """Scores that choose the weights, and their mean: validation domains where there are any,
@@ -185,7 +179,7 @@ class Evaluator:
         states = [self.table.states[domain] for domain in splits] if self.table else []
         mu = torch.stack([state.mean for state in states]).float() if states else None
         counts = count_by_group(
-            self.trained.predictor,
+            self.predictor,
             self.source,
             np.concatenate(rows),
             group,
@@ -225,8 +219,7 @@ class Evaluator:
         predictor, used = self._for(state), state.count if state else None
         if chain.methods:
             images = self._images(domain)
-            trained = self.trained
-            context = chain.context(trained.predictor, self.table, trained.label_prior)
+            context = chain.context(self.predictor, self.table, self.label_prior)
             predictor, _ = chain.adapt(predictor, images, context)
             used = len(images)
         counts = count_correct(predictor, self.source, this.scored, self.world)
@@ -238,7 +231,7 @@ class Evaluator:
         confusion matrix of the training domains' validation images instead of by EM."""
         images, predictor = self._images(domain), self._for(None)
         target = black_box_prior(self._confusion, posteriors(predictor, images).mean(0))
-        train = torch.tensor(self.trained.label_prior, dtype=torch.float64)
+        train = torch.tensor(self.label_prior, dtype=torch.float64)
         shift = log_ratio(target, train).float().to(self.world.device)
         rows = self.unseen(domain).scored
         counts = count_correct(predictor, self.source, rows, self.world, log_prior=shift)
@@ -275,7 +268,7 @@ class Evaluator:
         classes = len(self.plan.classes)
         true = np.bincount(self.source.labels[rows], minlength=classes) / max(len(rows), 1)
         with np.errstate(divide="ignore"):
-            shift = np.log(true) - np.log(np.maximum(self.trained.label_prior, 1e-12))
+            shift = np.log(true) - np.log(np.maximum(self.label_prior, 1e-12))
         prior = torch.tensor(shift, dtype=torch.float32, device=self.world.device)
         counts = count_correct(self._for(None), self.source, rows, self.world, log_prior=prior)
         return self._score(moment, step, domain, "all", counts, "oracle-prior", None, None)
@@ -292,7 +285,7 @@ class Evaluator:
         return self.table.states[names[int(rng.integers(len(names)))]], "training"
 
     def _for(self, state: DomainState | None) -> Predictor:
-        return base_predictor(self.trained.predictor, self.table, state)
+        return base_predictor(self.predictor, self.table, state)
 
     def _score(
         self,

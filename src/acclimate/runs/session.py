@@ -1,4 +1,4 @@
-"""One sitting in a folder: its plan, processes, data and clock."""
+"""A session: work on a run, or on a shared Φ, from the first check to the last file."""
 
 import time
 from collections.abc import Iterator
@@ -11,28 +11,36 @@ import numpy as np
 import torch
 
 from acclimate import __version__
-from acclimate.core.distributed import World
+from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source
 from acclimate.learn.embeddings import Embedding
+from acclimate.learn.model import build_embedding, build_networks
 from acclimate.learn.models import Predictor
 from acclimate.runs.checkpoint import seconds_worked
-from acclimate.runs.folder import RunFolder
+from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
+from acclimate.runs.memory import check_memory
+from acclimate.runs.optimisation import check_shares, uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Started
+from acclimate.runs.shared import SharedEmbedding, refuse_plain
 
 
 @dataclass
-class Sitting:
-    """Work on a run, or on a shared Φ, from the start of a process to its end."""
+class Session:
+    """What work on a folder needs: its plan, processes, networks, data and clock."""
 
     plan: Plan
     folder: RunFolder
+    identity: dict[str, Any]
     world: World
     watch: Watch
+    predictor: Predictor | None = field(init=False, default=None)  # None for a Φ on its own
+    embedding: Embedding | None = field(init=False, default=None)  # None for plain algorithms
+    size: int = field(init=False)  # side of input images, or the number of features
     source: FeatureSource | ImageSource = field(init=False)
     quarantine: Quarantine = field(init=False)
     _before: float = field(init=False, default=0.0)
@@ -41,76 +49,120 @@ class Sitting:
     def __post_init__(self) -> None:
         self._started = time.perf_counter()
 
-    def begin(self, identity: dict[str, Any], size: int) -> None:
-        """Open the data at inputs of `size`, and say in the records that work goes on."""
-        config, manifest = self.plan.config, self.plan.manifest
-        self.quarantine = Quarantine(
-            self.folder.quarantine,
-            total=len(manifest),
-            max_share=config.data.max_unreadable,
-        )
-        self.source = open_source(manifest, size, config.data, self.quarantine)
-        self._before = seconds_worked(self.folder.checkpoints())
-        if self.world.main:
-            self._announce(identity)
-
     def seconds(self) -> float:
-        """Worked until now, with what earlier sittings worked."""
+        """Worked until now, with what earlier sessions worked."""
         return self._before + time.perf_counter() - self._started
 
     @property
     def bf16(self) -> bool:
-        wanted = self.plan.config.train.precision
-        if wanted == "auto":
-            device = self.world.device
-            return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        return wanted == "bf16"
+        return uses_bf16(self.plan.config.train, self.world.device)
 
-    def _announce(self, identity: dict[str, Any]) -> None:
+    def build(self) -> None:
+        """Fresh networks, whose random weights are the seed's, fitted to data and device."""
+        plan = self.plan
+        torch.manual_seed(derive(plan.config.seed, "initial weights"))
+        counts = len(plan.classes), len(plan.train_domains), plan.in_features
+        if self.folder.kind is SHARED:
+            self.embedding = build_embedding(
+                plan.config, *counts, pretrained=True, world=self.world
+            )
+        else:
+            self.predictor, self.embedding = build_networks(
+                plan.config, *counts, pretrained=True, world=self.world
+            )
+        networks = (self.predictor, self.embedding)
+        self.size = prepare(plan, self.world, *(one for one in networks if one is not None))
+
+    def begin(self) -> None:
+        """Take the folder, open the data, and say in the records that work goes on."""
+        self.world.wait()  # every process has looked at the folder before the first one writes
+        if self.world.main:
+            self.folder.take(self.identity)
+        self.world.wait()
+        config, manifest = self.plan.config, self.plan.manifest
+        self.quarantine = Quarantine(
+            self.folder.quarantine, total=len(manifest), max_share=config.data.max_unreadable
+        )
+        self.source = open_source(manifest, self.size, config.data, self.quarantine)
+        self._before = seconds_worked(self.folder.checkpoints())
+        if self.world.main:
+            self._announce()
+
+    def _announce(self) -> None:
         losses = self.folder.records().losses
         self.folder.append(
             Started(
                 time=datetime.now(UTC).isoformat(timespec="microseconds"),
                 version=__version__,
-                config_digest=settings_digest(identity),
-                data_digest=identity["data"],
+                config_digest=settings_digest(self.identity),
+                data_digest=self.identity["data"],
                 device=_device_name(self.world.device),
                 processes=self.world.size,
                 resumed_at=f"{losses[-1].phase} {losses[-1].step}" if losses else None,
-            ),
+            )
         )
 
 
 @contextmanager
-def locked(folder: RunFolder, world: World) -> Iterator[None]:
-    """The folder's lock, held by the first of the processes for all of them."""
-    with folder.locked() if world.main else nullcontext():
-        world.wait()
-        yield
+def session(
+    plan: Plan,
+    folder: RunFolder,
+    identity: dict[str, Any],
+    *,
+    device: str,
+    watch: Watch,
+    shared: SharedEmbedding | None = None,
+) -> Iterator[Session | None]:
+    """A session that is ready to train, or None where nothing is left to do.
+
+    Whatever can be refused is refused before the folder is taken: a wrong backbone, a Φ in
+    `shared` that is another one, or a batch that does not fit leave no trace.
+    """
+    with joined(device) as world:
+        if world.device.type == "cpu":
+            keep_freed_memory()
+        _check_batches(plan, folder, world)
+        folder.refuse_others(identity)
+        if folder.complete():
+            yield None
+        else:
+            if shared is not None and not folder.phi.exists():
+                refuse_plain(plan)
+                shared.check()
+            now = Session(plan, folder, identity, world, watch)
+            now.build()
+            with folder.locked() if world.main else nullcontext():
+                world.wait()
+                folder.refuse_others(identity)  # another process may have been here
+                if folder.complete():
+                    yield None
+                else:
+                    _check_memory(now, learned=shared is not None or folder.phi.exists())
+                    now.begin()
+                    yield now
+        if world.main:
+            folder.tidy()
 
 
-def take(folder: RunFolder, identity: dict[str, Any], world: World) -> None:
-    world.wait()  # every process has looked at the folder before the first one writes
-    if world.main:
-        folder.take(identity)
-    world.wait()
+def _check_batches(plan: Plan, folder: RunFolder, world: World) -> None:
+    main, learn = plan.config.train, plan.config.embedding
+    if folder.kind is not SHARED:
+        check_shares(main.per_domain, world, main.optimiser, plan.algorithm.build.least_rows)
+    if plan.algorithm.adaptive:
+        check_shares(learn.per_domain, world, learn.optimiser)
 
 
-def seed_weights(plan: Plan) -> None:
-    """Before networks are built: their random weights are the seed's."""
-    torch.manual_seed(derive(plan.config.seed, "initial weights"))
-
-
-def in_features(plan: Plan) -> int | None:
-    """Width of the feature vectors, None for images."""
-    manifest = plan.manifest
-    return int(manifest.features().shape[1]) if manifest.has_features else None
+def _check_memory(now: Session, *, learned: bool) -> None:
+    """Of the networks that are yet to be trained, Φ first."""
+    ahead = (None if learned else now.embedding, now.predictor)
+    networks = (one for one in ahead if one is not None)
+    check_memory(now.plan, now.world, now.size, *networks, bf16=now.bf16)
 
 
 def prepare(plan: Plan, world: World, *networks: Predictor | Embedding) -> int:
     """Fit fresh networks to the data and the device; the side of images, or number of features."""
     backbones: list[Any] = [network.backbone for network in networks]
-    size = in_features(plan)
+    size = plan.in_features
     if size is None:
         size = plan.config.data.image_size or int(backbones[0].size)
     else:

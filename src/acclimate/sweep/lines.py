@@ -9,7 +9,7 @@ from acclimate.config.presets import preset
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.algorithms import choose, names
-from acclimate.runs.loop import check_shares
+from acclimate.runs.optimisation import check_shares
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
 

@@ -81,8 +81,7 @@ def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
 def _train(task: Task) -> None:
     import torch
 
-    from acclimate.runs.shared import train_embedding
-    from acclimate.runs.training import train
+    from acclimate.runs.training import train, train_embedding
 
     if task.threads:
         torch.set_num_threads(task.threads)

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
 from acclimate.learn.model import build_networks
 from acclimate.learn.objective import Objective
-from acclimate.runs.loop import make_optimiser
+from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
 from acclimate.runs.plan import SMALL, Plan
+from acclimate.runs.session import prepare
 
 ENOUGH_SECONDS, ENOUGH_STEPS, SLOW_SECONDS = 0.5, 5, 1.0
 FEW = 2  # domains, and images of each, where a whole batch would take half a minute
@@ -30,34 +29,23 @@ class Timing:
 
 def time_plan(plan: Plan, device: torch.device) -> Timing:
     """Build a plan's networks and time them; weights do not matter, so none are fetched."""
-    config, world = plan.config, World(device=device)
-    width = plan.manifest.features().shape[1] if plan.manifest.has_features else None
+    config, world, width = plan.config, World(device=device), plan.in_features
     predictor, embedding = build_networks(
         config, len(plan.classes), len(plan.train_domains), width, pretrained=False, world=world
     )
-    objective = plan.algorithm.build(
-        predictor,
-        plan.algorithm.settings,
-        domains=len(plan.train_domains),
-        classes=len(plan.classes),
-        world=world,
-        seed=config.seed,
-    )
-    for network in (objective, embedding):
-        if network is not None:
-            network.to(device)
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    shape = (width,) if width else (3, *(config.data.image_size or predictor.backbone.size,) * 2)
+    networks = (predictor,) if embedding is None else (predictor, embedding)
+    size = prepare(plan, world, *networks)
+    objective = plan.objective(predictor, world).to(device)
+    shape = (size,) if width else (3, size, size)
     train, learn = config.train, config.embedding
     least = plan.algorithm.build.least_rows
     mu_dim = 0 if embedding is None else embedding.dim
     batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
-    precision = _precision(plan, device)
-    step_b = _per_image(_stepping(objective, batch, plan, precision), len(batch), device)
+    step_b = _per_image(_stepping(objective, batch, plan, device), len(batch), device)
     step_a = 0.0
     if embedding is not None:
         rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
-        step_a = _per_image(_stepping(embedding, rows, plan, precision), len(rows), device)
+        step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
     predictor.eval()
 
     def forward(step: int) -> None:
@@ -92,22 +80,17 @@ def _batch(
 
 
 def _stepping(
-    objective: Objective, batch: Batch, plan: Plan, precision: AbstractContextManager[object]
-) -> Callable[[int], None]:
-    optimiser = make_optimiser(objective, plan.config.train.optimiser, objective.adversary)
-    objective.train()
-
-    def step(number: int) -> None:
-        optimiser.zero_grad(set_to_none=True)
-        with precision:
-            total: Tensor = objective(batch, number).total
-        total.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
-    return step
+    objective: Objective, batch: Batch, plan: Plan, device: torch.device
+) -> Callable[[int], object]:
+    """A step as the loop takes it, of the whole batch in one part."""
+    settings = replace(plan.config.train.optimiser, accumulate=1)
+    optimiser = make_optimiser(objective, settings, objective.adversary)
+    bf16 = uses_bf16(plan.config.train, device)
+    take = Stepper(objective, objective, optimiser, settings, device, bf16)
+    return lambda number: take(batch, number)
 
 
-def _per_image(step: Callable[[int], None], images: int, device: torch.device) -> float:
+def _per_image(step: Callable[[int], object], images: int, device: torch.device) -> float:
     """The first step warms up and does not count, unless it is so slow that it is enough."""
     seconds = [_timed(step, 0, device)]
     if device.type == "cuda" or seconds[0] < SLOW_SECONDS:
@@ -118,7 +101,7 @@ def _per_image(step: Callable[[int], None], images: int, device: torch.device) -
     return sum(seconds) / (len(seconds) * images)
 
 
-def _timed(step: Callable[[int], None], number: int, device: torch.device) -> float:
+def _timed(step: Callable[[int], object], number: int, device: torch.device) -> float:
     started = time.perf_counter()
     step(number)
     _wait(device)
@@ -128,11 +111,3 @@ def _timed(step: Callable[[int], None], number: int, device: torch.device) -> fl
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _precision(plan: Plan, device: torch.device) -> AbstractContextManager[object]:
-    wanted = plan.config.train.precision
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    if wanted == "bf16" or (wanted == "auto" and able):
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
