@@ -21,10 +21,10 @@ from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
 from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep, write_labels
-from acclimate.sweep.claim import claimed
 from acclimate.sweep.driver import Event
 from acclimate.sweep.launchers import Died, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
+from acclimate.sweep.opening import claimed
 from acclimate.sweep.queue import Queue
 from acclimate.sweep.task import Outcome, Task, note_failure, perform
 

@@ -109,9 +109,9 @@ def _announce(out: Path, study: "Study", launch: "LaunchOptions", *, json: bool)
 def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_failed: bool) -> None:
     from acclimate.cli.sweep_live import progress_shown
     from acclimate.sweep.ablations.study import write_data
-    from acclimate.sweep.claim import claimed, write_labels
     from acclimate.sweep.driver import look, run_sweep
     from acclimate.sweep.launchers import chosen_launcher
+    from acclimate.sweep.opening import claimed, write_labels
 
     chosen = chosen_launcher(launch)
     for note in study.notes:

@@ -15,9 +15,9 @@ from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Candidate, Choice, applicable, candidates, select
 from acclimate.results.sweep_folder import Failure, SweepFolder
-from acclimate.sweep.claim import check_folder, write_labels
 from acclimate.sweep.driver import Tally, look, run_sweep
 from acclimate.sweep.launchers import LaunchOptions, chosen_launcher, expected_workers
+from acclimate.sweep.opening import check_folder, write_labels
 from acclimate.sweep.queue import Queue
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from acclimate.core.errors import SweepError
 from acclimate.core.files import clear_temporary
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import Failure, SweepFolder
-from acclimate.sweep.claim import claimed
 from acclimate.sweep.launchers import Died, Launch, Launcher
+from acclimate.sweep.opening import claimed
 from acclimate.sweep.queue import Queue
 from acclimate.sweep.task import Outcome, Task, note_failure
 

@@ -23,9 +23,9 @@ from acclimate.results.protocol import (
 )
 from acclimate.runs.identity import digest_of, embedding_identity, weights_digest
 from acclimate.sweep.checks import check_runs
+from acclimate.sweep.contenders import Line, lines
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.groups import held_out, open_domains, rule_of
-from acclimate.sweep.lines import Line, lines
 
 
 def define(
