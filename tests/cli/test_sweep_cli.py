@@ -20,6 +20,7 @@ from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.records import Loss, append
+from acclimate.sweep import conduct, estimate
 from acclimate.sweep.driver import Event, Tally
 from acclimate.sweep.launchers import LaunchOptions
 from acclimate.sweep.progress import Progress, progress_of
@@ -297,15 +298,15 @@ def test_an_estimate_leaves_out_what_failed_and_never_stops_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, queue = small_queue(phi="failed")
-    assert sweep_run._without_failed(sweep, queue).jobs == ()
-    assert sweep_run._without_failed(sweep, queue).embeddings == ()
+    assert estimate.without_failed(sweep, queue).jobs == ()
+    assert estimate.without_failed(sweep, queue).embeddings == ()
     sweep, queue = small_queue(two="failed")
-    going = sweep_run._without_failed(sweep, queue)
+    going = estimate.without_failed(sweep, queue)
     assert ([job.id for job in going.jobs], going.embeddings) == (["one"], sweep.embeddings)
 
     def expected(launcher: str, device: str) -> Any:
-        how = sweep_run.Conduct(launch=LaunchOptions(launcher=launcher, device=device))
-        return sweep_run._expected(tmp_path, sweep_run.Plan(sweep, {}, {}, {}), how, queue)
+        launch = LaunchOptions(launcher=launcher, device=device)
+        return estimate.expected_time(tmp_path, sweep, {}, launch, queue)
 
     def no_room(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA out of memory.\nTried to allocate")
@@ -331,14 +332,14 @@ def test_a_sweep_ends_well_only_where_every_job_is_done(
     """Also where a failure could not even be written down."""
     sweep, _ = small_queue()
     tally = Tally(jobs=2, already=0, done=done, failures=(), blocked=())
-    monkeypatch.setattr(sweep_run, "run_sweep", lambda *_, **__: tally)
-    for name in ("_announce", "write_labels"):
-        monkeypatch.setattr(sweep_run, name, lambda *_: None)
-    how = sweep_run.Conduct(launch=LaunchOptions(device="cpu"))
-    plan = sweep_run.Plan(sweep, {}, {}, {})
+    monkeypatch.setattr(conduct, "run_sweep", lambda *_, **__: tally)
+    monkeypatch.setattr(conduct, "write_labels", lambda *_: None)
+    monkeypatch.setattr(sweep_run, "_expected", lambda *_: None)
+    how = conduct.Conduct(launch=LaunchOptions(device="cpu"))
+    plan = conduct.Prepared(sweep, {}, {}, {})
     if code is None:
-        assert sweep_run.conduct(tmp_path, plan, how) is not None
+        assert sweep_run.run_and_show(tmp_path, plan, how, json=False) is not None
         return
     with pytest.raises(typer.Exit) as end:
-        sweep_run.conduct(tmp_path, plan, how)
+        sweep_run.run_and_show(tmp_path, plan, how, json=False)
     assert end.value.exit_code == code

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from acclimate.cli import sweep_run
-from acclimate.cli.sweep_run import Conduct
 from acclimate.config import RunConfig, as_dict, from_dict, merged
 from acclimate.core.errors import SweepError
 from acclimate.data.manifest import Manifest
@@ -20,10 +18,10 @@ from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.records import Finished, Score, Started, append
 from acclimate.runs.training import train
 from acclimate.sweep.cards import prune, write_cards
+from acclimate.sweep.conduct import choose, keep
 from acclimate.sweep.definition import gather
 from acclimate.sweep.driver import Tally
 from acclimate.sweep.jobs import define
-from acclimate.sweep.launchers import LaunchOptions
 from fixtures.settings import TINY
 
 VERSION, DEVICE, TIME = "9.9", "a machine", "2026-01-02T03:04:05.000000+00:00"
@@ -390,14 +388,13 @@ def test_real_runs(features: Manifest, tmp_path: Path, sweep: Sweep) -> None:
 # ---- what the command keeps ----------------------------------------------------------------------
 
 
-def after(folder: Path, sweep: Sweep, *, done: int | None = None) -> None:
-    """What `sweep --prune` does once its jobs have ended."""
+def after(folder: Path, sweep: Sweep, *, done: int | None = None) -> str:
+    """What `sweep --prune` does once its jobs have ended, and what it says."""
     jobs = len(sweep.jobs)
     tally = Tally(
         jobs=jobs, already=0, done=jobs if done is None else done, failures=(), blocked=()
     )
-    how = Conduct(launch=LaunchOptions(), prune=True)
-    sweep_run._keep(folder, sweep, sweep_run.choose(folder, sweep), tally, how)
+    return keep(folder, sweep, choose(folder, sweep), tally, weights=False)
 
 
 def all_finished(folder: Path, sweep: Sweep) -> dict[str, set[str]]:
@@ -418,45 +415,37 @@ def test_with_one_draw_cross_validation_chooses_and_prunes_nothing(
     assert len(list(tmp_path.rglob("MODEL_CARD.md"))) == len(sweep.jobs) == 4
 
 
-def test_nothing_is_pruned_where_the_rule_cannot_choose(
-    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_pruned_where_the_rule_cannot_choose(sweep: Sweep, tmp_path: Path) -> None:
     """These runs have no validation splits to be chosen by."""
     before = all_finished(tmp_path, sweep)
-    after(tmp_path, sweep)
-    assert weights(tmp_path) == before
-    assert capsys.readouterr().err == (
+    assert after(tmp_path, sweep) == (
         "nothing is pruned, as training-domains cannot choose: no finished run has an accuracy on "
-        "the validation splits of the training domains\n"
+        "the validation splits of the training domains"
     )
+    assert weights(tmp_path) == before
 
 
-def test_only_the_chosen_weights_stay(
-    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_chosen_weights_stay(sweep: Sweep, tmp_path: Path) -> None:
     sweep = replace(sweep, rule="oracle")
     before = all_finished(tmp_path, sweep)
-    after(tmp_path, sweep, done=len(sweep.jobs) - 1)
+    said = after(tmp_path, sweep, done=len(sweep.jobs) - 1)
     assert weights(tmp_path) == before
-    assert capsys.readouterr().err == "nothing is pruned before every job is done\n"
-    after(tmp_path, sweep)
+    assert said == "nothing is pruned before every job is done"
+    assert after(tmp_path, sweep) == ""
     defaults = {job.id for job in sweep.jobs if job.draw == 0}  # all scores are equal
     assert set(weights(tmp_path)) == defaults
     assert {path.parent.name for path in tmp_path.rglob("MODEL_CARD.md")} == defaults
 
 
-def test_nothing_is_pruned_in_place_of_what_is_gone(
-    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_pruned_in_place_of_what_is_gone(sweep: Sweep, tmp_path: Path) -> None:
     """Another rule had other weights pruned than those that are chosen now."""
     sweep = replace(sweep, rule="oracle")
     all_finished(tmp_path, sweep)
     others = {job.id for job in sweep.jobs if job.draw == 1}
     prune(tmp_path, sweep, others)
-    after(tmp_path, sweep)
-    assert set(weights(tmp_path)) == others
     first = job_of(sweep, "da-erm", "site-0")
-    assert capsys.readouterr().err == (
+    assert after(tmp_path, sweep) == (
         f"nothing is pruned, as the weights of the chosen {first.id} were pruned before; delete "
-        "its folder and repeat the sweep to have them again\n"
+        "its folder and repeat the sweep to have them again"
     )
+    assert set(weights(tmp_path)) == others

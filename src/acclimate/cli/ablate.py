@@ -94,16 +94,12 @@ def ablate(
 
 
 def _announce(out: Path, study: "Study", launch: "LaunchOptions", *, json: bool) -> None:
-    from acclimate.cli.sweep_run import Conduct, Plan, conduct
+    from acclimate.cli.sweep_run import announce
+    from acclimate.sweep.conduct import Conduct, Prepared
 
-    plan = Plan(
-        study.sweep,
-        study.manifests,
-        study.data,
-        {study.sweep.rule: len(study.sweep.jobs)},
-        study.notes,
-    )
-    conduct(out, plan, Conduct(launch=launch, dry_run=True, json=json))
+    runs = {study.sweep.rule: len(study.sweep.jobs)}
+    plan = Prepared(study.sweep, study.manifests, study.data, runs, study.notes)
+    announce(out, plan, Conduct(launch=launch), json=json)
 
 
 def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_failed: bool) -> None:

@@ -106,9 +106,10 @@ def sweep(
     Repeating the command resumes it at any point and skips what is done. The sweep is what the
     --config file says, then the flags and --set.
     """
-    from acclimate.cli.sweep_run import Conduct, Plan, conduct
+    from acclimate.cli.sweep_run import announce, run_and_show
     from acclimate.config import parse_assignments
     from acclimate.data.readers import data_name
+    from acclimate.sweep.conduct import Conduct, Prepared
     from acclimate.sweep.definition import gather, open_data
     from acclimate.sweep.jobs import count, define, notes
 
@@ -132,15 +133,13 @@ def sweep(
     launch = launch_options(
         launcher, max_parallel, ray_address, slurm, slurm_cluster=slurm_cluster, device=device
     )
-    how = Conduct(
-        launch=launch, retry_failed=retry_failed, extend=extend, prune=prune, dry_run=dry_run,
-        json=json,
-    )  # fmt: skip
+    how = Conduct(launch=launch, retry_failed=retry_failed, extend=extend, prune=prune)
     manifests = open_data(asked)
     places = {data_name(path): Path(path) for path in asked.data}
     made = define(asked, manifests)
+    plan = Prepared(made, manifests, places, count(asked, manifests), notes(asked))
     folder = out or Path("sweeps") / "-".join(places)
-    conduct(folder, Plan(made, manifests, places, count(asked, manifests), notes(asked)), how)
+    (announce if dry_run else run_and_show)(folder, plan, how, json=json)
 
 
 def launch_options(

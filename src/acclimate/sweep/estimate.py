@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -12,8 +13,11 @@ from acclimate.core.distributed import pick_device
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import ADAPTIVE
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.sweep.checks import without_images
+from acclimate.sweep.launchers import LaunchOptions, expected_workers
+from acclimate.sweep.queue import Queue
 from acclimate.sweep.timing import Timing, time_plan
 
 STAND_FOR_OTHERS = 4  # jobs of a line that are planned; draws differ in their batches
@@ -60,6 +64,47 @@ def estimate(
     )
     wall = max(left / max(parallel, 1), max(chains, default=0.0))
     return Estimate(total=total, left=left, wall=wall, how=how)
+
+
+def expected_time(
+    folder: Path,
+    sweep: Sweep,
+    manifests: Mapping[str, Manifest],
+    launch: LaunchOptions,
+    queue: Queue,
+) -> Estimate | str:
+    """How long it takes, or why that is not known. Jobs that failed and rest are not counted."""
+    seconds = {}
+    for job in sweep.jobs:
+        if queue.states[job.id] == "done":
+            finished = SweepFolder(folder).run(job.id).finished
+            if finished is not None:
+                seconds[job.id] = finished.seconds
+    on_gpus = launch.device != "cpu"
+    if not seconds and launch.elsewhere and on_gpus and not torch.cuda.is_available():
+        return "jobs run elsewhere, and there is no GPU here to time steps on"
+    (workers, full_speed), threads = expected_workers(launch), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # as a job on the CPU has; on a GPU it makes no difference
+        return estimate(
+            without_failed(sweep, queue),
+            manifests,
+            device=launch.device,
+            max_parallel=workers,
+            full_speed=full_speed,
+            done=seconds,
+        )
+    except RuntimeError as error:  # no room on a GPU, as a rule: no reason not to start
+        return f"steps cannot be timed: {str(error).partition(chr(10))[0]}"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def without_failed(sweep: Sweep, queue: Queue) -> Sweep:
+    jobs = [job for job in sweep.jobs if queue.states[job.id] not in ("failed", "blocked")]
+    needed = {job.needs for job in jobs}
+    phis = [phi for phi in sweep.embeddings if phi.id in needed]
+    return replace(sweep, jobs=tuple(jobs), embeddings=tuple(phis))
 
 
 def _from_runs(sweep: Sweep, known: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,127 @@
+"""From a defined sweep to its choices: run what is left, choose among the runs, keep the chosen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from acclimate.core.layout import is_pruned
+from acclimate.data.manifest import Manifest
+from acclimate.results.protocol import RULES, Sweep
+from acclimate.results.selection import Candidate, Choice, applicable, candidates, select
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.sweep.driver import Listener, Tally, run_sweep, unheard
+from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
+from acclimate.sweep.opening import write_labels
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep with its data, and what is to be said of it before it starts."""
+
+    sweep: Sweep
+    manifests: Mapping[str, Manifest]
+    places: Mapping[str, Path]
+    runs_by_rule: Mapping[str, int]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """How to carry it out."""
+
+    launch: LaunchOptions
+    retry_failed: bool = False
+    extend: bool = False
+    prune: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The choices of the sweep's own rule and of each other that can choose, and the test accuracy
+    of each run."""
+
+    by_rule: Mapping[str, Sequence[Choice]]
+    accuracy: Mapping[tuple[str, tuple[str, ...]], float]  # by run and target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conducted:
+    """How it went. `unpruned` says why weights were kept that were to go; "" where none were."""
+
+    tally: Tally
+    chosen: Chosen
+    unpruned: str = ""
+
+
+def conduct(
+    folder: Path, plan: Prepared, how: Conduct, *, listener: Listener = unheard
+) -> Conducted:
+    """Run what is left of the sweep, choose by every rule that can, and keep what it chose."""
+    sweep = plan.sweep
+    tally = run_sweep(
+        folder,
+        sweep,
+        plan.places,
+        launch=chosen_launcher(how.launch),
+        retry_failed=how.retry_failed,
+        extend=how.extend,
+        listener=listener,
+    )
+    write_labels(folder, sweep, plan.manifests)
+    chosen = choose(folder, sweep)
+    unpruned = keep(folder, sweep, chosen, tally, weights=not how.prune)
+    return Conducted(tally=tally, chosen=chosen, unpruned=unpruned)
+
+
+def choose(folder: Path, sweep: Sweep) -> Chosen:
+    """By the sweep's own rule and by each other that the finished runs allow."""
+    found = candidates(folder, sweep)
+    # The sweep's own rule is asked in any case: what it cannot choose is then known by name.
+    able = applicable(found, expected=sweep.jobs, asked=sweep.rule)
+    rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
+    by_rule = {rule: select(found, rule, expected=sweep.jobs) for rule in rules}
+    runs = {candidate.run: candidate for candidate in found}
+    taken = [choice for choices in by_rule.values() for choice in choices]
+    accuracy = {}
+    for choice in taken:
+        if choice.run is not None:
+            value = _accuracy(runs[choice.run], choice.target)
+            if value is not None:
+                accuracy[choice.run, choice.target] = value
+    return Chosen(by_rule, accuracy)
+
+
+def _accuracy(run: Candidate, target: tuple[str, ...]) -> float | None:
+    known = [value for name in target if (value := run.unseen.get(name)) is not None]
+    return fmean(known) if known else None
+
+
+def keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, *, weights: bool) -> str:
+    """Write cards of the chosen runs and, unless all `weights` stay, delete those of the others;
+    why they could not be deleted, or ""."""
+    from acclimate.sweep.cards import prune, write_cards  # torch comes with it
+
+    choices = chosen.by_rule[sweep.rule]
+    write_cards(folder, sweep, choices, sweep.rule)
+    if weights:
+        return ""
+    problem = _against_pruning(folder, sweep, choices, tally)
+    if not problem:
+        prune(folder, sweep, {choice.run for choice in choices if choice.run is not None})
+    return problem
+
+
+def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tally: Tally) -> str:
+    """Why pruning might take weights that nothing is left in place of; "" where it does not."""
+    if tally.done < tally.jobs:
+        return "nothing is pruned before every job is done"
+    for choice in choices:
+        if choice.run is None:
+            return f"nothing is pruned, as {sweep.rule} cannot choose: {choice.reason}"
+        if is_pruned(SweepFolder(folder).run(choice.run).path):
+            return (
+                f"nothing is pruned, as the weights of the chosen {choice.run} were pruned before; "
+                f"delete its folder and repeat the sweep to have them again"
+            )
+    return ""
