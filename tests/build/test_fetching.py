@@ -21,8 +21,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from acclimate.build.fetch import download
-from acclimate.build.fetch.download import Downloader, DownloadSettings, Failed
+from acclimate.build.fetch import connection
+from acclimate.build.fetch.connection import Failed
+from acclimate.build.fetch.download import Downloader, DownloadSettings
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
 from acclimate.build.fetch.journal import Entry, Journal
 from acclimate.cli import app, load_commands
@@ -300,7 +301,7 @@ def test_a_host_that_is_not_there(tmp_path: Path) -> None:
 def test_no_redirect_from_outside_to_a_private_address(
     server: str, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_inside", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(connection, "is_inside", lambda address: address == "127.0.0.2")
     with closing(Downloader(FAST)) as fetcher:
         with pytest.raises(Failed) as caught:
             fetcher.get(f"{server}/to/{inner}/ok/1")
@@ -331,7 +332,7 @@ def test_no_redirect_from_outside_to_a_private_address(
     ],
 )
 def test_which_addresses_are_private(address: str, inside: bool) -> None:
-    assert download._inside(address) is inside
+    assert connection.is_inside(address) is inside
 
 
 def test_private_addresses_are_only_asked_when_told(server: str, tmp_path: Path) -> None:
@@ -361,7 +362,7 @@ def test_one_host_gets_only_so_many_connections(server: str, tmp_path: Path) -> 
 
 def test_a_connection_is_used_again_and_replaced_when_closed(server: str) -> None:
     opened = 0
-    original = download._Connection.connect
+    original = connection.Connection.connect
 
     def connect(self: Any) -> None:
         nonlocal opened
@@ -369,7 +370,7 @@ def test_a_connection_is_used_again_and_replaced_when_closed(server: str) -> Non
         original(self)
 
     with pytest.MonkeyPatch.context() as patch, closing(Downloader(ONCE)) as fetcher:
-        patch.setattr(download._Connection, "connect", connect)
+        patch.setattr(connection.Connection, "connect", connect)
         for path in ("ok/1", "status/404", "ok/2"):
             try:
                 fetcher.get(f"{server}/{path}")

@@ -132,7 +132,7 @@ def test_a_run_that_never_started_can_be_mended(
 
 
 def test_da_erm_needs_two_training_domains(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    one = features.only_domains("site-0")
+    one = features.select(features.rows(domain="site-0"))
     with pytest.raises(ConfigError) as error:
         train(tiny("da-erm"), one, tmp_path / "run")
     assert str(error.value) == (

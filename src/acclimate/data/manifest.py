@@ -236,19 +236,12 @@ class Manifest:
 
     def without_domains(self, *names: str) -> Self:
         """All rows but those of the named domains; the class list stays."""
-        return self._kept(names, inside=False)
-
-    def only_domains(self, *names: str) -> Self:
-        """The rows of the named domains; the class list stays."""
-        return self._kept(names, inside=True)
-
-    def _kept(self, names: tuple[str, ...], *, inside: bool) -> Self:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        mask = np.isin(self.domain_index, codes) == inside
-        declared = tuple(d for d in self.declared_domains if (d in names) == inside)
-        return replace(self, table=self.table.filter(pa.array(mask)), declared_domains=declared)
+        kept = ~np.isin(self.domain_index, codes)
+        declared = tuple(domain for domain in self.declared_domains if domain not in names)
+        return replace(self, table=self.table.filter(pa.array(kept)), declared_domains=declared)
 
     def _known(self, domain: str) -> None:
         known = {*self.domains, *self.declared_domains}

@@ -5,8 +5,6 @@ of it may take, how many bytes are read) are below the level at which such libra
 """
 
 import http.client
-import ipaddress
-import socket
 import ssl
 import threading
 import time
@@ -16,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from acclimate import __version__
 from acclimate.build.base import flag
+from acclimate.build.fetch.connection import Connection, Failed, TlsSocket
 from acclimate.config import setting
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -28,12 +26,6 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
 _UNAVAILABLE = "photo_unavailable"  # the picture that Flickr sends for one that is gone
 _CHUNK = 1 << 16
 PRIVATE = "a private address; allow it with --private"  # a reason that may pass
-# Addresses that Python calls global though a gateway may turn them into private ones: IPv4 in
-# IPv6, as translated (NAT64), tunnelled (6to4) or simply written down; and site-local ones.
-_WAYS_INSIDE = tuple(
-    ipaddress.IPv6Network(network)
-    for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::/96", "fec0::/10")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +42,6 @@ class DownloadSettings:
     user_agent: str = f"acclimate/{__version__} (data set builder)"
 
 
-class Failed(Exception):
-    """No image. `dead` when another attempt is pointless; `wait` as the server asked."""
-
-    def __init__(self, reason: str, *, dead: bool, wait: float | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.dead = dead
-        self.wait = wait
-
-
 class Downloader:
     """Safe from threads. Connections stay open for the next image until `close`."""
 
@@ -69,13 +51,13 @@ class Downloader:
             lambda: threading.BoundedSemaphore(self.settings.per_host)
         )
         self._lock = threading.Lock()
-        self._idle: dict[tuple[str, str], list[_Connection]] = defaultdict(list)
+        self._idle: dict[tuple[str, str], list[Connection]] = defaultdict(list)
         self._stopped = threading.Event()
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context()
-        context.sslsocket_class = _TlsSocket
+        context.sslsocket_class = TlsSocket
         return context
 
     def stop(self) -> None:
@@ -147,7 +129,7 @@ class Downloader:
                     connection.close()  # the server had closed it meanwhile
                     connection = None
             if connection is None:
-                connection = _Connection(target, tls, deadline, self._refusal(inside_allowed))
+                connection = Connection(target, tls, deadline, self._refusal(inside_allowed))
                 answer = self._ask(connection, target, deadline, inside_allowed)
         except BaseException as error:
             if connection is not None:
@@ -174,7 +156,7 @@ class Downloader:
 
     def _ask(
         self,
-        connection: "_Connection",
+        connection: Connection,
         target: SplitResult,
         deadline: float,
         inside_allowed: bool | None,
@@ -215,102 +197,14 @@ class Downloader:
             raise Failed("truncated", dead=False)
         return b"".join(parts)
 
-    def _idle_one(self, place: tuple[str, str]) -> "_Connection | None":
+    def _idle_one(self, place: tuple[str, str]) -> Connection | None:
         with self._lock:
             return self._idle[place].pop() if self._idle[place] else None
 
-    def _put_back(self, place: tuple[str, str], connection: "_Connection") -> None:
+    def _put_back(self, place: tuple[str, str], connection: Connection) -> None:
         with self._lock:
             if connection.sock is not None:
                 self._idle[place].append(connection)
-
-
-class _Deadline:
-    """A socket whose every read ends with the attempt, however slowly bytes drip in."""
-
-    until = 0.0
-
-    def recv_into(self, *arguments: Any, **options: Any) -> int:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.settimeout(left)  # type: ignore[attr-defined]
-        count: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
-        return count
-
-
-class _PlainSocket(_Deadline, socket.socket):
-    pass
-
-
-class _TlsSocket(_Deadline, ssl.SSLSocket):
-    pass
-
-
-class _Connection(http.client.HTTPConnection):
-    """Connects to the very address that was looked at, so that no name can change in between."""
-
-    def __init__(
-        self,
-        target: SplitResult,
-        tls: ssl.SSLContext | None,
-        deadline: float,
-        refusal: str | None,
-    ) -> None:
-        super().__init__(target.hostname or "", target.port or (80 if tls is None else 443))
-        self._tls = tls
-        self._deadline = deadline
-        self._refusal = refusal
-        self.inside = False
-
-    def until(self, deadline: float) -> None:
-        self._deadline = deadline
-        if self.sock is not None:
-            self.sock.settimeout(self._left())
-        if isinstance(self.sock, _Deadline):
-            self.sock.until = deadline
-
-    def _left(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-    def connect(self) -> None:
-        try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError:
-            raise Failed("unknown host", dead=False) from None
-        except UnicodeError:
-            raise Failed("not a host name", dead=True) from None
-        problem: OSError = OSError("no address")
-        for family, kind, protocol, _, address in found:
-            self.inside = _inside(str(address[0]))
-            if self.inside and self._refusal is not None:
-                raise Failed(self._refusal, dead=True)
-            plain = _PlainSocket(family, kind, protocol)
-            try:
-                plain.settimeout(self._left())
-                plain.connect(address)
-                self.sock = plain
-                if self._tls is not None:
-                    self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
-                self.until(self._deadline)
-                return
-            except OSError as error:
-                plain.close()
-                problem = error
-        raise problem
-
-
-def _inside(address: str) -> bool:
-    """Whether an address belongs to this machine or to a private network."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if any(parsed in network for network in _WAYS_INSIDE):
-            return True
-        parsed = parsed.ipv4_mapped or parsed
-    return not parsed.is_global or parsed.is_multicast
 
 
 def _target(url: str) -> SplitResult:

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from acclimate.build.base import flag
-from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
+from acclimate.build.fetch.connection import Failed
+from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings
 from acclimate.build.fetch.journal import JOURNAL, Entry, Journal
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError

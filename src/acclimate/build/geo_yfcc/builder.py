@@ -34,7 +34,7 @@ from acclimate.build.geo_yfcc.countries import Countries, packaged_countries, re
 from acclimate.build.geo_yfcc.funnel import Funnel, funnel
 from acclimate.build.geo_yfcc.labels import Label, read_labels
 from acclimate.build.geo_yfcc.places import read_places
-from acclimate.build.geo_yfcc.reading import Reader, total
+from acclimate.build.geo_yfcc.reading import Reader
 from acclimate.build.geo_yfcc.stages import GeoSettings, Photos, Selection, once, select
 from acclimate.build.geo_yfcc.tags import Vocabulary
 from acclimate.build.geo_yfcc.work import PIECE, Part, layouts, read_all
@@ -149,7 +149,7 @@ def _selected(
     if sources.places is not None:
         names, country = read_places(sources.places, photos.photo_id, watch=watch)
         photos = photos.at(country)
-    counts = total([part.counts for part in parts])
+    counts = sum((part.counts for part in parts), Counter())
     counts["duplicates of a photo"] = counts["candidates"] - len(photos)
     held = [photos]
     del photos  # or this function would keep them all while `select` goes on with fewer

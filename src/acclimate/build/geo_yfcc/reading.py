@@ -1,7 +1,6 @@
 """The first pass: from rows of metadata to photos with a place and a label, each loss counted."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,10 +165,3 @@ def _numbered(table: pa.Table, losses: Counter[str]) -> pa.Table:
     table = table.filter(numeric)
     number = table["photo_id"].cast(pa.large_string()).cast(pa.int64())
     return table.set_column(0, "photo_id", number).cast(SCHEMA)
-
-
-def total(counts: Sequence[Counter[str]]) -> Counter[str]:
-    added: Counter[str] = Counter()
-    for count in counts:
-        added.update(count)
-    return added

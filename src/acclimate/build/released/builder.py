@@ -13,8 +13,8 @@ import pyarrow as pa
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.geo_yfcc.builder import image_name
 from acclimate.build.geo_yfcc.labels import read_labels
-from acclimate.build.geo_yfcc.rows import METADATA
 from acclimate.build.released.arrays import Column, value
+from acclimate.build.released.cells import degrees, metadata_of, text_of, whole_number
 from acclimate.build.released.frames import read_columns
 from acclimate.build.splits import SEED, Split, require_share, require_split
 from acclimate.config import setting
@@ -28,14 +28,6 @@ COLUMNS = (
     *("in_5k_label_ids", "is_train", "yfcc_metadata"),
 )
 MAX_LABELS = 50_000_000  # a list that all photos share costs a file nothing
-# The fields in metadata kept as dictionaries; only letters and digits of a key are looked at.
-_KEYS = {
-    "photo_id": ("photoid", "photovideoidentifier", "identifier", "id"),
-    "url": ("downloadurl", "photovideodownloadurl", "photourl", "url"),
-    "page": ("pageurl", "photovideopageurl", "page"),
-    "longitude": ("longitude", "lon"),
-    "latitude": ("latitude", "lat"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +135,7 @@ def _photos(
         if isinstance(texts, list):
             texts[place] = None  # by far the largest column: do not hold it twice
         row, _, country, number, numbers, is_train, metadata = map(value, cells)
-        domain, country_id = _text(country).strip(), _whole(number)
+        domain, country_id = text_of(country).strip(), whole_number(number)
         if not domain or country_id is None or country_id >= len(roles):
             count.lost["no country, or an id that is out of range"] += 1
             continue
@@ -152,14 +144,14 @@ def _photos(
                 f"{source} gives '{domain}' the ids {ids[domain]} and {country_id}; "
                 "give the file as released"
             )
-        labels, where = _labels(numbers, known, count), _metadata(metadata)
+        labels, where = _labels(numbers, known, count), metadata_of(metadata)
         labelled += len(labels)
         if labelled > MAX_LABELS:
             raise ManifestError(
                 f"{source} has more than {MAX_LABELS} labels; give the file as released"
             )
-        photo_id = _whole(where.get("photo_id"))
-        image = _image(photo_id, _whole(row))
+        photo_id = whole_number(where.get("photo_id"))
+        image = _image(photo_id, whole_number(row))
         if not labels:
             count.lost["no label that is known"] += 1
         elif image is None:
@@ -181,16 +173,6 @@ def _plain(column: Column) -> Sequence[Any]:
     return plain
 
 
-def _whole(cell: object) -> int | None:
-    """A whole number that is not negative, also one written as text or as 17.0."""
-    if isinstance(cell, str) and cell.strip().isascii() and cell.strip().isdecimal():
-        cell = int(cell) if len(cell) < 19 else None
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)
-    right = isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < 1 << 63
-    return int(cell) if right and isinstance(cell, int) else None
-
-
 def _image(photo_id: int | None, row: int | None) -> str | None:
     if photo_id is not None:
         return image_name(photo_id)
@@ -203,54 +185,13 @@ def _labels(
     """Each once, by synset or number."""
     listed = list(cell) if isinstance(cell, list | tuple) else [cell]
     numbers = sorted(
-        {number for number in (_whole(value(one)) for one in listed) if number is not None}
+        {number for number in (whole_number(value(one)) for one in listed) if number is not None}
     )
     if known is None:
         return tuple((f"{number:04d}", None) for number in numbers)
     found = [known[number] for number in numbers if number in known]
     count.notes["labels outside the list"] += len(numbers) - len(found)
     return tuple(sorted(found, key=lambda label: label[1]))
-
-
-def _metadata(cell: object) -> dict[str, str]:
-    """What is known of the photo: from a line with tabs, a list of its fields, or a dictionary."""
-    if isinstance(cell, dict):
-        folded = {
-            "".join(filter(str.isalnum, key)).casefold(): held
-            for key, held in cell.items()
-            if isinstance(key, str)
-        }
-        held = {
-            name: next((folded[key] for key in keys if key in folded), None)
-            for name, keys in _KEYS.items()
-        }
-    else:
-        fields = cell.rstrip("\r\n").split("\t") if isinstance(cell, str) else cell
-        if not isinstance(fields, list | tuple) or len(fields) not in METADATA:
-            return {}
-        held = dict(zip(METADATA[len(fields)], fields, strict=True))
-    texts = {name: _text(value(held[name])).strip() for name in _KEYS}
-    for name in ("url", "page"):
-        if not texts[name].startswith(("http://", "https://")):
-            texts[name] = ""
-    return {name: text for name, text in texts.items() if text}
-
-
-def _text(cell: object) -> str:
-    """Text that can be written; lone surrogates, which cannot, become question marks."""
-    if isinstance(cell, bytes):
-        return cell.decode("utf-8", "replace")
-    if isinstance(cell, str):
-        return cell if cell.isascii() else cell.encode("utf-8", "replace").decode("utf-8")
-    return str(cell) if type(cell) in (int, float) else ""
-
-
-def _degrees(text: str | None) -> float | None:
-    try:
-        degrees = float(text or "")
-    except ValueError:
-        return None
-    return degrees if abs(degrees) <= 180 else None
 
 
 def _manifest(
@@ -269,7 +210,7 @@ def _manifest(
             "synset": pa.array([synset for _, _, synset in rows], text),
             "photo_id": pa.array([photo.photo_id for photo, _, _ in rows], pa.int64()),
             **{
-                name: pa.array([_degrees(p.where.get(name)) for p, _, _ in rows], pa.float64())
+                name: pa.array([degrees(p.where.get(name)) for p, _, _ in rows], pa.float64())
                 for name in ("longitude", "latitude")
             },
             **{

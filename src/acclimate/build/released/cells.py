@@ -1,0 +1,64 @@
+"""Cells of the released table, whose authors and whose pandas wrote them in several ways."""
+
+from acclimate.build.geo_yfcc.rows import METADATA
+from acclimate.build.released.arrays import value
+
+# The fields in metadata kept as dictionaries; only letters and digits of a key are looked at.
+_KEYS = {
+    "photo_id": ("photoid", "photovideoidentifier", "identifier", "id"),
+    "url": ("downloadurl", "photovideodownloadurl", "photourl", "url"),
+    "page": ("pageurl", "photovideopageurl", "page"),
+    "longitude": ("longitude", "lon"),
+    "latitude": ("latitude", "lat"),
+}
+
+
+def whole_number(cell: object) -> int | None:
+    """A whole number that is not negative, also one written as text or as 17.0."""
+    if isinstance(cell, str) and cell.strip().isascii() and cell.strip().isdecimal():
+        cell = int(cell) if len(cell) < 19 else None
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    right = isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < 1 << 63
+    return int(cell) if right and isinstance(cell, int) else None
+
+
+def text_of(cell: object) -> str:
+    """Text that can be written; lone surrogates, which cannot, become question marks."""
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace")
+    if isinstance(cell, str):
+        return cell if cell.isascii() else cell.encode("utf-8", "replace").decode("utf-8")
+    return str(cell) if type(cell) in (int, float) else ""
+
+
+def degrees(text: str | None) -> float | None:
+    try:
+        found = float(text or "")
+    except ValueError:
+        return None
+    return found if abs(found) <= 180 else None
+
+
+def metadata_of(cell: object) -> dict[str, str]:
+    """What is known of the photo: from a line with tabs, a list of its fields, or a dictionary."""
+    if isinstance(cell, dict):
+        folded = {
+            "".join(filter(str.isalnum, key)).casefold(): held
+            for key, held in cell.items()
+            if isinstance(key, str)
+        }
+        held = {
+            name: next((folded[key] for key in keys if key in folded), None)
+            for name, keys in _KEYS.items()
+        }
+    else:
+        fields = cell.rstrip("\r\n").split("\t") if isinstance(cell, str) else cell
+        if not isinstance(fields, list | tuple) or len(fields) not in METADATA:
+            return {}
+        held = dict(zip(METADATA[len(fields)], fields, strict=True))
+    texts = {name: text_of(value(held[name])).strip() for name in _KEYS}
+    for name in ("url", "page"):
+        if not texts[name].startswith(("http://", "https://")):
+            texts[name] = ""
+    return {name: text for name, text in texts.items() if text}
