@@ -24,6 +24,7 @@ from rich.console import Console
 
 from acclimate.adapt.kernel import KernelClassifier
 from acclimate.build.digits import DigitsSettings, build_digits
+from acclimate.config import AlgorithmName
 from acclimate.core.files import write_text
 from acclimate.data.images import load
 from acclimate.data.manifest import Manifest
@@ -103,7 +104,7 @@ def work(job: Job, folder: Path) -> list[dict[str, Any]]:
     """Train one job and score it with every method that fits it."""
     data, run = folder / f"{job.data}-{job.seed}.parquet", folder / job.name
     settings = {**SETTINGS, "embedding.name": job.embedding}
-    settings |= EXTRA.get(job.algorithm.removeprefix("da-"), {})
+    settings |= EXTRA.get(AlgorithmName.of(job.algorithm).base, {})
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command(
         "train", data, "--algorithm", job.algorithm, "--seed", job.seed, "--out", run, *flags,
@@ -206,7 +207,7 @@ def render(table: Table, seeds: int) -> str:
         found = table[algorithm, embedding, data, method]
         means, worsts = zip(*found, strict=True)
         share = (np.mean(means) - base) / (oracle - base)
-        used = embedding if algorithm.startswith("da-") else "–"
+        used = embedding if AlgorithmName.of(algorithm).adaptive else "–"
         lines.append(
             f"| `{algorithm}` | {used} | {'images' if data == 'digits' else data} | {method} | "
             f"{estimate(means)} | {estimate(worsts)} | {100 * share:.0f} % |"

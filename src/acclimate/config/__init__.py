@@ -1,5 +1,6 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
+from acclimate.config.algorithm_name import AlgorithmName
 from acclimate.config.settings import (
     AdaptConfig,
     AverageConfig,
@@ -25,6 +26,7 @@ from acclimate.config.settings import (
 
 __all__ = [
     "AdaptConfig",
+    "AlgorithmName",
     "AverageConfig",
     "DataConfig",
     "EmbeddingConfig",

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from acclimate.config import AlgorithmName
 from acclimate.core.files import write_atomically
 from acclimate.results.summary import Summary
 
@@ -59,9 +60,8 @@ def figure_of(height: float) -> Figure:
 
 def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:
     """A colour per algorithm: the baseline's first, then its adaptive version's."""
-    others = sorted(
-        set(algorithms) - {baseline, ""}, key=lambda name: (name != f"da-{baseline}", name)
-    )
+    second = AlgorithmName.of(baseline).adaptive_version
+    others = sorted(set(algorithms) - {baseline, ""}, key=lambda name: (name != second, name))
     return {name: INKS[CYCLE[i % len(CYCLE)]] for i, name in enumerate([baseline, *others])}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from acclimate.config import AlgorithmName
 from acclimate.report import tables
 from acclimate.results.report import ALL, Report, Results, Row
 from acclimate.results.summary import Key
@@ -33,7 +34,10 @@ def course(report: Report) -> str:
 
 def _by_algorithm(results: Results, order: Sequence[str]) -> _Rows:
     known = {row.key: row for row in results.rows if row.average is not None and not row.published}
-    names = sorted({key.algorithm for key in known}, key=lambda name: (name[:3] != "da-", name))
+    names = sorted(
+        {key.algorithm for key in known},
+        key=lambda name: (not AlgorithmName.of(name).adaptive, name),
+    )
     found = {name: [known.get(Key.usual(name, variant)) for variant in order] for name in names}
     return {name: kept for name, rows in found.items() if (kept := [r for r in rows if r])}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from acclimate.config import AlgorithmName
 from acclimate.report.canvas import (
     INKS,
     MOST_DOMAINS,
@@ -177,7 +178,10 @@ def draw_learning(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawin
 
 def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
     panels: dict[str, list[_Curve]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (not run.algorithm.startswith("da-"), run.name)):
+    adaptive_first = sorted(
+        runs, key=lambda run: (not AlgorithmName.of(run.algorithm).adaptive, run.name)
+    )
+    for run in adaptive_first:
         for phase in dict.fromkeys(loss.phase for loss in run.records.losses):
             losses = [loss for loss in run.records.losses if loss.phase == phase]
             panels[phase].append((run, [x.step for x in losses], [x.risk for x in losses]))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from acclimate.config import flat
+from acclimate.config import AlgorithmName, flat
 from acclimate.results.runs import NAMES
 from acclimate.results.summary import Difference, Estimate, Key, Line, RunView, Summary, against
 
@@ -342,7 +342,8 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
     """In what the baseline and its adaptive version differ beside the adaptation."""
     for adaptive, runs in families.items():
         plain = against(adaptive, baseline, families)
-        if adaptive.algorithm != f"da-{plain.algorithm}" or plain not in families:
+        version = AlgorithmName.of(plain.algorithm).adaptive_version
+        if adaptive.algorithm != version or plain not in families:
             continue
         mine, theirs = _settings(runs), _settings(families[plain])
         unequal = [

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from acclimate.config import AlgorithmName
 from acclimate.core.errors import RunError
 from acclimate.runs.folder import RunFolder
 
@@ -11,10 +12,11 @@ def read_consistency(run: Path) -> dict[str, Any]:
     """What a run measured of its domain embedding."""
     folder = RunFolder(run)
     algorithm = folder.algorithm
-    if not algorithm.startswith("da-"):
+    name = AlgorithmName.of(algorithm)
+    if not name.adaptive:
         raise RunError(
             f"{run}: {algorithm} has no domain embedding to speak of; "
-            f"name a run of an adaptive algorithm, such as da-{algorithm}"
+            f"name a run of an adaptive algorithm, such as {name.adaptive_version}"
         )
     path = folder.consistency_file
     if not path.exists():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import flat
+from acclimate.config import AlgorithmName, flat
 from acclimate.core.errors import RecordError, RunError, SchemaError
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
@@ -17,7 +17,6 @@ from acclimate.runs.folder import RunFolder, runs_below
 from acclimate.runs.identity import RUN_FORMAT
 from acclimate.runs.records import Finished, Records, Score, Started
 
-SPELLING = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
 SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
@@ -36,7 +35,7 @@ class Key:
     @classmethod
     def usual(cls, algorithm: str, variant: str = "") -> "Key":
         """A model used as it is meant to be: adapted where it can be."""
-        return cls(algorithm, "embedding" if algorithm.startswith("da-") else "none", variant)
+        return cls(algorithm, AlgorithmName.of(algorithm).usual_method, variant)
 
     @property
     def place(self) -> tuple[int, str, str, tuple[tuple[float, str], ...]]:
@@ -57,10 +56,7 @@ class Key:
 
     @property
     def label(self) -> str:
-        base = self.algorithm.removeprefix("da-")
-        name = ("" if base == self.algorithm else "DA-") + SPELLING.get(
-            base, base.upper() if base.islower() else base
-        )
+        name = AlgorithmName.of(self.algorithm).label
         if self.method != Key.usual(self.algorithm).method:
             name += SUFFIXES.get(self.method, f", {self.method}")
         return f"{name} ({self.variant})" if self.variant else name

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from acclimate.config import AlgorithmName
 from acclimate.core.errors import RecordError, unknown
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -103,7 +104,7 @@ def candidate(job: Job, records: Records) -> Candidate | None:
     finished = records.finished
     if finished is None:
         return None
-    usual = "embedding" if job.algorithm.startswith("da-") else "none"
+    usual = AlgorithmName.of(job.algorithm).usual_method
     scores = [
         score
         for score in records.scores

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from acclimate.config import AlgorithmName
 from acclimate.results.runs import ERM, Key, RunView, find_runs, scores_of, told_apart
 from acclimate.runs.records import Score
 
@@ -135,7 +136,7 @@ class Summary:
         """What is compared with the baseline: its adaptive version first, then by name. Not by
         score: the best of many on the test domains would look better than it is."""
         keys = [line.key for line in self.lines if line.key.kind == "method"]
-        first = f"da-{self.baseline.algorithm}"
+        first = AlgorithmName.of(self.baseline.algorithm).adaptive_version
         others = [key for key in keys if not _same(key, self.baseline)]
         return sorted(others, key=lambda key: (key.algorithm != first, key.place))
 

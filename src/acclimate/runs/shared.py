@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acclimate.config import AlgorithmName
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.core.files import write_atomically
@@ -65,7 +66,7 @@ def refuse_plain(plan: Plan) -> None:
     if not plan.algorithm.adaptive:
         raise ConfigError(
             f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
-            f"da-{plan.algorithm.name}, or leave the embedding out"
+            f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
         )
 
 
@@ -79,3 +80,4 @@ def _link(source: Path, path: Path) -> None:
 
 def _copy(source: Path, path: Path) -> None:
     write_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
+from acclimate.config import AlgorithmName

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig, as_dict, flat
+from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
 from acclimate.core.layout import is_pruned
 from acclimate.core.wording import percent
-from acclimate.learn.algorithms import ADAPTIVE
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import SweepFolder
@@ -83,7 +82,7 @@ class _Facts:
 
     @property
     def adaptive(self) -> bool:
-        return str(self.config["algorithm"]).startswith(ADAPTIVE)
+        return AlgorithmName.of(str(self.config["algorithm"])).adaptive
 
     @property
     def unseen(self) -> list[Score]:

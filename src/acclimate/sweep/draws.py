@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, cast, get_type_hints
 
-from acclimate.config import RunConfig, Search, from_dict, nested
+from acclimate.config import AlgorithmName, RunConfig, Search, from_dict, nested
 from acclimate.config.presets import PRESETS
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream
-from acclimate.learn.algorithms import ADAPTIVE, choose
+from acclimate.learn.algorithms import choose
 from acclimate.sweep.definition import OWN
 
 HPARAMS = "hparams."
@@ -83,7 +83,7 @@ def draw(
     """The settings that draw `draw` lays over the given ones, nested; draw 0 lays none."""
     if draw == 0:
         return {}
-    base = algorithm.removeprefix(ADAPTIVE)
+    base = AlgorithmName.of(algorithm).base
     return nested(
         {
             key: _drawn(
@@ -98,7 +98,7 @@ def has_setting(algorithm: str, key: str) -> bool:
     """An algorithm has its own hparams, and Φ only if it is adaptive."""
     if key.startswith(HPARAMS):
         return key in _own_fields(algorithm)
-    return not key.startswith(SHARED) or algorithm.startswith(ADAPTIVE)
+    return not key.startswith(SHARED) or AlgorithmName.of(algorithm).adaptive
 
 
 def _drawn(search: Search, rng: Any, *, whole: bool) -> Any:

@@ -8,10 +8,9 @@ from statistics import fmean
 
 import torch
 
-from acclimate.config import RunConfig, from_dict
+from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import pick_device
 from acclimate.data.manifest import Manifest
-from acclimate.learn.algorithms import ADAPTIVE
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.plan import Plan, make_plan
@@ -117,7 +116,7 @@ def _from_runs(sweep: Sweep, known: Mapping[str, float]) -> dict[str, float]:
     typical = fmean(means.values())
     jobs = {job.id: means.get(job.algorithm, typical) for job in sweep.jobs}
     learned = [known[phi.id] for phi in sweep.embeddings if phi.id in known]
-    adaptive = [value for name, value in means.items() if name.startswith(ADAPTIVE)]
+    adaptive = [value for name, value in means.items() if AlgorithmName.of(name).adaptive]
     # Step A is of the order of Step B where its time is not known.
     per_phi = fmean(learned or adaptive or [typical])
     return jobs | {phi.id: per_phi for phi in sweep.embeddings}
@@ -190,7 +189,7 @@ def _plan(job: Job | EmbeddingJob, manifest: Manifest) -> Plan:
 
 
 def _adaptive(job: Job) -> bool:
-    return job.algorithm.startswith(ADAPTIVE)
+    return AlgorithmName.of(job.algorithm).adaptive
 
 
 def _spread(jobs: Sequence[Job]) -> list[Job]:

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
-from acclimate.learn.algorithms import ADAPTIVE
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
     RULES,
@@ -185,7 +184,7 @@ def _with_embeddings(
     found: dict[str, EmbeddingJob] = {}
     placed = []
     for job in jobs:
-        if job.algorithm.startswith(ADAPTIVE):
+        if AlgorithmName.of(job.algorithm).adaptive:
             data = datasets[job.dataset]
             unseen = set(data.domains) - (open_to[data.name] - set(job.held_out))
             run = from_dict(RunConfig, job.config, where=job.id)

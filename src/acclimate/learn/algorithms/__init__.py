@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import from_dict
+from acclimate.config import AlgorithmName, from_dict
 from acclimate.core.errors import unknown
 from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.algorithms.coral import Coral
@@ -33,8 +33,6 @@ ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "cdann": (CDANN, "features that, given the class, do not give the domain away"),
 }
 
-ADAPTIVE = "da-"
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -48,16 +46,15 @@ class Choice:
 
 
 def choose(name: str, settings: dict[str, Any] | None = None) -> Choice:
-    base = name.removeprefix(ADAPTIVE)
-    if base not in ALGORITHMS:
+    found = AlgorithmName.of(name)
+    if found.base not in ALGORITHMS:
         raise unknown(f"there is no algorithm '{name}'", name, names())
-    build, about = ALGORITHMS[base]
-    adaptive = name.startswith(ADAPTIVE)
+    build, about = ALGORITHMS[found.base]
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
-    if adaptive:
+    if found.adaptive:
         about += ", over a predictor that also sees the domain's embedding"
-    return Choice(name, build, checked, adaptive, about)
+    return Choice(name, build, checked, found.adaptive, about)
 
 
 def names() -> Iterable[str]:
-    return [*ALGORITHMS, *(f"{ADAPTIVE}{name}" for name in ALGORITHMS)]
+    return [*ALGORITHMS, *(str(AlgorithmName(name, adaptive=True)) for name in ALGORITHMS)]

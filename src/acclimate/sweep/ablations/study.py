@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from acclimate.build.digits import build_digits
 from acclimate.build.long_tail import LongTailSettings
-from acclimate.config import flat, merged, nested
+from acclimate.config import AlgorithmName, flat, merged, nested
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
@@ -127,8 +127,8 @@ def _defined(
     """With a variant `none`, plain algorithms run under it and adaptive ones under the others."""
     if axis.places and not any(place is None for place in axis.places.values()):
         return define(config, manifests, data_of_variant=of_variant, axis=axis)
-    plain = tuple(name for name in config.algorithms if not name.startswith("da-"))
-    adaptive = tuple(name for name in config.algorithms if name.startswith("da-"))
+    plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
+    adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
     without = {label: values for label, values in config.variants.items() if label == NONE}
     others = {label: values for label, values in config.variants.items() if label != NONE}
     parts = [
