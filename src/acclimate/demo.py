@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
-from acclimate.config import RunConfig, from_dict, nested
+from acclimate.config import gather
 from acclimate.core.files import write_text
 from acclimate.core.watch import Watch, unwatched
 from acclimate.report import find_runs, summarise
@@ -49,8 +49,7 @@ def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple
         data = DigitsSettings(seed=seed)
         manifest = build_digits(data)
         for algorithm in ALGORITHMS:
-            settings = nested({**SETTINGS, "algorithm": algorithm, "seed": seed})
-            config = from_dict(RunConfig, settings, where="demo")
+            config = gather(flags={**SETTINGS, "algorithm": algorithm, "seed": seed}, where="demo")
             # Runs of another version's settings are left alone, and not mixed in.
             folder = out / f"{algorithm}-{seed}-{digest_of([SETTINGS, asdict(data)])[:6]}"
             train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))

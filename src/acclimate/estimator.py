@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.adapt.classifier import Adapted, adapt, apply_state
-from acclimate.config import RunConfig, from_dict, merged, nested
-from acclimate.config.presets import preset as preset_settings
+from acclimate.config import gather, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.core.watch import Watch, unwatched
@@ -39,12 +38,15 @@ class AdaptiveClassifier:
         device: str = "auto",
         watch: Watch = unwatched,
     ) -> None:
-        chosen: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "model.backbone": backbone}
-        if steps is not None:
-            chosen |= {"train.steps": steps, "train.epochs": 0.0}  # a preset's epochs give way
-        base = preset_settings(preset) if preset else {}
-        values = merged(merged(base, nested(chosen)), nested(settings or {}))
-        self.config = from_dict(RunConfig, values, where="AdaptiveClassifier")
+        arguments = {
+            "algorithm": algorithm,
+            "seed": seed,
+            "model.backbone": backbone,
+            "train.steps": steps,
+        }
+        self.config = gather(
+            preset, None, arguments, nested(settings or {}), where="AdaptiveClassifier"
+        )
         self.out = None if out is None else Path(out)
         self.device, self.watch = device, watch
         self.result: RunResult | None = None

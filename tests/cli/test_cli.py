@@ -268,10 +268,9 @@ class TestErrors:
         assert message == "error: /dev/null/run: not a directory; check the path"
 
     def test_steps_go_before_the_epochs_of_a_preset(self) -> None:
-        from acclimate.cli.train import gather_settings
+        from acclimate.config import gather
 
-        flags = {"train.steps": 20, "train.epochs": 0.0}
-        chosen = gather_settings("lt-imagenet", None, flags, [])
+        chosen = gather("lt-imagenet", None, {"train.steps": 20})
         assert (chosen.train.steps, chosen.train.epochs) == (20, 0.0)
 
     def test_manifest_without_a_column(self, cli: Any, tmp_path: Path) -> None:

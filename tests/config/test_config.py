@@ -16,6 +16,8 @@ from acclimate.config import (
     as_dict,
     choice,
     from_dict,
+    gather,
+    layered,
     merged,
     nested,
     parse_assignments,
@@ -203,14 +205,40 @@ def test_changes_are_laid_over_and_the_base_is_left() -> None:
     assert merged({"a": {"b": 2}}, {"a": 1}) == {"a": 1}
 
 
-def test_the_order_preset_file_assignments() -> None:
-    file = {"train": {"per_domain": 16, "epochs": 2.0}}
-    values = merged(merged(preset("geo-yfcc"), file), parse_assignments(["train.per_domain=4"]))
-    config = run(values)
+def test_the_order_preset_file_assignments(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nper_domain = 16\nepochs = 2.0\n")
+    config = gather("geo-yfcc", file, {}, parse_assignments(["train.per_domain=4"]))
     assert config.train.per_domain == 4  # assignment over file over preset
     assert config.train.epochs == 2.0  # file over preset
     assert config.train.optimiser.lr == 0.04  # preset over default
     assert config.train.keep == "best"  # default
+
+
+STEPS, EPOCHS, BOTH = ({"train": {"steps": 7}}, {"train": {"epochs": 2.0}},
+    {"train": {"steps": 7, "epochs": 2.0}})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([EPOCHS, STEPS], (7, 0.0)),  # the later source decides
+        ([STEPS, EPOCHS], (7, 2.0)),
+        ([BOTH], (7, 2.0)),  # in one source, epochs above 0 replace steps
+        ([EPOCHS, BOTH], (7, 2.0)),
+        ([EPOCHS, STEPS, {"seed": 1}], (7, 0.0)),
+    ],
+)
+def test_steps_end_the_epochs_of_earlier_sources(
+    sources: list[dict[str, Any]], expected: tuple[int, float]
+) -> None:
+    train = run(layered(*sources)).train
+    assert (train.steps, train.epochs) == expected
+
+
+def test_assigned_steps_go_before_the_epochs_of_a_preset() -> None:
+    train = gather("lt-imagenet", changes=parse_assignments(["train.steps=100"])).train
+    assert (train.steps, train.epochs) == (100, 0.0)
 
 
 def test_nested_joins_what_belongs_together() -> None:

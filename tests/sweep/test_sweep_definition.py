@@ -509,6 +509,20 @@ class TestJobs:
         sweep = defined(algorithms=("erm",), preset="geo-yfcc", draws=2, settings=own)
         assert {job.config["train"]["epochs"] for job in sweep.jobs} == {0.0}
 
+    def test_steps_of_flags_and_variants_go_before_epochs_that_came_earlier(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "sweep.toml"
+        file.write_text('data = ["pacs"]\n[settings]\ntrain.epochs = 3.0\n')
+        config = gather(file, {"settings": {"train": {"steps": 9}}})
+        assert config.settings == {"train": {"steps": 9, "epochs": 0.0}}
+        sweep = defined(
+            algorithms=("erm",),
+            settings={"train.epochs": 3.0, "model.backbone": "mlp"},
+            variants={"short": {"train.steps": 5}},
+        )
+        assert {job.config["train"]["epochs"] for job in sweep.jobs} == {0.0}
+
     def test_draws_are_laid_over_the_rest_but_not_over_what_is_fixed(self) -> None:
         sweep = defined(
             draws=3, algorithms=("coral", "da-coral"), variants={"low": {"model.dropout": 0.3}}

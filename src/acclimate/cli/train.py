@@ -1,7 +1,7 @@
 """`train`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,6 +47,7 @@ def train(
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
     """
+    from acclimate.config import gather, parse_assignments
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
     from acclimate.runs.training import train as train_run
@@ -58,36 +59,11 @@ def train(
         "model.backbone": backbone,
         "model.weights": None if weights is None else str(weights),
         "train.steps": steps,
-        "train.epochs": None if steps is None else 0.0,  # a preset's epochs give way
         "seed": seed,
     }
-    chosen = gather_settings(preset, config, flags, settings or [])
+    chosen = gather(preset, config, flags, parse_assignments(settings or []))
     folder = out or Path("runs") / f"{data_name(data)}-{chosen.algorithm}-{chosen.seed}"
     manifest = Manifest.open(data)
     with stoppable(), progress_bar() as watch:
         result = train_run(chosen, manifest, folder, device=device, watch=watch)
     show_run(folder, already=result.already, json=json)
-
-
-def gather_settings(
-    preset: str | None, config: Path | None, flags: dict[str, Any], assignments: list[str]
-) -> Any:
-    """Defaults < preset < file < flags and --set."""
-    from acclimate.config import (
-        RunConfig,
-        from_dict,
-        merged,
-        nested,
-        parse_assignments,
-        read_toml,
-    )
-    from acclimate.config.presets import preset as preset_settings
-
-    values: dict[str, Any] = preset_settings(preset) if preset else {}
-    if config is not None:
-        from_dict(RunConfig, read_toml(config), where=str(config))  # its errors name the file
-        values = merged(values, read_toml(config))
-    given = {key: value for key, value in flags.items() if value not in (None, ())}
-    values = merged(values, nested(given))
-    values = merged(values, parse_assignments(assignments))
-    return from_dict(RunConfig, values, where="settings")

@@ -1,6 +1,8 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
 from acclimate.config.algorithm_name import AlgorithmName
+from acclimate.config.fields import Search, choice, log2, log10, setting
+from acclimate.config.gather import gather, layered, parse_assignments, read_toml
 from acclimate.config.settings import (
     AdaptConfig,
     AverageConfig,
@@ -9,20 +11,9 @@ from acclimate.config.settings import (
     ModelConfig,
     OptimiserConfig,
     RunConfig,
-    Search,
     TrainConfig,
-    as_dict,
-    choice,
-    flat,
-    from_dict,
-    log2,
-    log10,
-    merged,
-    nested,
-    parse_assignments,
-    read_toml,
-    setting,
 )
+from acclimate.config.values import as_dict, flat, from_dict, merged, nested
 
 __all__ = [
     "AdaptConfig",
@@ -39,6 +30,8 @@ __all__ = [
     "choice",
     "flat",
     "from_dict",
+    "gather",
+    "layered",
     "log2",
     "log10",
     "merged",

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import Search, choice, nested
+from acclimate.config.fields import Search, choice
+from acclimate.config.values import nested
 from acclimate.core.errors import unknown
 
 

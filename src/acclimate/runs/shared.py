@@ -80,4 +80,3 @@ def _link(source: Path, path: Path) -> None:
 
 def _copy(source: Path, path: Path) -> None:
     write_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
-from acclimate.config import AlgorithmName

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import RunConfig, Search, as_dict, flat, from_dict, merged
+from acclimate.config import RunConfig, Search, as_dict, flat, from_dict, layered, merged
 from acclimate.config.presets import preset
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
@@ -32,7 +32,7 @@ class Line:
             "seed": config.seed + trial,
             "val_domains": sorted(config.val_domains),
         }
-        run = from_dict(RunConfig, merged(merged(self.settings, drawn), own), where="sweep")
+        run = from_dict(RunConfig, merged(layered(self.settings, drawn), own), where="sweep")
         choice = choose(self.algorithm, run.hparams)
         alone, main = World(), run.train
         check_shares(main.per_domain, alone, main.optimiser, choice.build.least_rows)
@@ -53,12 +53,13 @@ def lines(config: SweepConfig, labels: Mapping[str, str]) -> list[Line]:
     found = []
     for label, changes in (variants or {"": {}}).items():
         for algorithm in config.algorithms:
-            own = merged(
-                _owned(config.settings, algorithm), config.per_algorithm.get(algorithm, {})
+            own = layered(
+                _owned(config.settings, algorithm),
+                config.per_algorithm.get(algorithm, {}),
+                _owned(changes, algorithm),
             )
-            own = _steps_first(merged(own, _owned(changes, algorithm)))
             searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
-            settings = merged(_owned(base, algorithm), own)
+            settings = layered(_owned(base, algorithm), own)
             draws = config.draws if searched else 1
             found.append(Line(algorithm, label, settings, searched, draws))
     if config.draws > 1 and all(line.draws == 1 for line in found):
@@ -91,13 +92,6 @@ def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[st
         if not any(has_setting(name, key) for name in algorithms):
             own = {f"hparams.{name}" for a in algorithms for name in as_dict(choose(a).settings)}
             raise unknown(f"{where}: no algorithm here has a setting '{key}'", key, own)
-
-
-def _steps_first(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps that the user names go before the epochs of a preset."""
-    train = own.get("train", {})
-    without = "steps" in train and "epochs" not in train
-    return merged(own, {"train": {"epochs": 0.0}}) if without else dict(own)
 
 
 def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig, flat, from_dict, merged, nested, read_toml, setting
+from acclimate.config import (
+    RunConfig,
+    flat,
+    from_dict,
+    layered,
+    merged,
+    nested,
+    read_toml,
+    setting,
+)
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
@@ -63,7 +72,9 @@ def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
     """Defaults < file < flags; a flag that is None or empty was not given."""
     values = {} if config_file is None else read_definition(config_file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
-    values = merged(values, _placed(_normal(given, where=FLAGS), Path()))
+    asked = _placed(_normal(given, where=FLAGS), Path())
+    settings = layered(values.get("settings", {}), asked.get("settings", {}))
+    values = {**merged(values, asked), "settings": settings}
     if not values.get("data"):
         raise ConfigError(
             "the sweep names no data; give manifests or folders on the command line, "

@@ -69,10 +69,12 @@ def ranges(
     if preset:
         grids = PRESETS[preset].grids
         # A preset that was searched says where; what else it sets is how the search ended.
-        settled = PRESETS[preset].settings if grids else {}
-        found = {key: search for key, search in found.items() if key not in settled}
+        ended = PRESETS[preset].settings if grids else {}
+        found = {key: search for key, search in found.items() if key not in ended}
         found |= {key: grid for key, grid in grids.items() if not key.startswith(SHARED)}
-    found = {key: search for key, search in found.items() if key not in fixed}
+    # Whoever fixes the steps has fixed the length of a run.
+    settled = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
+    found = {key: search for key, search in found.items() if key not in settled}
     found |= asked or {}
     return {key: search for key, search in sorted(found.items()) if has_setting(algorithm, key)}
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from acclimate.build.digits import build_digits
 from acclimate.build.long_tail import LongTailSettings
-from acclimate.config import AlgorithmName, flat, merged, nested
+from acclimate.config import AlgorithmName, flat, layered, nested
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
@@ -80,7 +80,7 @@ def prepare(asked: Asked) -> Study:
         seed=asked.seed,
         baseline="erm" if "erm" in algorithms else algorithms[0],
         preset=asked.preset,
-        settings=merged(nested(_defaults(asked)), asked.settings),
+        settings=layered(nested(_defaults(asked)), asked.settings),
         variants={label: _variant(asked, ablation, value) for label, value in labels.items()},
     )
     places = {

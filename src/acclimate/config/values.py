@@ -1,0 +1,112 @@
+"""Settings as nested values, as JSON and TOML hold them, and as checked dataclasses.
+
+Unknown keys are refused with the nearest valid one.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from acclimate.core.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Plain nested values, as JSON and TOML hold them."""
+    return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: str = "") -> T:
+    """Build `cls` from nested values; every unknown key, wrong type or limit is an error."""
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if not fields:
+            raise ConfigError(f"{where}: there is no setting '{name}', or any other of its kind")
+        if key not in fields:
+            raise unknown(f"{where}: there is no setting '{name}'", key, fields, prefix=prefix)
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: '{name}' holds settings of its own, not {value!r}")
+            checked[key] = from_dict(hint, value, where=where, prefix=f"{name}.")  # type: ignore[arg-type]
+        else:
+            checked[key] = _check(value, hint, fields[key].metadata, name, where)
+    return cls(**checked)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with nested `changes` laid over it."""
+    result = dict(base)
+    for key, value in changes.items():
+        below = result.get(key)
+        nested = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = merged(below, value) if nested else value  # type: ignore[arg-type]
+    return result
+
+
+def nested(assignments: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train.steps": 5} -> {"train": {"steps": 5}}"""
+    result: dict[str, Any] = {}
+    for key, value in assignments.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        result = merged(result, value)
+    return result
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The inverse of `nested`: {"train": {"steps": 5}} -> {"train.steps": 5}"""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        below = isinstance(value, Mapping)
+        result |= flat(value, f"{prefix}{key}.") if below else {f"{prefix}{key}": value}
+    return result
+
+
+def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: str) -> Any:
+    value = _typed(value, hint, name, where)
+    if isinstance(value, int | float):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}")
+        low, high = limits.get("at_least"), limits.get("at_most")
+        if (low is not None and value < low) or (high is not None and value > high):
+            allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+            raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")
+    return value
+
+
+def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
+    """`value` as the annotated type; integers pass as floats, nothing else is converted."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            allowed = ", ".join(map(str, get_args(hint)))
+            raise ConfigError(f"{where}: '{name}' must be one of {allowed}, not {value!r}")
+        return value
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        inner = next(arg for arg in get_args(hint) if arg is not type(None))
+        return _typed(value, inner, name, where)
+    if origin is tuple:
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        raise ConfigError(f"{where}: '{name}' must be a list of names, not {value!r}")
+    if origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise ConfigError(f"{where}: '{name}' must be a table of settings, not {value!r}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+    raise ConfigError(f"{where}: '{name}' must be {kind}, not {value!r}")
