@@ -69,12 +69,15 @@ class AdaptiveClassifier:
         loaded.config, loaded._trained = trained.config, trained
         return loaded
 
-    def adapt(self, images: Any, *, method: str = "embedding") -> Adapted:
+    def adapt(
+        self, images: Any, *, method: str = "embedding", settings: dict[str, Any] | None = None
+    ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
-        `method`: a row of `acclimate list methods`, or several, as in "embedding+prior".
+        `method`: a row of `acclimate list methods`, or several, as in "embedding+prior";
+        `settings`: of the methods, as in {"tent.steps": 3}.
         """
-        return adapt(self.trained, images, method=method)
+        return adapt(self.trained, images, method=method, settings=settings)
 
     def for_domain(self, state: DomainState | str | Path | None) -> Adapted:
         """The classifier of a stored domain state (or, for a plain model, None)."""

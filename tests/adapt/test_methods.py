@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
-from acclimate.adapt.methods import METHODS, Context, Images, find_chain
+from acclimate.adapt.methods import METHODS, Images, find_chain
 from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.prior import (
@@ -29,59 +29,21 @@ from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent, mean_entropy
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
-from acclimate.learn.embeddings import digest_of
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Backbone, Plain, Predictor, Preprocess, freeze_batch_norm
+from acclimate.learn.models import Backbone, Plain, Preprocess, freeze_batch_norm
 from acclimate.runs.evaluate import evaluate_run
+from fixtures.predictors import (
+    CPU,
+    UNIFORM,
+    batch_normed,
+    group_normed,
+    logits_of,
+    pixels,
+    plain,
+    rows,
+    weights_of,
+)
 from fixtures.settings import TINY, as_flags
-
-CPU = torch.device("cpu")
-UNIFORM = Context(torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-def plain(body: nn.Module | None = None, *, features: int = 6, seed: int = 0) -> Plain:
-    """A classifier of 3 classes of 4-pixel images (or of 5 features, without `body`)."""
-    torch.manual_seed(seed)
-    if body is None:
-        body = nn.Sequential(nn.Linear(5, features), nn.ReLU())
-        return Plain(Backbone(body, features, Preprocess((0.0,) * 5, (1.0,) * 5, 0)), 3).eval()
-    return Plain(Backbone(body, features, Preprocess((0.5,) * 3, (0.2,) * 3, 4)), 3).eval()
-
-
-def convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
-    torch.manual_seed(1)
-    parts = [nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 6, 2), norm(6)]
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def batch_normed() -> Plain:
-    return plain(convolutions(nn.BatchNorm2d))
-
-
-def group_normed() -> Plain:
-    return plain(convolutions(lambda width: nn.GroupNorm(2, width)))
-
-
-def pixels(count: int, seed: int = 0) -> Images:
-    rng = np.random.default_rng(seed)
-    # Many: tiny networks then see clear differences.
-    return Images(torch.from_numpy(rng.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8)), CPU)
-
-
-def rows(count: int, seed: int = 0) -> Images:
-    return Images(
-        torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 5))).float(), CPU
-    )
-
-
-def logits_of(predictor: Predictor, images: Images) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([predictor(x).logits for x in images.batches()])
-
-
-def weights_of(predictor: nn.Module) -> str:
-    return digest_of(predictor.state_dict().items())
-
 
 # --- label prior ----------------------------------------------------------------------------------
 
@@ -331,9 +293,9 @@ def test_t3a_against_numpy(keep: int) -> None:
     hidden, logits = output.hidden.double().numpy(), output.logits.double().numpy()
     weight = predictor.head.last.weight.double().numpy()
     expected = t3a_by_hand(hidden, logits, weight, keep)
-    found = T3A(keep).observe(predictor, images, UNIFORM)
+    found = T3A(T3A.Config(keep=keep)).observe(predictor, images, UNIFORM)
     np.testing.assert_allclose(found["templates"].numpy(), expected, rtol=1e-4, atol=1e-5)
-    adapted = T3A(keep).apply(predictor, found)
+    adapted = T3A().apply(predictor, found)
     np.testing.assert_allclose(
         logits_of(adapted, images).numpy(), hidden @ expected.T, rtol=1e-4, atol=1e-4
     )
@@ -356,7 +318,7 @@ def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], P
     # Under batch norm, what learning started from: the new domain's statistics.
     chain = find_chain("bn" if make is batch_normed else "none")
     start, _ = chain.adapt(predictor, images, UNIFORM)
-    tent = Tent(steps=20, lr=1e-2)
+    tent = Tent(Tent.Config(steps=20, lr=1e-2))
     found = tent.observe(predictor, images, UNIFORM)
     adapted = tent.apply(predictor, found)
     one, two = (mean_entropy(logits_of(p, images)) for p in (start, adapted))
@@ -371,7 +333,7 @@ def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], P
 
 def test_no_steps_of_tent_are_batch_norm_statistics() -> None:
     predictor, images = batch_normed(), pixels(40)
-    found = Tent(steps=0).observe(predictor, images, UNIFORM)
+    found = Tent(Tent.Config(steps=0)).observe(predictor, images, UNIFORM)
     with torch.no_grad():
         statistics = BatchNorm().observe(predictor, images, UNIFORM)
     for name, value in statistics.items():
@@ -670,6 +632,34 @@ def test_the_estimator_takes_a_method(runs: dict[str, Path], features: Manifest)
     assert sum(site.label_prior.values()) == pytest.approx(1)
 
 
+def test_settings_of_methods_come_with_the_model_and_with_the_call(
+    runs: dict[str, Path], features: Manifest
+) -> None:
+    loaded, X = AdaptiveClassifier.load(runs["erm"], device="cpu"), features.features()[:30]
+    settings = TINY | {"test_domains": ["site-4"], "adapt.t3a.keep": 1}
+    fitted = AdaptiveClassifier(algorithm="erm", settings=settings).fit(features)
+    assert fitted.config.adapt.components == {"t3a": {"keep": 1}}
+    assert fitted.trained.digest() == loaded.trained.digest()
+    stored = fitted.adapt(X, method="t3a").predict_proba(X)
+    given = loaded.adapt(X, method="t3a", settings={"t3a.keep": 1}).predict_proba(X)
+    usual = loaded.adapt(X, method="t3a").predict_proba(X)
+    np.testing.assert_array_equal(stored, given)
+    assert not np.array_equal(usual, given)
+    back = fitted.adapt(X, method="t3a", settings={"t3a.keep": 100}).predict_proba(X)
+    np.testing.assert_array_equal(back, usual)
+    with pytest.raises(UnknownName, match=r"did you mean 'adapt.t3a'"):
+        loaded.adapt(X, method="t3a", settings={"t3b.keep": 1})
+
+
+def test_training_refuses_settings_that_no_method_has(features: Manifest) -> None:
+    model = AdaptiveClassifier(settings=TINY | {"adapt.t3a.kept": 1})
+    with pytest.raises(UnknownName) as caught:
+        model.fit(features)
+    assert str(caught.value) == (
+        "t3a: there is no setting 'adapt.t3a.kept'; did you mean 'adapt.t3a.keep'?"
+    )
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -733,3 +723,22 @@ def test_prior_and_t3a_do_not_go_together() -> None:
         "method 'embedding+prior+t3a': t3a scores by templates, which are no class probabilities "
         "to correct and leave no bias to keep a correction in; use prior or t3a"
     )
+
+
+def test_settings_of_methods_on_the_command_line(
+    cli: Any, runs: dict[str, Path], features: Manifest, tree: Path, tmp_path: Path
+) -> None:
+    data, run = tmp_path / "features.parquet", runs["erm"]
+    features.write(data)
+    score = ("evaluate", run, data, "--method", "t3a", "--json")
+    once = json.loads(cli(*score, "--set", "adapt.t3a.keep=1", "--set", "adapt.points=9"))
+    method = next(line for line in once["scores"] if line["method"] == "t3a")
+    assert method["adapt_n"] == 9
+    error = "t3a: 'adapt.t3a.keep' must be at least 0, not -1"
+    assert error in cli(*score, "--set", "adapt.t3a.keep=-1")
+    out = ("--out", tmp_path / "s.safetensors")
+    refused = "--set train.steps=3: only settings of 'adapt' play a part here"
+    assert refused in cli("adapt", run, tree, *out, "--set", "train.steps=3")
+    assert refused in cli(*score, "--set", "train.steps=3")
+    missing = cli("adapt", run, tree, *out, "--method", "t3a", "--set", "adapt.t3a.kep=3")
+    assert "there is no setting 'adapt.t3a.kep'; did you mean 'adapt.t3a.keep'?" in missing

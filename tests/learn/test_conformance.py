@@ -1,15 +1,24 @@
 """One suite for every row of the tables: algorithms over both predictors, and embeddings."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from acclimate.config import EmbeddingConfig
+from acclimate.config import EmbeddingConfig, from_dict, setting
 from acclimate.core.distributed import World
+from acclimate.core.errors import AcclimateError
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import ALGORITHMS, names
-from acclimate.learn.embeddings import EMBEDDINGS
+from acclimate.learn.embeddings import (
+    EMBEDDINGS,
+    Embedding,
+    embedding_settings,
+    find_embedding,
+)
+from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import build_backbone
 from fixtures.objectives import (
     CLASSES,
@@ -128,3 +137,53 @@ class TestEmbedding:
         batch = make_batch(adaptive=False)
         one, two = (self.make(name, mixup)(batch, 2).total for _ in range(2))
         assert torch.equal(one, two)
+
+
+def test_a_new_embedding_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class SharpConfig:
+        scale: float = setting(2.0, "what the features are multiplied by", at_least=0)
+
+    class Sharp(Prototype):
+        Config = SharpConfig
+
+        def raw(self, x: Tensor) -> Tensor:
+            return self.own.scale * super().raw(x)
+
+    def built(**values: Any) -> Embedding:
+        config = from_dict(EmbeddingConfig, {"dim": MU, "mixup": "off", **values}, where="test")
+        torch.manual_seed(0)
+        return find_embedding(config.name).build(
+            build_backbone("mlp", in_features=FEATURES),
+            config, domains=DOMAINS, classes=CLASSES, world=World(), seed=0,
+        )  # fmt: skip
+
+    monkeypatch.setitem(EMBEDDINGS, "sharp", replace(EMBEDDINGS["prototype"], build=Sharp))
+    x = make_batch(adaptive=False).x
+    once = built().raw(x)
+    torch.testing.assert_close(built(name="sharp").raw(x), 2 * once)
+    torch.testing.assert_close(built(name="sharp", sharp={"scale": 3.0}).raw(x), 3 * once)
+    assert torch.equal(built(name="prototype", sharp={"scale": 3.0}).raw(x), once)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"prototpe": {"scale": 1}},
+            "there is no setting 'embedding.prototpe'; did you mean 'embedding.prototype'?",
+        ),
+        (
+            {"optimizer": {"lr": 1}},
+            "there is no setting 'embedding.optimizer'; did you mean 'embedding.optimiser'?",
+        ),
+        (
+            {"prototype": {"scale": 1}},
+            "prototype: there is no setting 'embedding.prototype.scale', or any other of its kind",
+        ),
+    ],
+)
+def test_settings_of_embeddings_that_are_none(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(AcclimateError) as caught:
+        embedding_settings(from_dict(EmbeddingConfig, tables, where="test"))
+    assert str(caught.value) == message

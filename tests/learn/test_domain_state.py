@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import StateMismatch
 from acclimate.data.batches import Batch
@@ -346,8 +348,14 @@ class Doubled(Embedding):
         return Losses(risk=self.raw(batch.x).mean())
 
 
+def doubled(dim: int) -> Doubled:
+    nothing: Any = torch.nn.Identity()
+    config = EmbeddingConfig(dim=dim)
+    return Doubled(nothing, config, domains=2, classes=2, world=World(), seed=0)
+
+
 def test_standardising_centres_and_divides_by_one_spread() -> None:
-    embedding = Doubled(2)
+    embedding = doubled(2)
     x = torch.tensor([[1.0, 2.0]])
     assert torch.equal(embedding.phi(x), 2 * x)
     embedding.standardise(torch.tensor([[1.0, 5.0], [3.0, 5.0]], dtype=torch.float64))
@@ -359,7 +367,7 @@ def test_standardising_centres_and_divides_by_one_spread() -> None:
 
 def test_standardised_training_domains_have_mean_0_and_spread_1() -> None:
     means = torch.from_numpy(features(4, 6)).double()
-    embedding = Doubled(DIM)
+    embedding = doubled(DIM)
     embedding.standardise(means)
     scaled = (means.float() - embedding.centre) / embedding.spread
     assert scaled.mean(0).abs().max() < 1e-5
@@ -367,7 +375,7 @@ def test_standardised_training_domains_have_mean_0_and_spread_1() -> None:
 
 
 def test_domains_that_are_all_alike_are_only_centred() -> None:
-    embedding = Doubled(2)
+    embedding = doubled(2)
     # The mean of three times 0.1 is not 0.1: rounding is no difference between domains.
     embedding.standardise(torch.tensor([[0.1, 0.2]] * 3, dtype=torch.float64))
     assert float(embedding.spread) == 1.0
@@ -382,7 +390,7 @@ def manifest() -> Manifest:
 
 
 def test_rows_are_embedded_in_batches(manifest: Manifest) -> None:
-    embedding = Doubled(2)
+    embedding = doubled(2)
     rows = manifest.rows(domain="a")
     state = embed_rows(embedding.train(), FeatureSource(manifest), rows, World(), "m")
     assert_matches(state, 2.0 * manifest.features()[rows])
@@ -400,9 +408,9 @@ class Patchy(FeatureSource):
 
 def test_unreadable_rows_are_left_out(manifest: Manifest) -> None:
     rows = np.arange(50)
-    state = embed_rows(Doubled(2), Patchy(manifest), rows, World())
+    state = embed_rows(doubled(2), Patchy(manifest), rows, World())
     assert_matches(state, 2.0 * manifest.features()[rows[rows % 3 != 0]])
-    assert embed_rows(Doubled(2), Patchy(manifest), np.array([3, 6]), World()).count == 0
+    assert embed_rows(doubled(2), Patchy(manifest), np.array([3, 6]), World()).count == 0
 
 
 def test_sampled_rows() -> None:

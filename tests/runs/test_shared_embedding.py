@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from acclimate.config import RunConfig, as_dict, flat
+from acclimate.config import RunConfig, as_dict, flat, setting
 from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
@@ -168,6 +169,30 @@ def test_what_is_not_in_the_identity_does_not_change_phi(
     two = train_embedding(other, features, tmp_path / "two")
     assert one.read_bytes() == two.read_bytes()
     assert train_embedding(other, features, tmp_path / "one") == one
+
+
+def test_an_embedding_under_a_new_name_is_known_by_the_settings_it_uses(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two Φ that are learned with and without mixup, or with other settings of its own, differ."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class SharpConfig:
+        scale: float = setting(2.0, "what the features are multiplied by")
+
+    class Sharp(EMBEDDINGS["prototype"].build):  # type: ignore[misc]
+        Config = SharpConfig
+
+    def identity(**settings: Any) -> dict[str, Any]:
+        config = tiny(**{"embedding.name": "sharp", **settings})
+        return embedding_identity(config, "d", ["a"])
+
+    monkeypatch.setitem(EMBEDDINGS, "sharp", replace(EMBEDDINGS["prototype"], build=Sharp))
+    assert identity(**{"embedding.mixup": "on"}) != identity(**{"embedding.mixup": "off"})
+    assert identity(**{"embedding.support": 0.25}) != identity()
+    assert identity(**{"embedding.sharp.scale": 3.0}) != identity()
+    assert identity(**{"embedding.sharp.scale": 2.0}) == identity()
+    assert identity(**{"embedding.mean.scale": 3.0}) == identity()
 
 
 def test_the_role_of_a_held_out_domain_does_not_matter(

@@ -1,6 +1,6 @@
 """Unlabelled images -> DomainState -> a classifier for that domain, and how far to trust it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from acclimate.adapt.methods import (
     no_phi,
     nothing_to_embed,
 )
+from acclimate.config import merged, nested
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.images import as_pixels, find_images
@@ -106,6 +107,7 @@ def adapt(
     images: Any,
     *,
     method: str = "embedding",
+    settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
     quarantine: Quarantine | None = None,
     watch: Watch = unwatched,
@@ -113,9 +115,12 @@ def adapt(
     """A classifier for the domain that `images` come from; `into` goes on from an earlier state.
 
     `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
-    but `embedding` (and `none`) keep the images in memory meanwhile.
+    but `embedding` (and `none`) keep the images in memory meanwhile. `settings` are the methods',
+    such as {"tent.steps": 3}; they go before those that the model was trained with.
     """
-    chain = find_chain(method)
+    config = trained.config.adapt
+    tables = merged(config.components, nested(settings or {}))
+    chain = find_chain(method, replace(config, components=tables))
     state = _start(trained, chain, into)
     before = state.count
     embedding = trained.embedding if chain.embedding else None

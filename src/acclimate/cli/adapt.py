@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, percent, progress_bar, say, say_json
+from acclimate.cli.output import Device, Json, MethodSettings, percent, progress_bar, say, say_json
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
@@ -23,6 +23,7 @@ def adapt(
         str,
         typer.Option(help="See `acclimate list methods`; several are joined: embedding+prior."),
     ] = "embedding",
+    settings: MethodSettings = None,
     into: Annotated[
         Path | None, typer.Option(help="Go on from an earlier state of the same domain.")
     ] = None,
@@ -32,19 +33,27 @@ def adapt(
     """Adapt to a new domain from unlabelled images: no labels, no retraining, and no gradient
     unless the method is tent."""
     from acclimate.adapt.classifier import adapt as adapt_to
+    from acclimate.config import parse_assignments
     from acclimate.core.distributed import pick_device
     from acclimate.data.images import find_images
     from acclimate.data.quarantine import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
 
+    chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     earlier = None if into is None else DomainState.load(into)
     quarantine = Quarantine.lenient(len(paths))
     with progress_bar() as watch:
         site = adapt_to(
-            trained, paths, method=method, into=earlier, quarantine=quarantine, watch=watch
+            trained,
+            paths,
+            method=method,
+            settings=chosen,
+            into=earlier,
+            quarantine=quarantine,
+            watch=watch,
         )
     assert site.state is not None
     facts: dict[str, Any] = {"method": site.method, "n": site.state.count}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, names, progress_bar, say, say_json
+from acclimate.cli.output import Device, Json, MethodSettings, names, progress_bar, say, say_json
 from acclimate.cli.scores import as_json, show_run, show_scores
 from acclimate.core.errors import ConfigError
 
@@ -27,19 +27,23 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Score unseen domains by this method too; can be repeated."),
     ] = None,
+    settings: MethodSettings = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Score a run per domain: top-1, top-5, worst domain, and the controls."""
     if data is None:
-        if method:
-            raise ConfigError("--method scores anew; name the data to score as well")
+        if method or settings:
+            asked = "--method" if method else "--set"
+            raise ConfigError(f"{asked} scores anew; name the data to score as well")
         show_run(run, already=True, json=json)
         return
+    from acclimate.config import flat, parse_assignments
     from acclimate.runs.evaluate import evaluate_run
 
-    changes = {"adapt.source": source, "adapt.points": points, "seed": seed}
-    given = {key: value for key, value in changes.items() if value is not None}
+    flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
+    given = {key: value for key, value in flags.items() if value is not None}
+    given |= flat(parse_assignments(settings or [], only="adapt"))
     with progress_bar() as watch:
         found = evaluate_run(run, data, given, methods=names(method), device=device, watch=watch)
     if json:

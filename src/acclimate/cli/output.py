@@ -23,6 +23,10 @@ from acclimate.core.watch import Watch, unwatched
 
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+MethodSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A method's setting: adapt.tent.steps=3."),
+]
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 PHASES = {

@@ -1,7 +1,7 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
 from acclimate.config.algorithm_name import AlgorithmName
-from acclimate.config.fields import Search, choice, log2, log10, setting
+from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
 from acclimate.config.settings import (
     AdaptConfig,
@@ -13,7 +13,7 @@ from acclimate.config.settings import (
     RunConfig,
     TrainConfig,
 )
-from acclimate.config.values import as_dict, flat, from_dict, merged, nested
+from acclimate.config.values import as_dict, component_settings, flat, from_dict, merged, nested
 
 __all__ = [
     "AdaptConfig",
@@ -22,12 +22,14 @@ __all__ = [
     "DataConfig",
     "EmbeddingConfig",
     "ModelConfig",
+    "NoSettings",
     "OptimiserConfig",
     "RunConfig",
     "Search",
     "TrainConfig",
     "as_dict",
     "choice",
+    "component_settings",
     "flat",
     "from_dict",
     "gather",
@@ -39,4 +41,5 @@ __all__ = [
     "parse_assignments",
     "read_toml",
     "setting",
+    "settings_of",
 ]

@@ -1,9 +1,14 @@
 """How a setting is declared: its default, limits, purpose and search range in one field."""
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
+# Marks the field of a dataclass that holds tables of settings by component, such as `tent` in
+# `adapt.tent.steps`. In files they stand beside the other fields; `component_settings` checks them.
+COMPONENTS = "components"
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,29 @@ def setting(
     """A dataclass field with its limits, purpose and search range beside its default."""
     metadata = {"about": about, "at_least": at_least, "at_most": at_most, "search": search}
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSettings:
+    """Of a component that has none of its own."""
+
+
+class Setting(NamedTuple):
+    name: str  # dotted
+    kind: Any  # its annotation
+    default: Any
+    facts: Mapping[str, Any]  # what `setting` was told
+
+
+def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a dataclass of settings, with the values of `config` as defaults."""
+    hints = get_type_hints(type(config))
+    for entry in dataclasses.fields(config):
+        name, value = f"{prefix}{entry.name}", getattr(config, entry.name)
+        if dataclasses.is_dataclass(value):
+            yield from settings_of(value, f"{name}.")
+        elif not entry.metadata.get(COMPONENTS):
+            yield Setting(name, hints[entry.name], value, entry.metadata)
 
 
 def log10(low: float, high: float) -> Search:

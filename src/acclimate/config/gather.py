@@ -45,8 +45,8 @@ def layered(*sources: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`["train.steps=5", "model.backbone=small-cnn"]` -> nested values."""
+def parse_assignments(assignments: Iterable[str], *, only: str = "") -> dict[str, Any]:
+    """`["train.steps=5", "model.backbone=small-cnn"]` -> nested values, of one group if asked."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -54,6 +54,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(
                 f"--set {assignment}: write it as key=value, e.g. --set train.steps=500"
             )
+        if not key.strip().startswith(only and f"{only}."):
+            raise ConfigError(f"--set {assignment}: only settings of '{only}' play a part here")
         values[key.strip()] = _literal(text.strip())
     return nested(values)
 

@@ -6,7 +6,7 @@ Each field says its default, its limits, what it is for and, where sweeps draw i
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from acclimate.config.fields import choice, log2, log10, setting
+from acclimate.config.fields import COMPONENTS, choice, log2, log10, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class OptimiserConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig:
+    """What Step A offers to every embedding; each says itself what it has no use for."""
+
     name: str = setting("prototype", "how Φ is learned: see `acclimate list embeddings`")
     dim: int = setting(1024, "dimensions of μ (d_D)", at_least=1)
     steps: int = setting(
@@ -91,6 +93,10 @@ class EmbeddingConfig:
     points: int = setting(1000, "training images of a domain in its μ (N_p); 0: all", at_least=0)
     standardise: bool = setting(True, "centre μ on the training domains and divide by one spread")
     optimiser: OptimiserConfig = field(default_factory=lambda: OptimiserConfig(weight_decay=1e-5))
+    components: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "what one embedding has alone, by its name", COMPONENTS: True},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +139,10 @@ class AdaptConfig:
     points: int = setting(200, "unlabelled images of an unseen domain that make its μ", at_least=1)
     source: Literal["held-out", "test"] = setting(
         "held-out", "held-out: they are not scored; test: taken from the scored images"
+    )
+    components: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "settings of the adaptation methods, by their names", COMPONENTS: True},
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from acclimate.config.fields import COMPONENTS
 from acclimate.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
@@ -17,16 +18,21 @@ T = TypeVar("T")
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Plain nested values, as JSON and TOML hold them."""
-    return cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config))))
+    return cast(dict[str, Any], json.loads(json.dumps(_plain(config))))
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: str = "") -> T:
     """Build `cls` from nested values; every unknown key, wrong type or limit is an error."""
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    tables = next((key for key, f in fields.items() if f.metadata.get(COMPONENTS)), None)
+    fields.pop(tables or "", None)
     checked: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
+        if tables and key not in fields and isinstance(value, Mapping):
+            checked.setdefault(tables, {})[key] = dict(value)
+            continue
         if not fields:
             raise ConfigError(f"{where}: there is no setting '{name}', or any other of its kind")
         if key not in fields:
@@ -39,6 +45,28 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: st
         else:
             checked[key] = _check(value, hint, fields[key].metadata, name, where)
     return cls(**checked)
+
+
+def component_settings(
+    config: Any, kinds: Mapping[str, type[Any]], *, prefix: str
+) -> dict[str, Any]:
+    """The settings of every component, by name, from the tables in `config.components`.
+
+    `kinds` are the dataclasses that check them; a table of no component is an error.
+    """
+    groups = [f.name for f in dataclasses.fields(config) if f.default is dataclasses.MISSING]
+    for name, table in config.components.items():
+        if name not in kinds:
+            known = {*kinds, *groups} - {COMPONENTS}
+            raise unknown(f"there is no setting '{prefix}{name}'", name, known, prefix=prefix)
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"'{prefix}{name}' holds settings of its own, not {table!r}")
+    return {
+        name: from_dict(
+            kind, config.components.get(name, {}), where=name, prefix=f"{prefix}{name}."
+        )
+        for name, kind in kinds.items()
+    }
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +96,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         below = isinstance(value, Mapping)
         result |= flat(value, f"{prefix}{key}.") if below else {f"{prefix}{key}": value}
     return result
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        if entry.metadata.get(COMPONENTS):
+            plain |= value
+        else:
+            plain[entry.name] = _plain(value) if dataclasses.is_dataclass(value) else value
+    return plain
 
 
 def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: str) -> Any:

@@ -15,10 +15,9 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import open_source
-from acclimate.learn.algorithms import choose
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
-from acclimate.runs.plan import Plan
+from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
 
@@ -79,7 +78,7 @@ def _plan(config: RunConfig, trained: Trained, manifest: Manifest) -> Plan:
     train = tuple(name for name in manifest.domains if name in trained.train_domains)
     val = tuple(name for name in manifest.domains if name in config.val_domains)
     test = tuple(name for name in manifest.domains if name not in {*train, *val})
-    return Plan(config, choose(config.algorithm, config.hparams), manifest, train, val, test)
+    return Plan(config, check_components(config), manifest, train, val, test)
 
 
 def _check_kind(manifest: Manifest, trained: Trained) -> None:

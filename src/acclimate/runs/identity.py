@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # plans come with torch, and identities are read where there 
 
 RUN_FORMAT = "acclimate-run-1"
 EMBEDDING_FORMAT = "acclimate-embedding-1"
-_PROTOTYPES_ONLY = ("mixup", "support")
-_OWN_DIMENSIONS = ("mean", "posterior")
 
 
 def digest_of(value: Any) -> str:
@@ -129,11 +127,11 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
 
     Φ is built before the predictor, so the predictor's settings do not shift its random numbers.
     """
+    from acclimate.learn.embeddings import find_embedding  # with torch, which readers do without
+
     whole = as_dict(config)
-    embedding, model = whole["embedding"], whole["model"]
-    name = config.embedding.name
-    unused: tuple[str, ...] = () if name == "prototype" else _PROTOTYPES_ONLY
-    unused += ("dim",) if name in _OWN_DIMENSIONS else ()
+    model = whole["model"]
+    embedding = find_embedding(config.embedding.name).build
     return {
         "seed": config.seed,
         "data": {key: whole["data"][key] for key in ("image_size", "augment", "max_pixels")},
@@ -143,6 +141,6 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
             "pretrained": model["pretrained"] and not model["weights"],
             "freeze_batch_norm": model["freeze_batch_norm"],
         },
-        "embedding": {key: value for key, value in embedding.items() if key not in unused},
+        "embedding": embedding.identity(config.embedding),
         "train": {"precision": whole["train"]["precision"]},
     }

@@ -101,17 +101,15 @@ def stage_of(plan: Plan, network: Predictor | Embedding) -> Stage:
             least,
             main.optimiser.accumulate,
         )
-    body = network.backbone
-    assert isinstance(body, nn.Module)
     return Stage(
         "Step A",
         "embedding.per_domain",
-        body,
+        network.backbone,
         learn.domains_per_step,
         learn.per_domain,
         2,
         learn.optimiser.accumulate,
-        copies=2 if learn.name == "prototype" and learn.mixup == "on" else 1,
+        copies=network.copies,
     )
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from acclimate.adapt.methods import method_settings
 from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
@@ -13,7 +14,7 @@ from acclimate.core.randomness import stream
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import Algorithm, Choice, choose
-from acclimate.learn.embeddings import find_embedding
+from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
@@ -76,9 +77,7 @@ class Plan:
 
 def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True) -> Plan:
     """Check everything that can be checked, and decide everything that was left open."""
-    algorithm = choose(config.algorithm, config.hparams)
-    if algorithm.adaptive:
-        find_embedding(config.embedding.name)
+    algorithm = check_components(config)
     manifest.check(check_files=check_files)
     val, test = _unseen(config, manifest)
     reserved = {name for name, role in manifest.roles().items() if role != "train"}
@@ -93,6 +92,16 @@ def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True
             f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
         )
     return Plan(resolved, algorithm, manifest, train, val, test)
+
+
+def check_components(config: RunConfig) -> Choice:
+    """The algorithm, once its own settings, the embeddings' and the methods' are in order."""
+    algorithm = choose(config.algorithm, config.hparams)
+    if algorithm.adaptive:
+        find_embedding(config.embedding.name)
+    embedding_settings(config.embedding)
+    method_settings(config.adapt)
+    return algorithm
 
 
 def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:

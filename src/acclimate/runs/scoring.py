@@ -212,7 +212,7 @@ class Evaluator:
 
         Every process adapts on all of them: they are few, and most methods cannot share them out.
         """
-        chain, this = find_chain(method), self.unseen(domain)
+        chain, this = find_chain(method, self.plan.config.adapt), self.unseen(domain)
         if chain.embedding and this.state is None:
             raise nothing_to_embed(self.plan.config.algorithm)
         state = this.state if chain.embedding else None

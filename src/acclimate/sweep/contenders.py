@@ -10,6 +10,7 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.algorithms import choose, names
 from acclimate.runs.optimisation import check_shares
+from acclimate.runs.plan import check_components
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
 
@@ -33,7 +34,7 @@ class Line:
             "val_domains": sorted(config.val_domains),
         }
         run = from_dict(RunConfig, merged(layered(self.settings, drawn), own), where="sweep")
-        choice = choose(self.algorithm, run.hparams)
+        choice = check_components(run)
         alone, main = World(), run.train
         check_shares(main.per_domain, alone, main.optimiser, choice.build.least_rows)
         if choice.adaptive:

@@ -5,18 +5,26 @@ cross-validation compares one draw over several of them. A further setting does 
 others, and `da-coral` gets what `coral` gets.
 """
 
-import dataclasses
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
-from acclimate.config import AlgorithmName, RunConfig, Search, from_dict, nested
+from acclimate.config import (
+    AlgorithmName,
+    EmbeddingConfig,
+    RunConfig,
+    Search,
+    from_dict,
+    nested,
+    settings_of,
+)
 from acclimate.config.presets import PRESETS
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream
 from acclimate.learn.algorithms import choose
+from acclimate.learn.embeddings import embedding_settings
 from acclimate.sweep.definition import OWN
 
 HPARAMS = "hparams."
@@ -139,7 +147,8 @@ def _check(key: str, value: Any, algorithm: str) -> None:
         settings = {key.removeprefix(HPARAMS): value}
         from_dict(choose(algorithm).build.Config, settings, where="search", prefix=HPARAMS)
     else:
-        from_dict(RunConfig, nested({key: value}), where="search")
+        run = from_dict(RunConfig, nested({key: value}), where="search")
+        embedding_settings(run.embedding)
 
 
 def _whole(key: str, algorithm: str) -> bool:
@@ -156,22 +165,17 @@ def _declared(algorithm: str) -> dict[str, Search]:
 
 @cache
 def _own_fields(algorithm: str) -> dict[str, tuple[Any, Search | None]]:
-    return _fields(choose(algorithm).build.Config, HPARAMS)
+    return _fields(choose(algorithm).build.Config(), HPARAMS)
 
 
 @cache
 def _run_fields() -> dict[str, tuple[Any, Search | None]]:
-    return _fields(RunConfig)
-
-
-def _fields(cls: type[Any], prefix: str = "") -> dict[str, tuple[Any, Search | None]]:
-    """Type and search range of every setting, by its whole name."""
-    hints = get_type_hints(cls)
-    found: dict[str, tuple[Any, Search | None]] = {}
-    for field in dataclasses.fields(cls):
-        below, name = hints[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(below):
-            found |= _fields(cast(type[Any], below), f"{name}.")
-        else:
-            found[name] = (below, field.metadata.get("search"))
+    found = _fields(RunConfig())
+    for name, settings in embedding_settings(EmbeddingConfig()).items():
+        found |= _fields(settings, f"{SHARED}{name}.")
     return found
+
+
+def _fields(config: Any, prefix: str = "") -> dict[str, tuple[Any, Search | None]]:
+    """Type and search range of every setting, by its whole name."""
+    return {s.name: (s.kind, s.facts.get("search")) for s in settings_of(config, prefix)}

@@ -1,6 +1,6 @@
 """Test-time adaptation on unlabelled images: THE table, and chains of its rows."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acclimate.adapt.methods.base import Context, Images, Method
 from acclimate.adapt.methods.bn import BatchNorm
@@ -8,6 +8,7 @@ from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_ph
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
+from acclimate.config import AdaptConfig, component_settings
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.embeddings import DomainState
 
@@ -21,6 +22,7 @@ __all__ = [
     "chain_of",
     "find_chain",
     "holds_mu",
+    "method_settings",
     "no_phi",
     "nothing_to_embed",
 ]
@@ -43,8 +45,14 @@ METHODS: dict[str, Row] = {
 }
 
 
-def find_chain(text: str) -> Chain:
-    """`prior`, `embedding+prior`, ...: left to right."""
+def method_settings(config: AdaptConfig) -> dict[str, Any]:
+    """The settings of every method, checked."""
+    kinds = {name: row.method.Config for name, row in METHODS.items() if row.method}
+    return component_settings(config, kinds, prefix="adapt.")
+
+
+def find_chain(text: str, config: AdaptConfig | None = None) -> Chain:
+    """`prior`, `embedding+prior`, ...: left to right, with the methods' settings in `config`."""
     names = text.split("+")
     for name in names:
         if name not in METHODS:
@@ -65,7 +73,11 @@ def find_chain(text: str) -> Chain:
             f"method '{text}': the others work on the classifier that the embedding makes; "
             f"write 'embedding+{rest}'"
         )
-    return _chain(names)
+    settings = method_settings(config or AdaptConfig())
+    rows = {name: METHODS[name].method for name in names}
+    return Chain(
+        "embedding" in names, {name: make(settings[name]) for name, make in rows.items() if make}
+    )
 
 
 def chain_of(state: DomainState) -> Chain:
@@ -80,8 +92,3 @@ def nothing_to_embed(algorithm: str) -> ConfigError:
         f"a plain model ({algorithm}) has no embedding to adapt; choose another --method, such as "
         f"prior, or train with --algorithm da-erm"
     )
-
-
-def _chain(names: list[str]) -> Chain:
-    rows = {name: METHODS[name].method for name in names}
-    return Chain("embedding" in names, {name: make() for name, make in rows.items() if make})

@@ -5,11 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from acclimate.config import NoSettings
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings.domains import EVALUATION_BATCH
 from acclimate.learn.models import Plain, Predictor
@@ -42,15 +43,22 @@ class Context:
 
 
 class Method(ABC):
-    """Adapts a classifier to one domain. Constructor arguments have defaults.
+    """Adapts a classifier to one domain.
 
-    What `observe` learns goes into the domain's state as it is, and `apply` needs nothing else: an
-    adapted classifier can be made again from the model and the state. Neither changes the given
-    predictor or its weights.
+    Subclasses may define `Config`, a frozen dataclass of their settings, which users set as
+    `adapt.NAME.key`.
+
+    What `observe` learns goes into the domain's state as it is, and `apply` needs nothing else, not
+    even the settings: an adapted classifier can be made again from the model and the state. Neither
+    changes the given predictor or its weights.
     """
 
+    Config: ClassVar[type[Any]] = NoSettings
     gradient_free: ClassVar[bool] = True
     mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = self.Config() if config is None else config
 
     @abstractmethod
     def observe(

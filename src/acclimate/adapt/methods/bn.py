@@ -1,23 +1,40 @@
-"""Batch-norm statistics of the new domain in the place of the training domains'."""
+"""Batch-norm statistics of the new domain in the place of, or beside, the training domains'."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Images, Method, with_tensors
 from acclimate.adapt.methods.norms import batch_norms, image_statistics, without_norms
+from acclimate.config import setting
 from acclimate.learn.models import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormConfig:
+    weight: float = setting(
+        1.0, "share of the new domain's statistics beside training's", at_least=0, at_most=1
+    )
 
 
 @final
 class BatchNorm(Method):
+    """With a weight below 1, means and variances lie between the two (Schneider et al. 2020)."""
+
+    Config = BatchNormConfig
+
     def observe(
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
         if not batch_norms(predictor):
             raise without_norms("bn", "batch norm", predictor)
-        return image_statistics(with_tensors(predictor, {}), images)
+        found = image_statistics(with_tensors(predictor, {}), images)
+        return {
+            name: predictor.get_buffer(name).cpu().lerp(new, self.config.weight)
+            for name, new in found.items()
+        }
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         return with_tensors(predictor, tensors)

@@ -9,12 +9,14 @@ shift twice. `implied_prior` reads that prior off.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Images, Method, last_layer, with_last_layer
+from acclimate.config import setting
 from acclimate.learn.models import Predictor
 
 TINY = 1e-12
@@ -86,9 +88,17 @@ def posteriors(predictor: Predictor, images: Images) -> Tensor:
     return logits.double().softmax(1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PriorConfig:
+    tolerance: float = setting(1e-8, "EM ends when no class moves by more", at_least=0)
+    iterations: int = setting(10_000, "or after so many iterations", at_least=1)
+
+
 @final
 class Prior(Method):
     """Keeps the domain's class frequencies, and those that the posteriors stood under before."""
+
+    Config = PriorConfig
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context
@@ -97,7 +107,9 @@ class Prior(Method):
         if context.start is not None and context.centre is not None:
             start, centre = (posteriors(p, images) for p in (context.start, context.centre))
             base = implied_prior(start, centre, base)
-        prior, iterations = em_prior(posteriors(predictor, images), base)
+        found = posteriors(predictor, images)
+        tolerance, most = self.config.tolerance, self.config.iterations
+        prior, iterations = em_prior(found, base, tolerance=tolerance, most=most)
         return {"prior": prior, "base": base, "iterations": torch.tensor(iterations)}
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:

@@ -1,6 +1,7 @@
 """T3A: class templates from the images the classifier is surest of (Iwasawa & Matsuo 2021)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from acclimate.adapt.methods.base import Context, Images, Method, last_layer, with_last_layer
+from acclimate.config import setting
 from acclimate.learn.models import Predictor
 
 
@@ -28,6 +30,11 @@ def templates(hidden: Tensor, logits: Tensor, weight: Tensor, keep: int) -> Tens
     return normalize(sums, dim=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class T3AConfig:
+    keep: int = setting(100, "images of lowest entropy that a class's template keeps", at_least=0)
+
+
 @final
 class T3A(Method):
     """The batch variant: published, templates change with every image that is predicted; here they
@@ -36,8 +43,7 @@ class T3A(Method):
     The class with the largest inner product of template and hidden layer wins; there is no bias.
     """
 
-    def __init__(self, keep: int = 100) -> None:
-        self.keep = keep
+    Config = T3AConfig
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context
@@ -45,7 +51,8 @@ class T3A(Method):
         outputs = [predictor(x) for x in images.batches()]
         hidden = torch.cat([output.hidden.float() for output in outputs])
         logits = torch.cat([output.logits for output in outputs])
-        return {"templates": templates(hidden, logits, last_layer(predictor).weight, self.keep)}
+        weight, keep = last_layer(predictor).weight, self.config.keep
+        return {"templates": templates(hidden, logits, weight, keep)}
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         bias = torch.zeros_like(last_layer(predictor).bias)

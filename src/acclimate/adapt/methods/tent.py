@@ -1,6 +1,7 @@
 """Tent: normalisation layers trained to make predictions surer (Wang et al. 2021)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import final
 
@@ -15,10 +16,18 @@ from acclimate.adapt.methods.norms import (
     set_batch_mode,
     without_norms,
 )
+from acclimate.config import setting
 from acclimate.core.errors import ConfigError
 from acclimate.learn.models import Predictor
 
-BATCH = 64  # as published; gradients need the memory that inference does not
+
+@dataclass(frozen=True, kw_only=True)
+class TentConfig:
+    steps: int = setting(10, "steps of Adam", at_least=0)
+    lr: float = setting(1e-3, "its learning rate", at_least=0)
+    batch: int = setting(
+        64, "images in a step: gradients need memory that inference does not", at_least=2
+    )
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
@@ -36,10 +45,8 @@ class Tent(Method):
     once, from the images adapted on. The only method that computes gradients.
     """
 
+    Config = TentConfig
     gradient_free = False
-
-    def __init__(self, steps: int = 10, lr: float = 1e-3) -> None:
-        self.steps, self.lr = steps, lr
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context
@@ -63,9 +70,9 @@ class Tent(Method):
         set_batch_mode(predictor, on=True)
         for value in learned:
             value.requires_grad_(True)
-        optimiser = torch.optim.Adam(learned, lr=self.lr)
-        endless = chain.from_iterable(images.batches(BATCH) for _ in repeat(None))
-        for batch in islice(endless, self.steps):
+        optimiser = torch.optim.Adam(learned, lr=self.config.lr)
+        endless = chain.from_iterable(images.batches(self.config.batch) for _ in repeat(None))
+        for batch in islice(endless, self.config.steps):
             # The CPU's group norm crashes (torch 2.13, channels last) where its input's gradient
             # is not wanted, so the pixels' is asked for as well.
             x = batch.detach().requires_grad_(True)

@@ -1,8 +1,9 @@
 """Domain embeddings: THE table, and the objects that carry μ."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import unknown
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.baselines import Mean, Posterior, Softmax
@@ -18,13 +19,14 @@ __all__ = [
     "Payload",
     "digest_of",
     "embed_rows",
+    "embedding_settings",
     "find_embedding",
 ]
 
 
 @dataclass(frozen=True)
 class Row:
-    build: Callable[..., Embedding]
+    build: type[Embedding]
     about: str
 
 
@@ -42,3 +44,9 @@ def find_embedding(name: str) -> Row:
     if name not in EMBEDDINGS:
         raise unknown(f"there is no embedding '{name}'", name, EMBEDDINGS)
     return EMBEDDINGS[name]
+
+
+def embedding_settings(config: EmbeddingConfig) -> dict[str, Any]:
+    """Every embedding's own settings, checked; those of embeddings not chosen have no effect."""
+    kinds = {name: row.build.Config for name, row in EMBEDDINGS.items()}
+    return component_settings(config, kinds, prefix="embedding.")

@@ -2,15 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig
+from acclimate.config import EmbeddingConfig, NoSettings, as_dict, from_dict
+from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.data.batches import EpisodeSampler, Sampler
+from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 
 
@@ -20,17 +22,52 @@ class Embedding(Objective):
     Φ(x) = (raw(x) − centre) / spread. Once the features are learned, `standardise` sets centre and
     spread from the training domains, so that a predictor sees μ on a scale it does not ignore. One
     scalar spread, not one per dimension: with three domains a spread per dimension is noise.
+
+    Subclasses may define `Config`, a frozen dataclass of settings beyond those of
+    `EmbeddingConfig`; users set them as `embedding.NAME.key`, and `own` holds them.
     """
 
+    Config: ClassVar[type[Any]] = NoSettings
+    unused: ClassVar[frozenset[str]] = frozenset()  # fields of EmbeddingConfig that Φ ignores
     centre: Tensor
     spread: Tensor
     least_domains: ClassVar[int] = 2
+    copies = 1  # passes that an image makes through the network in a step
 
-    def __init__(self, dim: int) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
         super().__init__()
-        self.dim = dim
-        self.register_buffer("centre", torch.zeros(dim))
+        self.backbone, self.config, self.world, self.seed = backbone, config, world, seed
+        self.domains, self.classes, self.own = domains, classes, self.own_settings(config)
+        self.dim = self.dimensions()
+        self.register_buffer("centre", torch.zeros(self.dim))
         self.register_buffer("spread", torch.ones(()))
+
+    def dimensions(self) -> int:
+        """Of Φ."""
+        return self.config.dim
+
+    @classmethod
+    def own_settings(cls, config: EmbeddingConfig) -> Any:
+        """An instance of `Config`, checked."""
+        table, prefix = config.components.get(config.name, {}), f"embedding.{config.name}."
+        return from_dict(cls.Config, table, where=config.name, prefix=prefix)
+
+    @classmethod
+    def identity(cls, config: EmbeddingConfig) -> dict[str, Any]:
+        """The settings that Φ depends on: where they agree, so does Φ."""
+        left_out = cls.unused | config.components.keys()
+        shared = {key: value for key, value in as_dict(config).items() if key not in left_out}
+        own = as_dict(cls.own_settings(config))
+        return {**shared, config.name: own} if own else shared
 
     @abstractmethod
     def raw(self, x: Tensor) -> Tensor:

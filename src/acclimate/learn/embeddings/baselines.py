@@ -6,22 +6,22 @@ loss sees labels. Domain mixup and the share of support are the prototypes' and 
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acclimate.config import EmbeddingConfig
-from acclimate.core.distributed import World
 from acclimate.data.batches import Batch, DomainSampler, Sampler
 from acclimate.learn.embeddings.base import Embedding
-from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses
 
 
 class _Classified(Embedding):
     """Φ out of a network that learns to classify; shares of a batch simply average."""
+
+    unused = frozenset({"mixup", "support"})
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:
@@ -47,10 +47,9 @@ class _Classified(Embedding):
 class _ERM(_Classified):
     """The ERM baseline: backbone and a linear layer over the classes, as in DomainBed."""
 
-    def __init__(self, backbone: Backbone, dim: int, classes: int) -> None:
-        super().__init__(dim)
-        self.backbone = backbone
-        self.classifier = nn.Linear(backbone.features, classes)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.classifier = nn.Linear(self.backbone.features, self.classes)
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.backbone(x))
@@ -64,17 +63,10 @@ class _ERM(_Classified):
 class Mean(_ERM):
     """Φ = the backbone's features (`pool5`) in an ERM model; `config.dim` does not apply."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        config: EmbeddingConfig,
-        *,
-        domains: int,
-        classes: int,
-        world: World,
-        seed: int,
-    ) -> None:
-        super().__init__(backbone, backbone.features, classes)
+    unused = _ERM.unused | {"dim"}
+
+    def dimensions(self) -> int:
+        return self.backbone.features
 
     def raw(self, x: Tensor) -> Tensor:
         features: Tensor = self.backbone(x)
@@ -89,17 +81,10 @@ class Posterior(_ERM):
     what a predictor needs to know of the domain, in as few numbers as there are classes.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        config: EmbeddingConfig,
-        *,
-        domains: int,
-        classes: int,
-        world: World,
-        seed: int,
-    ) -> None:
-        super().__init__(backbone, classes, classes)
+    unused = _ERM.unused | {"dim"}
+
+    def dimensions(self) -> int:
+        return self.classes
 
     def raw(self, x: Tensor) -> Tensor:
         return self.logits(x).float().softmax(dim=1)
@@ -109,21 +94,11 @@ class Posterior(_ERM):
 class Softmax(_Classified):
     """Φ = backbone and one linear layer, as the prototypes' is, below a classifier of domains."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        config: EmbeddingConfig,
-        *,
-        domains: int,
-        classes: int,
-        world: World,
-        seed: int,
-    ) -> None:
-        super().__init__(config.dim)
-        self.backbone = backbone
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # No bias: the classifier's does the same.
-        self.layer = nn.Linear(backbone.features, config.dim, bias=False)
-        self.classifier = nn.Linear(config.dim, domains)
+        self.layer = nn.Linear(self.backbone.features, self.dim, bias=False)
+        self.classifier = nn.Linear(self.dim, self.domains)
 
     def raw(self, x: Tensor) -> Tensor:
         features: Tensor = self.layer(self.backbone(x))

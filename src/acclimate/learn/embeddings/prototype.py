@@ -1,37 +1,26 @@
 """Prototypical domain embeddings: Algorithm 1 of the paper, with domain mixup."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acclimate.config import EmbeddingConfig
-from acclimate.core.distributed import World
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, support_size
 from acclimate.learn.embeddings.base import Embedding
-from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses
 
 
 class Prototype(Embedding):
     """Φ = backbone and one linear layer; a domain's images cluster around their mean."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        config: EmbeddingConfig,
-        *,
-        domains: int,
-        classes: int,
-        world: World,
-        seed: int,
-    ) -> None:
-        super().__init__(config.dim)
-        self.backbone, self.world, self.seed = backbone, world, seed
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # No bias: it cancels in every distance, so its gradient would be rounding noise.
-        self.layer = nn.Linear(backbone.features, config.dim, bias=False)
-        self.mixup = config.mixup == "on"
-        self.support = config.support
+        self.layer = nn.Linear(self.backbone.features, self.dim, bias=False)
+        self.mixup, self.support = self.config.mixup == "on", self.config.support
+        self.copies = 2 if self.mixup else 1
 
     def raw(self, x: Tensor) -> Tensor:
         features: Tensor = self.layer(self.backbone(x))

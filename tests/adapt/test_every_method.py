@@ -1,0 +1,136 @@
+"""One suite for every row of the table of adaptation methods, with its settings."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from acclimate.adapt.methods import METHODS, Images, Method, chain_of, find_chain, method_settings
+from acclimate.config import AdaptConfig, settings_of
+from acclimate.core.errors import AcclimateError, ConfigError, UnknownName
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.models import Plain, Predictor
+from fixtures.predictors import UNIFORM, batch_normed, logits_of, pixels, weights_of
+
+NAMES = [name for name, row in METHODS.items() if row.method]
+# Settings that matter, each with a value that is not the default.
+OTHER = {
+    "prior": {"iterations": 1, "tolerance": 0.5},
+    "bn": {"weight": 0.5},
+    "t3a": {"keep": 1},
+    "tent": {"steps": 3, "lr": 0.1, "batch": 7},
+}
+
+
+def adapted(
+    name: str, images: Images, predictor: Plain | None = None, **settings: Any
+) -> tuple[Predictor, DomainState]:
+    chain = find_chain(name, AdaptConfig(components={name: settings}))
+    found, payloads = chain.adapt(predictor or batch_normed(), images, UNIFORM)
+    state = dataclasses.replace(DomainState.empty("model", 0), payloads=payloads)
+    return found, state
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestMethod:
+    def test_numbers_are_finite(self, name: str) -> None:
+        found, state = adapted(name, pixels(40))
+        assert logits_of(found, pixels(40)).isfinite().all()
+        assert all(t.isfinite().all() for t in state.payloads[name].tensors.values())
+
+    def test_the_models_weights_are_untouched(self, name: str) -> None:
+        predictor = batch_normed()
+        before = weights_of(predictor)
+        adapted(name, pixels(40), predictor)
+        assert weights_of(predictor) == before
+        assert not predictor.training
+
+    def test_a_stored_state_predicts_the_same_whatever_the_settings_were(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        found, state = adapted(name, pixels(40), **OTHER[name])
+        state.save(tmp_path / "site.safetensors")
+        stored = DomainState.load(tmp_path / "site.safetensors")
+        again = chain_of(stored).apply(batch_normed(), stored.payloads)
+        assert torch.equal(logits_of(found, pixels(9)), logits_of(again, pixels(9)))
+
+    def test_one_image_is_enough_or_is_refused(self, name: str) -> None:
+        try:
+            found, _ = adapted(name, pixels(1))
+        except ConfigError as error:
+            assert "2 images" in str(error)
+        else:
+            assert logits_of(found, pixels(1)).isfinite().all()
+
+    def test_one_class(self, name: str) -> None:
+        predictor = batch_normed()
+        with torch.no_grad():
+            predictor.head.last.bias.copy_(torch.tensor([1e3, 0.0, 0.0]))
+        found, _ = adapted(name, pixels(40), predictor)
+        assert logits_of(found, pixels(40)).isfinite().all()
+
+    def test_same_images_same_numbers(self, name: str) -> None:
+        one, two = (adapted(name, pixels(40))[0] for _ in range(2))
+        assert torch.equal(logits_of(one, pixels(9)), logits_of(two, pixels(9)))
+
+    def test_every_setting_plays_a_part(self, name: str) -> None:
+        assert METHODS[name].method is not None
+        known = {s.name for s in settings_of(METHODS[name].method.Config())}
+        assert set(OTHER[name]) == known
+        usual = logits_of(adapted(name, pixels(40))[0], pixels(40))
+        for key, value in OTHER[name].items():
+            found, _ = adapted(name, pixels(40), **{key: value})
+            assert not torch.equal(logits_of(found, pixels(40)), usual), key
+
+
+def test_the_defaults_are_those_of_no_settings() -> None:
+    assert method_settings(AdaptConfig()) == {
+        name: row.method.Config() for name, row in METHODS.items() if row.method
+    }
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"tnet": {"steps": 3}}, "there is no setting 'adapt.tnet'; did you mean 'adapt.tent'?"),
+        (
+            {"tent": {"step": 3}},
+            "tent: there is no setting 'adapt.tent.step'; did you mean 'adapt.tent.steps'?",
+        ),
+        ({"tent": {"steps": -1}}, "tent: 'adapt.tent.steps' must be at least 0, not -1"),
+        ({"tent": 3}, "'adapt.tent' holds settings of its own, not 3"),
+        ({"bn": {"weight": 2}}, "bn: 'adapt.bn.weight' must be from 0 to 1, not 2.0"),
+    ],
+)
+def test_settings_that_are_none(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(AcclimateError) as caught:
+        find_chain("prior", AdaptConfig(components=tables))
+    assert str(caught.value) == message
+    assert isinstance(caught.value, UnknownName if "there is no" in message else ConfigError)
+
+
+def test_a_new_method_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from acclimate.adapt.methods.base import last_layer, with_last_layer
+    from acclimate.config import setting
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class ScaledConfig:
+        factor: float = setting(2.0, "what logits are multiplied by")
+
+    class Scaled(Method):
+        Config = ScaledConfig
+
+        def observe(self, predictor, images, context):  # type: ignore[no-untyped-def]
+            return {"factor": torch.tensor(self.config.factor)}
+
+        def apply(self, predictor, tensors):  # type: ignore[no-untyped-def]
+            last, factor = last_layer(predictor), tensors["factor"]
+            return with_last_layer(predictor, last.weight * factor, last.bias * factor)
+
+    monkeypatch.setitem(METHODS, "scaled", METHODS["prior"]._replace(method=Scaled))
+    before = logits_of(batch_normed(), pixels(9))
+    for settings, factor in (({}, 2.0), ({"factor": 3.0}, 3.0)):
+        found, _ = adapted("scaled", pixels(9), **settings)
+        torch.testing.assert_close(logits_of(found, pixels(9)), factor * before)
