@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from fixtures.settings import TINY, as_flags
 
@@ -35,6 +36,26 @@ def test_generated_documentation_is_current() -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_defaults_are_shown_unless_they_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from generate import describe
+
+    def command(
+        seed: int = 0, rate: float = 0.0, base: str = "erm",
+        empty: str = "", path: str | None = None, switch: bool = False,
+    ) -> None:  # fmt: skip
+        """Does nothing."""
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    rows = list(describe("acclimate try", typer.main.get_command(app)))
+    shown = {row.split()[1].strip("`"): row.partition("Default: ")[2] for row in rows[4:-1]}
+    assert shown == {
+        "--seed": "`0`. |", "--rate": "`0.0`. |", "--base": "`erm`. |",
+        "--empty": "", "--path": "", "--switch": "",
+    }  # fmt: skip
 
 
 def test_readme_commands(home: Path) -> None:
