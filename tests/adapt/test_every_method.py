@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.adapt.methods import METHODS, Images, Method, chain_of, find_chain, method_settings
+from acclimate.adapt.methods import METHODS, Method, chain_of, find_chain, method_settings
 from acclimate.config import AdaptConfig, settings_of
 from acclimate.core.errors import AcclimateError, ConfigError, UnknownName
+from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.models import Plain, Predictor
 from fixtures.predictors import UNIFORM, batch_normed, logits_of, pixels, weights_of

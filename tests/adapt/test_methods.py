@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
-from acclimate.adapt.methods import METHODS, Images, find_chain
+from acclimate.adapt.methods import METHODS, find_chain
 from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.prior import (
@@ -29,6 +29,7 @@ from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent, mean_entropy
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
+from acclimate.data.source import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Backbone, Plain, Preprocess, freeze_batch_norm
 from acclimate.runs.evaluate import evaluate_run

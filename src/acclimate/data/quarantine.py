@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from acclimate.core.errors import RecordError, TooManyUnreadable
+from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
 from acclimate.core.files import append_line, write_text
 
 
@@ -76,6 +76,16 @@ class Quarantine:
             f"{100 * self._max_share:.4g} %, for example {image} ({self._reasons[image]}){listed}; "
             "mend the files or raise data.max_unreadable"
         )
+
+
+class NoQuarantine(Quarantine):
+    """Passes over nothing: the first unreadable image is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(None, total=0, max_share=1.0)
+
+    def add(self, image: str, reason: str) -> None:
+        raise ImageError(f"{image}: {reason}")
 
 
 def _read_back(path: Path) -> dict[str, str]:

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import Images, base_predictor, find_chain, nothing_to_embed
+from acclimate.adapt.methods import base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.source import Source, to_float
+from acclimate.data.source import Images, Source, readable, to_float
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
-from acclimate.learn.embeddings.domains import EVALUATION_BATCH, sample_rows
+from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.models import Predictor
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score
@@ -73,13 +73,10 @@ def labelled_batches(
 ) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
     """The readable of this process's share of `rows`: inputs, labels and places in `rows`."""
     mine = np.arange(len(rows))[world.share(len(rows))]
-    for start in range(0, len(mine), EVALUATION_BATCH):
-        places = mine[start : start + EVALUATION_BATCH]
-        stored, good = source.take(rows[places])
-        if good.any():
-            places = places[good]
-            x = to_float(stored[torch.from_numpy(good)], world.device)
-            yield x, torch.from_numpy(source.labels[rows[places]]).to(world.device), places
+    for found, stored in readable(source, rows[mine]):
+        places = mine[found]
+        labels = torch.from_numpy(source.labels[rows[places]])
+        yield to_float(stored, world.device), labels.to(world.device), places
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from acclimate.adapt.methods.base import Context, Images, Method
+from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_phi
 from acclimate.adapt.methods.prior import Prior
@@ -16,7 +16,6 @@ __all__ = [
     "METHODS",
     "Chain",
     "Context",
-    "Images",
     "Method",
     "base_predictor",
     "chain_of",

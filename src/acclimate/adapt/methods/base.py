@@ -2,35 +2,15 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from acclimate.config import NoSettings
-from acclimate.data.source import to_float
-from acclimate.learn.embeddings.domains import EVALUATION_BATCH
+from acclimate.data.source import Images
 from acclimate.learn.models import Plain, Predictor
-
-
-@dataclass(frozen=True)
-class Images:
-    """Unlabelled images (or feature rows) of one domain, as stored; they can be read repeatedly."""
-
-    stored: Tensor  # [n, 3, h, w] uint8, or [n, f]
-    device: torch.device
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def batches(self, most: int = EVALUATION_BATCH) -> Iterator[Tensor]:
-        """Even batches of at most `most`, as a network takes them: a last batch of one image
-        would have no statistics."""
-        for part in self.stored.tensor_split(ceil(len(self) / most)):
-            yield to_float(part, self.device)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from typing import final
 
 from torch import Tensor
 
-from acclimate.adapt.methods.base import Context, Images, Method, with_tensors
+from acclimate.adapt.methods.base import Context, Method, with_tensors
 from acclimate.adapt.methods.norms import batch_norms, image_statistics, without_norms
 from acclimate.config import setting
+from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods.base import Context, Images, Method
+from acclimate.adapt.methods.base import Context, Method
+from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable, Payload
 from acclimate.learn.models import Conditioned, Predictor
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from acclimate.adapt.methods.base import Images
 from acclimate.core.errors import ConfigError
+from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
 
 _KINDS: dict[str, type[nn.Module]] = {

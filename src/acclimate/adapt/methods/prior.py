@@ -15,8 +15,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods.base import Context, Images, Method, last_layer, with_last_layer
+from acclimate.adapt.methods.base import Context, Method, last_layer, with_last_layer
 from acclimate.config import setting
+from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
 
 TINY = 1e-12

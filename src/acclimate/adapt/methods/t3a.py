@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from acclimate.adapt.methods.base import Context, Images, Method, last_layer, with_last_layer
+from acclimate.adapt.methods.base import Context, Method, last_layer, with_last_layer
 from acclimate.config import setting
+from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
 
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from acclimate.adapt.methods.base import Context, Images, Method, with_tensors
+from acclimate.adapt.methods.base import Context, Method, with_tensors
 from acclimate.adapt.methods.norms import (
     batch_norms,
     image_statistics,
@@ -18,6 +18,7 @@ from acclimate.adapt.methods.norms import (
 )
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError
+from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
 
 

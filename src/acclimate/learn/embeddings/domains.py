@@ -14,11 +14,9 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.randomness import stream
 from acclimate.core.tensors import below, save_tensors
-from acclimate.data.source import Source, to_float
+from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.state import DomainState
-
-EVALUATION_BATCH = 256
 
 
 @torch.no_grad()
@@ -38,14 +36,11 @@ def embed_rows(
     embedding.eval()
     state = DomainState.empty(model, embedding.dim)
     mine = rows[world.share(len(rows))]
-    for start in range(0, len(mine), EVALUATION_BATCH):
-        batch = mine[start : start + EVALUATION_BATCH]
-        stored, good = source.take(batch)
-        if good.any():
-            phi = embedding.phi(to_float(stored[torch.from_numpy(good)], world.device))
-            state = state.updated(phi)
-            if seen is not None:
-                seen(batch[good], phi)
+    for places, stored in readable(source, mine):
+        phi = embedding.phi(to_float(stored, world.device))
+        state = state.updated(phi)
+        if seen is not None:
+            seen(mine[places], phi)
     return _over_processes(state, world)
 
 
