@@ -12,7 +12,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.report import find_runs, summarise
 from acclimate.report.html import page
 from acclimate.results.summary import Summary
-from acclimate.runs.identity import digest_of
+from acclimate.runs.identity import json_digest
 from acclimate.runs.training import train
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.
@@ -51,7 +51,7 @@ def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple
         for algorithm in ALGORITHMS:
             config = gather(flags={**SETTINGS, "algorithm": algorithm, "seed": seed}, where="demo")
             # Runs of another version's settings are left alone, and not mixed in.
-            folder = out / f"{algorithm}-{seed}-{digest_of([SETTINGS, asdict(data)])[:6]}"
+            folder = out / f"{algorithm}-{seed}-{json_digest([SETTINGS, asdict(data)])[:6]}"
             train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))
             runs += find_runs(folder)
     summary = summarise(runs)

@@ -215,7 +215,7 @@ def test_the_live_table_counts_jobs_by_algorithm(tmp_path: Path) -> None:
     queue.start("erm-1")
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
     table = sweep_live._Table(None, tmp_path, sweep, already=1)  # type: ignore[arg-type]
-    console.print(table._drawing(queue, table.sitting.began + 90.0))
+    console.print(table._drawing(queue, table.pace.began + 90.0))
     lines = [line.split() for line in console.export_text().splitlines()]
     console.file.close()
     assert lines == [

@@ -17,6 +17,7 @@ from torch import Tensor
 from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import StateMismatch
+from acclimate.core.tensors import tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
@@ -25,7 +26,6 @@ from acclimate.learn.embeddings import (
     DomainTable,
     Embedding,
     Payload,
-    digest_of,
     embed_rows,
 )
 from acclimate.learn.embeddings.domains import sample_rows, save_domain_map
@@ -324,10 +324,10 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
 
 def test_a_digest_is_of_names_shapes_types_and_values() -> None:
     weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
-    digest = digest_of(weights.items())
+    digest = tensors_digest(weights.items())
     assert len(digest) == 64
-    assert digest_of(reversed(weights.items())) == digest
-    assert digest_of({**weights, "a": weights["a"].T.contiguous().T}.items()) == digest
+    assert tensors_digest(reversed(weights.items())) == digest
+    assert tensors_digest({**weights, "a": weights["a"].T.contiguous().T}.items()) == digest
     changed = [
         {"a": weights["a"]},
         {"c": weights["a"], "b": weights["b"]},
@@ -335,7 +335,7 @@ def test_a_digest_is_of_names_shapes_types_and_values() -> None:
         {**weights, "a": weights["a"].double()},
         {**weights, "a": torch.nextafter(weights["a"], torch.tensor(9.0))},
     ]
-    assert len({digest, *(digest_of(other.items()) for other in changed)}) == 6
+    assert len({digest, *(tensors_digest(other.items()) for other in changed)}) == 6
 
 
 class Doubled(Embedding):

@@ -22,7 +22,7 @@ from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.runs.averaging import Average
-from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
+from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.optimisation import check_shares, learning_rate, make_optimiser
@@ -101,7 +101,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     module = network(0)
     optimiser = make_optimiser(module, OPTIMISERS[name])
     train(module, optimiser, 0, 3)
-    progress = Progress(step=3, best_step=2, best_score=0.1 + 0.2)
+    progress = Position(step=3, best_step=2, best_score=0.1 + 0.2)
     save_checkpoint(path, module, optimiser, progress)
     train(module, optimiser, 3, 5)
 
@@ -122,9 +122,9 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
 def test_a_checkpoint_before_the_first_step(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     module, other = network(0), network(1)
-    save_checkpoint(path, module, make_optimiser(module, OPTIMISERS["adam"]), Progress())
+    save_checkpoint(path, module, make_optimiser(module, OPTIMISERS["adam"]), Position())
     optimiser = make_optimiser(other, OPTIMISERS["adam"])
-    assert load_checkpoint(path, other, optimiser) == Progress(0, None, None)
+    assert load_checkpoint(path, other, optimiser) == Position(0, None, None)
     assert torch.equal(other.state_dict()["0.weight"], module.state_dict()["0.weight"])
     assert optimiser.state_dict()["state"] == {}
 
@@ -133,7 +133,7 @@ def test_without_a_checkpoint_one_starts_at_0(tmp_path: Path) -> None:
     module = network(0)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     optimiser = make_optimiser(module, OPTIMISERS["adam"])
-    assert load_checkpoint(tmp_path / "none", module, optimiser) == Progress()
+    assert load_checkpoint(tmp_path / "none", module, optimiser) == Position()
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 

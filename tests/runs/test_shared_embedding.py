@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from acclimate.config import RunConfig, as_dict, flat, setting
+from acclimate.core import locks
 from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
-from acclimate.runs import folder as run_folder
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.records import Started, read
@@ -434,7 +434,7 @@ def test_a_lock_file_removed_while_one_waits_for_it_is_not_held(
             (tmp_path / ".lock").unlink()
         flock(file, how)
 
-    monkeypatch.setattr(run_folder.fcntl, "flock", after_the_holder_left)
+    monkeypatch.setattr(locks.fcntl, "flock", after_the_holder_left)
     with RunFolder(tmp_path).locked():
         assert len(calls) == 2
         with pytest.raises(RunBusy), RunFolder(tmp_path).locked():

@@ -20,7 +20,7 @@ from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError, TooManyUnreadable
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.runs import session as sitting
+from acclimate.runs import session
 from acclimate.runs.records import read
 from acclimate.runs.training import train
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -405,7 +405,7 @@ def test_seconds_are_those_of_all_sittings(
 ) -> None:
     """Every step takes a second of a clock that is ours; checkpoints come at even steps."""
     now = 1000.0
-    monkeypatch.setattr(sitting, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def until(phase: str, last: int) -> Callable[..., None]:
         def watch(at: str, done: int, total: int, note: str) -> None:

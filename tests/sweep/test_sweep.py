@@ -24,9 +24,9 @@ from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep, write_lab
 from acclimate.sweep.driver import Event
 from acclimate.sweep.launchers import Died, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
-from acclimate.sweep.opening import claimed
+from acclimate.sweep.opening import opened
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Outcome, Task, note_failure, perform
+from acclimate.sweep.task import Task, TaskResult, note_failure, perform
 
 Tiny = Callable[..., RunConfig]
 LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))
@@ -151,7 +151,7 @@ class Scripted:
 
     patience = 0.0
 
-    def __init__(self, script: Mapping[str, Sequence[Outcome | Died]], slots: int = 2) -> None:
+    def __init__(self, script: Mapping[str, Sequence[TaskResult | Died]], slots: int = 2) -> None:
         self.script = {id: list(ends) for id, ends in script.items()}
         self.slots, self.started, self.closed = slots, [], False  # type: ignore[var-annotated]
         self.running: list[str] = []
@@ -161,12 +161,12 @@ class Scripted:
         self.running.append(task.id)
         assert len(self.running) <= self.slots
 
-    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
         id = self.running.pop(0) if self.running else None
         if id is None:
             return []
         ends = self.script.get(id)
-        return [(id, ends.pop(0) if ends else Outcome(state="done"))]
+        return [(id, ends.pop(0) if ends else TaskResult(state="done"))]
 
     def close(self) -> None:
         self.closed = True
@@ -195,7 +195,7 @@ def test_a_worker_that_dies_puts_its_job_back_and_three_deaths_are_a_failure(
 
 
 def test_a_busy_job_is_started_again(tmp_path: Path) -> None:
-    launcher = Scripted({"one": [Outcome(state="busy", error="another")] * 4})
+    launcher = Scripted({"one": [TaskResult(state="busy", error="another")] * 4})
     events: list[Event] = []
     tally = conduct(
         tmp_path / "s",
@@ -218,7 +218,7 @@ def test_a_failed_embedding_blocks_its_jobs_but_is_their_only_failure(tmp_path: 
 
 
 def test_a_full_disk_stops_the_sweep_and_is_no_failure_of_the_job(tmp_path: Path) -> None:
-    launcher = Scripted({"one": [Outcome(state="full", error="OSError: [Errno 28] full")]})
+    launcher = Scripted({"one": [TaskResult(state="full", error="OSError: [Errno 28] full")]})
     with pytest.raises(SweepError) as error:
         conduct(tmp_path / "s", sweep_of([job("one")]), launcher)
     assert str(error.value) == (
@@ -245,7 +245,7 @@ def test_trouble_of_the_driver_itself_is_said_in_one_line(tmp_path: Path) -> Non
 
 def test_ctrl_c_stops_the_workers(tmp_path: Path) -> None:
     class Interrupted(Scripted):
-        def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+        def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
             raise KeyboardInterrupt
 
     launcher = Interrupted({})
@@ -336,7 +336,7 @@ def test_data_that_moved_are_the_same_sweep_and_the_new_place_is_kept(tmp_path: 
 
 def test_two_drivers_do_not_run_one_sweep(tmp_path: Path) -> None:
     sweep = sweep_of([job("one")])
-    with claimed(tmp_path / "s", sweep), pytest.raises(RunBusy) as error:
+    with opened(tmp_path / "s", sweep), pytest.raises(RunBusy) as error:
         conduct(tmp_path / "s", sweep, Scripted({}))
     assert str(error.value) == (
         f"another process is running the sweep in {tmp_path}/s; "
@@ -478,7 +478,7 @@ def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
         driver.kill()
         driver.wait()
     wait_until(lambda: not any(alive(pid) for pid in workers), seconds=5)
-    with claimed(tmp_path / "s", endless):
+    with opened(tmp_path / "s", endless):
         pass  # the lock went with its holder
 
 
@@ -593,7 +593,7 @@ def test_a_folder_that_cannot_be_locked_is_not_called_busy(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(SweepError) as error, claimed(tmp_path / "s", sweep_of([job("one")])):
+    with pytest.raises(SweepError) as error, opened(tmp_path / "s", sweep_of([job("one")])):
         pass
     assert str(error.value) == (
         f"{tmp_path / 's'} cannot be locked (No locks available); choose a folder on a file system "
@@ -608,7 +608,7 @@ def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Pa
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    with claimed(tmp_path, sweep):
+    with opened(tmp_path, sweep):
         assert not any(path.exists() for path in left)
 
 

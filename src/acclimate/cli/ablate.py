@@ -107,12 +107,12 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
     from acclimate.sweep.ablations.study import write_data
     from acclimate.sweep.driver import look, run_sweep
     from acclimate.sweep.launchers import chosen_launcher
-    from acclimate.sweep.opening import claimed, write_labels
+    from acclimate.sweep.opening import opened, write_labels
 
     chosen = chosen_launcher(launch)
     for note in study.notes:
         typer.echo(f"note: {note}", err=True)
-    with claimed(out, study.sweep):  # before anything is written into a folder of something else
+    with opened(out, study.sweep):  # before anything is written into a folder of something else
         write_data(study, out)
     done = look(out, study.sweep).count("done")
     with stoppable():

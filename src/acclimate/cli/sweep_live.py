@@ -36,13 +36,13 @@ def progress_shown(folder: Path, sweep: Sweep, *, already: int) -> Iterator[List
         yield _Table(live, folder, sweep, already).heard
 
 
-class _Sitting:
+class _Pace:
     """What the time left is worked out from."""
 
     def __init__(self, folder: Path, sweep: Sweep, already: int) -> None:
         self.folder, self.sweep, self.already = folder, sweep, already
         self.began = time.monotonic()
-        self.before: dict[str, float] = {}  # shares of jobs that earlier sittings had done
+        self.before: dict[str, float] = {}  # shares of jobs that earlier sessions had done
 
     def note(self, event: Event | None) -> None:
         if event is not None and event.kind == "started" and event.id not in self.before:
@@ -65,11 +65,11 @@ class _Sitting:
 class _Lines:
     def __init__(self, console: Console, folder: Path, sweep: Sweep, already: int) -> None:
         self.console, self.sweep = console, sweep
-        self.sitting = _Sitting(folder, sweep, already)
+        self.pace = _Pace(folder, sweep, already)
         self.said = time.monotonic()
 
     def heard(self, queue: Queue, event: Event | None) -> None:
-        self.sitting.note(event)
+        self.pace.note(event)
         if event is None:
             if time.monotonic() - self.said >= QUIET:
                 self._say(queue, self._under_way(queue))
@@ -82,20 +82,20 @@ class _Lines:
         self.console.print(f"[{queue.count('done')}/{len(self.sweep.jobs)}] {text}")
 
     def _under_way(self, queue: Queue) -> str:
-        jobs = self.sitting.running(queue)
+        jobs = self.pace.running(queue)
         shown = [f"{id} ({phase_of(progress)})" for id, progress in list(jobs.items())[:SHOWN]]
         shown += [f"and {len(jobs) - SHOWN} more"] if len(jobs) > SHOWN else []
-        return f"running {', '.join(shown)}; {self.sitting.line(queue, jobs, time.monotonic())}"
+        return f"running {', '.join(shown)}; {self.pace.line(queue, jobs, time.monotonic())}"
 
 
 class _Table:
     def __init__(self, live: Live, folder: Path, sweep: Sweep, already: int) -> None:
         self.live, self.sweep = live, sweep
-        self.sitting = _Sitting(folder, sweep, already)
+        self.pace = _Pace(folder, sweep, already)
         self.drawn = time.monotonic()
 
     def heard(self, queue: Queue, event: Event | None) -> None:
-        self.sitting.note(event)
+        self.pace.note(event)
         if event is not None and event.kind in ("failed", "died"):
             self.live.console.print(f"{event.kind} {event.id}: {event.note}")
         now = time.monotonic()
@@ -105,10 +105,10 @@ class _Table:
 
     def _drawing(self, queue: Queue, now: float) -> Group:
         parts: list[Table | Text] = [counts_table(self.sweep, queue)]
-        jobs = self.sitting.running(queue)
+        jobs = self.pace.running(queue)
         if jobs:
             parts.append(_running_table(jobs))
-        parts.append(Text(self.sitting.line(queue, jobs, now), style="dim"))
+        parts.append(Text(self.pace.line(queue, jobs, now), style="dim"))
         return Group(*parts)
 
 
@@ -157,7 +157,7 @@ def time_line(
     queue: Queue, elapsed: float, already: int, under_way: float = 0.0, before: float = 0.0
 ) -> str:
     """`under_way` are runs' worth of work that running ones have behind them; `before`, what of
-    that and of finished ones was done in earlier sittings, and so says nothing of the pace."""
+    that and of finished ones was done in earlier sessions, and so says nothing of the pace."""
     done = queue.count("done") - already + under_way - before
     left = sum(queue.states[job.id] in ("waiting", "running") for job in queue.sweep.jobs)
     if done < LEAST_DONE:

@@ -18,7 +18,7 @@ from acclimate.sweep.opening import check_folder
 from acclimate.sweep.queue import Queue
 
 if TYPE_CHECKING:
-    from acclimate.sweep.estimate import Estimate
+    from acclimate.sweep.estimate import TimeLeft
 
 LISTED = 10  # failures that are shown one by one
 
@@ -57,7 +57,7 @@ def run_and_show(folder: Path, plan: Prepared, how: Conduct, *, json: bool) -> C
     return done.chosen
 
 
-def _expected(folder: Path, plan: Prepared, how: Conduct, queue: Queue) -> "Estimate | str | None":
+def _expected(folder: Path, plan: Prepared, how: Conduct, queue: Queue) -> "TimeLeft | str | None":
     from acclimate.sweep.estimate import expected_time  # torch comes with it
 
     if not queue.unfinished():
@@ -66,7 +66,7 @@ def _expected(folder: Path, plan: Prepared, how: Conduct, queue: Queue) -> "Esti
 
 
 def _announcement(
-    plan: Prepared, how: Conduct, queue: Queue, expected: "Estimate | str | None"
+    plan: Prepared, how: Conduct, queue: Queue, expected: "TimeLeft | str | None"
 ) -> list[str]:
     sweep, counts = plan.sweep, _counts(plan.sweep, queue)
     phis = counts["embeddings"]

@@ -49,7 +49,7 @@ class World:
         mean: Tensor = _Mean.apply(tensor, self.size)  # type: ignore[no-untyped-call]
         return mean
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with the first process's."""
         if self.size > 1:
             dist.broadcast(tensor, src=0)

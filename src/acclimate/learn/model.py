@@ -14,14 +14,9 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
 from acclimate.core.layout import MODEL, RUN, WEIGHTS, is_pruned, stored
-from acclimate.core.tensors import below, save_tensors
+from acclimate.core.tensors import below, save_tensors, tensors_digest
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings import (
-    DomainTable,
-    Embedding,
-    digest_of,
-    find_embedding,
-)
+from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
 from acclimate.learn.models import Backbone, Conditioned, Plain, Predictor, build_backbone
 from acclimate.learn.models import freeze_batch_norm as freeze
 
@@ -45,7 +40,8 @@ class Trained:
 
     def __post_init__(self) -> None:
         # Now, not when somebody asks: a model is made of finished weights, and only of those.
-        object.__setattr__(self, "_digest", digest_of(_tensors(self.predictor, self.embedding)))
+        digest = tensors_digest(_tensors(self.predictor, self.embedding))
+        object.__setattr__(self, "_digest", digest)
 
     @property
     def adaptive(self) -> bool:

@@ -11,6 +11,7 @@ SWEEP/
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from acclimate.core.errors import SweepError
 from acclimate.core.files import clear_temporary, write_json
 from acclimate.core.layout import LOCK
+from acclimate.core.locks import locked
 from acclimate.results.protocol import FORMAT, Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.runs.folder import SHARED, RunFolder
 
@@ -44,10 +46,6 @@ class SweepFolder:
     def exists(self) -> bool:
         """Is there a sweep in it?"""
         return (self.path / DEFINITION).is_file()
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / LOCK
 
     @property
     def embeddings(self) -> Path:
@@ -142,6 +140,10 @@ class SweepFolder:
                 yield json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other drivers out."""
+        return locked(self.path / LOCK, "running the sweep", SweepError)
 
     def clear_temporary(self) -> None:
         """Remove what a killed driver left of files it was writing; runs are their workers'."""

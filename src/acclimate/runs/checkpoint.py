@@ -19,7 +19,7 @@ from acclimate.runs.averaging import Average
 
 
 @dataclass(frozen=True)
-class Progress:
+class Position:
     """Where a phase stands: steps done, and the best validation so far."""
 
     step: int = 0
@@ -31,12 +31,12 @@ def save_checkpoint(
     path: Path,
     module: nn.Module,
     optimiser: torch.optim.Optimizer,
-    progress: Progress,
+    progress: Position,
     average: Average | None = None,
     *,
     seconds: float = 0.0,
 ) -> None:
-    """`seconds` that the run has worked until now, over all its sittings."""
+    """`seconds` that the run has worked until now, over all its sessions."""
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
@@ -62,10 +62,10 @@ def load_checkpoint(
     module: nn.Module,
     optimiser: torch.optim.Optimizer,
     average: Average | None = None,
-) -> Progress:
-    """Fill what was saved; a fresh `Progress` where there is no checkpoint."""
+) -> Position:
+    """Fill what was saved; a fresh `Position` where there is no checkpoint."""
     if not path.exists():
-        return Progress()
+        return Position()
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
@@ -83,11 +83,11 @@ def load_checkpoint(
         state.setdefault(int(index), {})[name] = value
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
-    return Progress(**json.loads(metadata["progress"]))
+    return Position(**json.loads(metadata["progress"]))
 
 
 def seconds_worked(checkpoints: Iterable[Path]) -> float:
-    """What earlier sittings worked, as far as their checkpoints know."""
+    """What earlier sessions worked, as far as their checkpoints know."""
     return max(map(_seconds, checkpoints), default=0.0)
 
 

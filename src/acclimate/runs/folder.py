@@ -1,19 +1,18 @@
 """The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
 process works in it. The one reader and writer of its files; free of torch."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from acclimate.core import layout
-from acclimate.core.errors import RunBusy, RunError
+from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
+from acclimate.core.locks import locked
 from acclimate.runs.identity import difference
 from acclimate.runs.records import Finished, Record, Records, append, read
 
@@ -159,19 +158,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
             write_json(self.identity_file, wanted)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder's lock: a second training in it would spoil both.
-
-        The system lets go of the lock of a process that dies, however it dies.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock() as lock:
-            try:
-                yield
-            finally:
-                # While it is still held: whoever opened the file before sees that it is gone.
-                Path(lock.name).unlink(missing_ok=True)
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep others out: a second training in the folder would spoil both."""
+        return locked(self.path / layout.LOCK, "training", RunError)
 
     def tidy(self) -> None:
         """Remove what only a resumed run would need."""
@@ -199,29 +188,6 @@ class RunFolder:
         marks = (*self.checkpoints(), self.phi, self.path / layout.MODEL)
         return any(path.exists() for path in marks)
 
-    def _lock(self) -> TextIO:
-        """The folder's lock file, locked."""
-        path = self.path / layout.LOCK
-        while True:
-            lock = path.open("a")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                raise RunBusy(
-                    f"another process is training in {self.path}; "
-                    f"wait for it, or choose another --out"
-                ) from None
-            except OSError as error:
-                lock.close()
-                raise RunError(
-                    f"{self.path} cannot be locked ({error.strerror}); choose a folder on a file "
-                    f"system that has locks"
-                ) from None
-            if _is_at(lock, path):
-                return lock
-            lock.close()  # its last holder removed it meanwhile; others would lock a new file
-
 
 def runs_below(folder: Path) -> list[Path]:
     """Every run folder below `folder`, in the order of their names."""
@@ -233,10 +199,3 @@ def holds_something(folder: Path) -> bool:
     if not folder.is_dir():
         return folder.exists()
     return any(not path.name.startswith(".") for path in folder.iterdir())
-
-
-def _is_at(file: TextIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -18,7 +18,7 @@ RUN_FORMAT = "acclimate-run-1"
 EMBEDDING_FORMAT = "acclimate-embedding-1"
 
 
-def digest_of(value: Any) -> str:
+def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -113,7 +113,7 @@ def settings_digest(identity: dict[str, Any]) -> str:
     """Of the settings, with the weights by content."""
     config = identity["config"]
     model = {**config["model"], "weights": identity.get("weights", "")}
-    return digest_of({**config, "model": model})
+    return json_digest({**config, "model": model})
 
 
 def _weights(config: RunConfig) -> dict[str, str]:

@@ -23,7 +23,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average
-from acclimate.runs.checkpoint import Progress, load_checkpoint, save_checkpoint, save_weights
+from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.optimisation import (
     Stepper,
@@ -68,7 +68,7 @@ class Loop:
     def __post_init__(self) -> None:
         check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
 
-    def run(self) -> Progress:
+    def run(self) -> Position:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
         optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
         if self.phase.average.kind != "none":
@@ -103,7 +103,7 @@ class Loop:
     def _best(self, step: int) -> Path:
         return self.folder.best(self.phase.name, step)
 
-    def _drop_beaten(self, progress: Progress) -> None:
+    def _drop_beaten(self, progress: Position) -> None:
         for path in self.folder.all_best(self.phase.name):
             if progress.best_step is None or path != self._best(progress.best_step):
                 path.unlink()
@@ -120,10 +120,10 @@ class Loop:
         if self._average is not None:
             self._average.update(step + 1)
 
-    def _after(self, optimiser: torch.optim.Optimizer, progress: Progress, done: int) -> Progress:
+    def _after(self, optimiser: torch.optim.Optimizer, progress: Position, done: int) -> Position:
         """Validation, records and checkpoint that are due after `done` steps."""
         last = done == self.phase.steps
-        progress = Progress(done, progress.best_step, progress.best_score)
+        progress = Position(done, progress.best_step, progress.best_score)
         if self.validate and (done % self.phase.evaluate_every == 0 or last):
             progress = self._validated(progress)
         if done % self.phase.checkpoint_every == 0 or last:
@@ -141,7 +141,7 @@ class Loop:
             self.world.wait()
         return progress
 
-    def _validated(self, progress: Progress) -> Progress:
+    def _validated(self, progress: Position) -> Position:
         assert self.validate is not None
         started = time.perf_counter()
         self.objective.eval()
@@ -159,12 +159,12 @@ class Loop:
             for score in scores:
                 self.folder.append(score)
         self._since += time.perf_counter() - started  # its time is not training time
-        return Progress(progress.step, progress.step, mean) if better else progress
+        return Position(progress.step, progress.step, mean) if better else progress
 
     def _agree(self) -> None:
         """Running statistics of batch norm are each process's own: all take the first one's."""
         for buffer in self.objective.buffers():
-            self.world.spread(buffer)
+            self.world.broadcast(buffer)
 
     def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
         risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
@@ -200,5 +200,5 @@ class Loop:
             self._sums[2] += images
 
 
-def _note(progress: Progress) -> str:
+def _note(progress: Position) -> str:
     return "" if progress.best_score is None else f"best validation {progress.best_score:.1%}"

@@ -77,7 +77,7 @@ def check_memory(
     # All processes go by what the first one sees: they refuse together, or not at all.
     seen = available()
     found = torch.tensor([float("inf") if seen is None else seen], dtype=torch.float64)
-    world.spread(found)
+    world.broadcast(found)
     free = found.item()
     if free == float("inf"):
         return

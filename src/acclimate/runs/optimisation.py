@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from acclimate.config import OptimiserConfig, TrainConfig
+from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch
+from acclimate.learn.algorithms import ChosenAlgorithm
 from acclimate.learn.objective import Adversary, Losses, Objective
 
 
@@ -60,6 +61,17 @@ def uses_bf16(train: TrainConfig, device: torch.device) -> bool:
     if train.precision == "auto":
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     return train.precision == "bf16"
+
+
+def check_batches(
+    config: RunConfig, algorithm: ChosenAlgorithm, world: World, *, main: bool = True
+) -> None:
+    """Refuse batches that cannot be shared out; without `main`, only those of Step A."""
+    train, learn = config.train, config.embedding
+    if main:
+        check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
+    if algorithm.adaptive:
+        check_shares(learn.per_domain, world, learn.optimiser)
 
 
 def check_shares(

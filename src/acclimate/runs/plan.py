@@ -13,7 +13,7 @@ from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknow
 from acclimate.core.randomness import stream
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
-from acclimate.learn.algorithms import Algorithm, Choice, choose
+from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
 
@@ -29,7 +29,7 @@ class Plan:
     """A run's settings with every "auto" decided, and the rows it uses."""
 
     config: RunConfig
-    algorithm: Choice
+    algorithm: ChosenAlgorithm
     manifest: Manifest
     train_domains: tuple[str, ...]
     val_domains: tuple[str, ...]
@@ -123,7 +123,9 @@ def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tup
     return tuple(sorted(val)), tuple(sorted(test))
 
 
-def _check_training_domains(algorithm: Choice, manifest: Manifest, train: Sequence[str]) -> None:
+def _check_training_domains(
+    algorithm: ChosenAlgorithm, manifest: Manifest, train: Sequence[str]
+) -> None:
     least = max(algorithm.build.least_domains, 2 if algorithm.adaptive else 1)
     if len(train) < least:
         only = f"only '{train[0]}'" if train else "none"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.models import Predictor
-from acclimate.runs.checkpoint import Progress
+from acclimate.runs.checkpoint import Position
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.records import Score
 from acclimate.runs.session import Session
@@ -17,7 +17,7 @@ def learn_predictor(
     predictor: Predictor,
     table: DomainTable | None,
     validate: Callable[[int], tuple[list[Score], float | None]],
-) -> Progress:
+) -> Position:
     """Train `predictor` to the end, or from where a killed run stopped; keep the chosen weights."""
     plan, config, world = session.plan, session.plan.config, session.world
     settings, domains = config.train, plan.train_rows

@@ -20,7 +20,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """Once per sitting: which program, data and machine."""
+    """Once per session: which program, data and machine."""
 
     kind: ClassVar[str] = "started"
     key: ClassVar[tuple[str, ...]] = ("time",)
@@ -73,7 +73,7 @@ class Score:
 class Finished:
     """The run is complete: which step's weights were kept, and why.
 
-    `seconds` are those of all sittings; of a killed one, those until its last checkpoint.
+    `seconds` are those of all sessions; of a killed one, those until its last checkpoint.
     """
 
     kind: ClassVar[str] = "finished"

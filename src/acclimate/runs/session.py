@@ -23,7 +23,7 @@ from acclimate.runs.checkpoint import seconds_worked
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.memory import check_memory
-from acclimate.runs.optimisation import check_shares, uses_bf16
+from acclimate.runs.optimisation import check_batches, uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Started
 from acclimate.runs.shared import SharedEmbedding, refuse_plain
@@ -121,7 +121,7 @@ def session(
     with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()
-        _check_batches(plan, folder, world)
+        check_batches(plan.config, plan.algorithm, world, main=folder.kind is not SHARED)
         folder.refuse_others(identity)
         if folder.complete():
             yield None
@@ -142,14 +142,6 @@ def session(
                     yield now
         if world.main:
             folder.tidy()
-
-
-def _check_batches(plan: Plan, folder: RunFolder, world: World) -> None:
-    main, learn = plan.config.train, plan.config.embedding
-    if folder.kind is not SHARED:
-        check_shares(main.per_domain, world, main.optimiser, plan.algorithm.build.least_rows)
-    if plan.algorithm.adaptive:
-        check_shares(learn.per_domain, world, learn.optimiser)
 
 
 def _check_memory(now: Session, *, learned: bool) -> None:

@@ -13,7 +13,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.domains import save_domain_map
 from acclimate.learn.model import Trained
-from acclimate.runs.checkpoint import Progress
+from acclimate.runs.checkpoint import Position
 from acclimate.runs.embedding_step import learn_embedding
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import learned_identity, run_identity
@@ -110,7 +110,7 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     _finish(now, evaluator, progress)
 
 
-def _finish(now: Session, evaluator: Evaluator, progress: Progress) -> None:
+def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
     """Final scores of the kept weights, and the record that ends the run."""
     kept_best = now.plan.config.train.keep == "best" and progress.best_step is not None
     kept = progress.best_step if kept_best else progress.step

@@ -71,7 +71,7 @@ def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
 class _Facts:
     place: Path
     run: dict[str, Any]  # its identity
-    sittings: list[Started]
+    starts: list[Started]  # of its sessions
     finished: Finished
     scores: list[Score]  # of the kept weights
 
@@ -252,19 +252,19 @@ def _settings(facts: _Facts) -> list[str]:
 
 
 def _made(facts: _Facts, sweep: Sweep) -> list[str]:
-    finished, sittings = facts.finished, facts.sittings
-    versions = dict.fromkeys(sitting.version for sitting in sittings)
-    devices = dict.fromkeys(sitting.device for sitting in sittings)
+    finished, starts = facts.finished, facts.starts
+    versions = dict.fromkeys(start.version for start in starts)
+    devices = dict.fromkeys(start.device for start in starts)
     worked = f"{finished.seconds:.0f} s"
     if any(job.id == facts.place.name and job.needs for job in sweep.jobs):
         worked += " without Step A, which it shares with other runs"
-    if len(sittings) > 1:
-        worked += f", in {len(sittings)} sittings"
+    if len(starts) > 1:
+        worked += f", in {len(starts)} sittings"
     return [
         "## Made",
         "",
         f"- acclimate {_listed(versions)}, on {_listed(devices)}",
-        f"- Started {sittings[0].time}, {worked}; weights of step "
+        f"- Started {starts[0].time}, {worked}; weights of step "
         f"{finished.kept_step}, kept by {finished.kept_by}",
     ]
 

@@ -1,4 +1,4 @@
-"""The lines of a sweep's tables: an algorithm under a variant, with its settings and ranges."""
+"""What a sweep compares: each algorithm under each variant, with its settings and ranges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from acclimate.config.presets import preset
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.algorithms import choose, names
-from acclimate.runs.optimisation import check_shares
+from acclimate.runs.optimisation import check_batches
 from acclimate.runs.plan import check_components
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
 
 
 @dataclass(frozen=True)
-class Line:
+class Contender:
     """One algorithm under one variant. `draws` is 1 where nothing of it can be drawn."""
 
     algorithm: str
@@ -34,16 +34,12 @@ class Line:
             "val_domains": sorted(config.val_domains),
         }
         run = from_dict(RunConfig, merged(layered(self.settings, drawn), own), where="sweep")
-        choice = check_components(run)
-        alone, main = World(), run.train
-        check_shares(main.per_domain, alone, main.optimiser, choice.build.least_rows)
-        if choice.adaptive:
-            check_shares(run.embedding.per_domain, alone, run.embedding.optimiser)
+        check_batches(run, check_components(run), World())
         return run
 
 
-def lines(config: SweepConfig, labels: Mapping[str, str]) -> list[Line]:
-    """Every line of the sweep; `labels` are variants that differ in their data alone."""
+def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender]:
+    """All of the sweep; `labels` are variants that differ in their data alone."""
     _check_algorithms(config)
     base = preset(config.preset) if config.preset else {}
     variants: dict[str, Mapping[str, Any]] = {label: {} for label in labels}
@@ -62,8 +58,8 @@ def lines(config: SweepConfig, labels: Mapping[str, str]) -> list[Line]:
             searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
             settings = layered(_owned(base, algorithm), own)
             draws = config.draws if searched else 1
-            found.append(Line(algorithm, label, settings, searched, draws))
-    if config.draws > 1 and all(line.draws == 1 for line in found):
+            found.append(Contender(algorithm, label, settings, searched, draws))
+    if config.draws > 1 and all(one.draws == 1 for one in found):
         raise ConfigError(
             f"draws = {config.draws}, but every setting that could be drawn is fixed; name ranges "
             f"under search, or use draws = 1"

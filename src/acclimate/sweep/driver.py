@@ -17,9 +17,9 @@ from acclimate.core.files import clear_temporary
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.sweep.launchers import Died, Launch, Launcher
-from acclimate.sweep.opening import claimed
+from acclimate.sweep.opening import opened
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Outcome, Task, note_failure
+from acclimate.sweep.task import Task, TaskResult, note_failure
 
 MAX_DEATHS = 3
 TICK = 0.5  # seconds between two looks of the listener
@@ -36,10 +36,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How a sitting ended. `blocked` jobs wait for an embedding that failed."""
+    """How a session ended. `blocked` jobs wait for an embedding that failed."""
 
     jobs: int
-    already: int  # done before this sitting
+    already: int  # done before this session
     done: int  # altogether
     failures: tuple[Failure, ...]
     blocked: tuple[str, ...]
@@ -65,13 +65,13 @@ def run_sweep(
     """Run what is left of `sweep` in `folder`; `data` says where its data sets lie."""
     folder = folder.resolve()
     try:
-        with claimed(folder, sweep, extend=extend):
+        with opened(folder, sweep, extend=extend):
             queue = look(folder, sweep, retry_failed=retry_failed)
             already = queue.count("done")
             _clear_done(folder, sweep, queue)
             if queue.unfinished():
                 with closing(launch(folder)) as launcher:
-                    _Sitting(folder, sweep, data, queue, launcher, listener).go()
+                    _Round(folder, sweep, data, queue, launcher, listener).go()
             return _tally(folder, sweep, queue, already)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -116,7 +116,7 @@ def _tally(folder: Path, sweep: Sweep, queue: Queue, already: int) -> Tally:
     )
 
 
-class _Sitting:
+class _Round:
     """One launcher, from the first task to the last."""
 
     def __init__(
@@ -171,7 +171,7 @@ class _Sitting:
             needs=job.needs if isinstance(job, Job) else None,
         )
 
-    def _ended(self, id: str, end: Outcome | Died) -> None:
+    def _ended(self, id: str, end: TaskResult | Died) -> None:
         if isinstance(end, Died):
             self._died(id, end)
         elif end.state == "full":

@@ -25,7 +25,7 @@ FROM_STEPS = "from a few steps timed here; reading images and starting up come o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class TimeLeft:
     """Seconds of computation, and `wall`: how long that takes with jobs side by side, which is no
     less than the longest of them with the Φ it waits for."""
 
@@ -43,7 +43,7 @@ def estimate(
     max_parallel: int = 1,
     full_speed: int | None = None,
     done: Mapping[str, float] | None = None,
-) -> Estimate:
+) -> TimeLeft:
     """`done` are the seconds of finished jobs by id, and of finished EmbeddingJobs where known.
 
     `full_speed` of the `max_parallel` jobs do not slow each other down. Steps are timed alone;
@@ -62,7 +62,7 @@ def estimate(
         ahead[job.id] + ahead.get(job.needs or "", 0.0) for job in sweep.jobs if job.id in ahead
     )
     wall = max(left / max(parallel, 1), max(chains, default=0.0))
-    return Estimate(total=total, left=left, wall=wall, how=how)
+    return TimeLeft(total=total, left=left, wall=wall, how=how)
 
 
 def expected_time(
@@ -71,7 +71,7 @@ def expected_time(
     manifests: Mapping[str, Manifest],
     launch: LaunchOptions,
     queue: Queue,
-) -> Estimate | str:
+) -> TimeLeft | str:
     """How long it takes, or why that is not known. Jobs that failed and rest are not counted."""
     seconds = {}
     for job in sweep.jobs:

@@ -20,9 +20,9 @@ from acclimate.results.protocol import (
     job_digest,
     job_name,
 )
-from acclimate.runs.identity import digest_of, embedding_identity, weights_digest
+from acclimate.runs.identity import embedding_identity, json_digest, weights_digest
 from acclimate.sweep.checks import check_runs
-from acclimate.sweep.contenders import Line, lines
+from acclimate.sweep.contenders import Contender, contenders
 from acclimate.sweep.definition import SweepConfig
 from acclimate.sweep.groups import held_out, open_domains, rule_of
 
@@ -41,15 +41,15 @@ def define(
     """
     own_data = dict(data_of_variant or {})
     rule = rule_of(config, manifests)
-    found = lines(config, own_data)
+    found = contenders(config, own_data)
     datasets = _datasets(config, manifests, own_data)
     held = {name: held_out(config, manifests[name], rule) for name in datasets}
     cells = [
-        _Cell(datasets[name], groups, line)
+        _Cell(datasets[name], groups, contender)
         for name in datasets
         for groups in held[name]
-        for line in found
-        if own_data.get(line.variant, name) == name
+        for contender in found
+        if own_data.get(contender.variant, name) == name
     ]
     jobs = list(_jobs(config, cells, rule))
     check_runs(jobs, manifests)
@@ -76,7 +76,7 @@ def count(
     """The runs that each selection rule would take for this sweep; rules that do not fit the data
     are left out."""
     own_data = dict(data_of_variant or {})
-    found = lines(config, own_data)
+    found = contenders(config, own_data)
     counts = {}
     for rule in RULES:
         try:
@@ -85,11 +85,11 @@ def count(
         except ConfigError:
             continue
         runs = (
-            _draws(line, groups, rule)
+            _draws(contender, groups, rule)
             for name in manifests
             for groups in held[name]
-            for line in found
-            if own_data.get(line.variant, name) == name
+            for contender in found
+            if own_data.get(contender.variant, name) == name
         )
         counts[rule] = config.trials * sum(runs)
     return counts
@@ -106,13 +106,13 @@ def notes(config: SweepConfig) -> list[str]:
 class _Cell:
     data: DataSet
     groups: tuple[Group, ...]
-    line: Line
+    contender: Contender
 
 
-def _draws(line: Line, groups: tuple[Group, ...], rule: str) -> int:
-    """Draws of a line with `groups` held out; pairs only help to choose among several."""
+def _draws(contender: Contender, groups: tuple[Group, ...], rule: str) -> int:
+    """Draws of it with `groups` held out; pairs only help to choose among several."""
     helps = len(groups) > 1
-    return 0 if helps and (line.draws == 1 or rule not in CROSS_VALIDATED) else line.draws
+    return 0 if helps and (contender.draws == 1 or rule not in CROSS_VALIDATED) else contender.draws
 
 
 def _jobs(config: SweepConfig, cells: list[_Cell], rule: str) -> Iterator[Job]:
@@ -120,11 +120,11 @@ def _jobs(config: SweepConfig, cells: list[_Cell], rule: str) -> Iterator[Job]:
         for draw in range(config.draws):
             settings: dict[tuple[str, str], dict[str, Any]] = {}
             for cell in cells:
-                if draw >= _draws(cell.line, cell.groups, rule):
+                if draw >= _draws(cell.contender, cell.groups, rule):
                     continue
-                key = (cell.line.algorithm, cell.line.variant)
+                key = (cell.contender.algorithm, cell.contender.variant)
                 if key not in settings:
-                    run = cell.line.run(config, draw_number=draw, trial=trial)
+                    run = cell.contender.run(config, draw_number=draw, trial=trial)
                     settings[key] = as_dict(run)
                 yield _job(cell, settings[key], draw, trial)
 
@@ -135,12 +135,12 @@ def _job(cell: _Cell, settings: Mapping[str, Any], draw: int, trial: int) -> Job
     weights = weights_digest(config["model"]["weights"])
     digest = job_digest(cell.data.digest, config, weights)
     groups = [",".join(group) for group in cell.groups]
-    parts = [cell.line.algorithm, cell.line.variant, *groups, f"d{draw}", f"t{trial}"]
+    parts = [cell.contender.algorithm, cell.contender.variant, *groups, f"d{draw}", f"t{trial}"]
     return Job(
         id=job_name(parts, digest),
         dataset=cell.data.name,
-        algorithm=cell.line.algorithm,
-        variant=cell.line.variant,
+        algorithm=cell.contender.algorithm,
+        variant=cell.contender.variant,
         groups=cell.groups,
         draw=draw,
         trial=trial,
@@ -188,7 +188,7 @@ def _with_embeddings(
             data = datasets[job.dataset]
             unseen = set(data.domains) - (open_to[data.name] - set(job.held_out))
             run = from_dict(RunConfig, job.config, where=job.id)
-            digest = digest_of(embedding_identity(run, data.digest, sorted(unseen)))
+            digest = json_digest(embedding_identity(run, data.digest, sorted(unseen)))
             groups = [",".join(group) for group in job.groups]
             name = job_name(["phi", run.embedding.name, *groups, f"t{job.trial}"], digest)
             wanted = EmbeddingJob(id=name, dataset=data.name, config=job.config)

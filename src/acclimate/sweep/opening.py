@@ -1,6 +1,5 @@
 """The folder of a sweep: which sweep it holds, and that one driver runs it."""
 
-import fcntl
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from acclimate.config import flat
-from acclimate.core.errors import RunBusy, SweepError
+from acclimate.core.errors import SweepError
 from acclimate.core.files import write_json
 from acclimate.data.inspection import all_domains, label_counts
 from acclimate.data.manifest import Manifest
@@ -22,25 +21,11 @@ ELSEWHERE = "choose another --out, or repeat the command that made it"
 
 
 @contextmanager
-def claimed(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]:
+def opened(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]:
     """Make `folder` the sweep's, or refuse it as it is; keep other drivers out meanwhile."""
     check_folder(folder, sweep, extend=extend)  # first without leaving a trace
     here = SweepFolder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # The kernel drops the lock with its holder, however that ends; the file itself means nothing.
-    with here.lock_file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunBusy(
-                f"another process is running the sweep in {folder}; "
-                f"wait for it, or choose another --out"
-            ) from None
-        except OSError as error:
-            raise SweepError(
-                f"{folder} cannot be locked ({error.strerror}); choose a folder on a file system "
-                f"that has locks"
-            ) from None
+    with here.locked():
         check_folder(folder, sweep, extend=extend)
         here.clear_temporary()
         if not here.exists or _plain(here.read()) != _plain(sweep):

@@ -38,7 +38,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskResult:
     """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on."""
 
     state: Literal["done", "busy", "failed", "full"]
@@ -46,22 +46,22 @@ class Outcome:
     traceback: str = ""
 
 
-def perform(task: Task) -> Outcome:
+def perform(task: Task) -> TaskResult:
     """Do the job, or go on with it. A failure is written down and returned, never raised."""
     try:
         _train(task)
         clear_temporary(task.folder.path)
         SweepFolder(Path(task.sweep)).forget_failure(task.id)
-        return Outcome(state="done")
+        return TaskResult(state="done")
     except RunBusy as error:
-        return Outcome(state="busy", error=str(error))
+        return TaskResult(state="busy", error=str(error))
     except Exception as error:
         if _disk_full(error):
-            return Outcome(state="full", error=_line(error))
+            return TaskResult(state="full", error=_line(error))
         return note_failure(Path(task.sweep), task.id, _line(error), traceback.format_exc())
 
 
-def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
+def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> TaskResult:
     """Keep a failure in the sweep's folder, counting how often the job has been tried."""
     before = SweepFolder(sweep).failure(job)
     failure = Failure(
@@ -74,8 +74,8 @@ def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> Outcome:
     try:
         SweepFolder(sweep).write_failure(failure)
     except OSError as problem:
-        return Outcome(state="full" if _disk_full(problem) else "failed", error=_line(problem))
-    return Outcome(state="failed", error=error, traceback=trace)
+        return TaskResult(state="full" if _disk_full(problem) else "failed", error=_line(problem))
+    return TaskResult(state="failed", error=error, traceback=trace)
 
 
 def _train(task: Task) -> None:

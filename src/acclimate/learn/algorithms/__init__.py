@@ -19,7 +19,7 @@ from acclimate.learn.algorithms.mixup import Mixup
 from acclimate.learn.algorithms.mldg import MLDG
 from acclimate.learn.algorithms.mmd import MMD
 
-__all__ = ["ALGORITHMS", "Algorithm", "Choice", "choose", "names"]
+__all__ = ["ALGORITHMS", "Algorithm", "ChosenAlgorithm", "choose", "names"]
 
 ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "erm": (ERM, "empirical risk minimisation"),
@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenAlgorithm:
     """An algorithm by its full name, with its checked settings."""
 
     name: str
@@ -45,7 +45,7 @@ class Choice:
     about: str
 
 
-def choose(name: str, settings: dict[str, Any] | None = None) -> Choice:
+def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm:
     found = AlgorithmName.of(name)
     if found.base not in ALGORITHMS:
         raise unknown(f"there is no algorithm '{name}'", name, names())
@@ -53,7 +53,7 @@ def choose(name: str, settings: dict[str, Any] | None = None) -> Choice:
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
     if found.adaptive:
         about += ", over a predictor that also sees the domain's embedding"
-    return Choice(name, build, checked, found.adaptive, about)
+    return ChosenAlgorithm(name, build, checked, found.adaptive, about)
 
 
 def names() -> Iterable[str]:

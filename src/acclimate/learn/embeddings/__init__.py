@@ -9,7 +9,7 @@ from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.baselines import Mean, Posterior, Softmax
 from acclimate.learn.embeddings.domains import DomainTable, embed_rows
 from acclimate.learn.embeddings.prototype import Prototype
-from acclimate.learn.embeddings.state import DomainState, Payload, digest_of
+from acclimate.learn.embeddings.state import DomainState, Payload
 
 __all__ = [
     "EMBEDDINGS",
@@ -17,7 +17,6 @@ __all__ = [
     "DomainTable",
     "Embedding",
     "Payload",
-    "digest_of",
     "embed_rows",
     "embedding_settings",
     "find_embedding",

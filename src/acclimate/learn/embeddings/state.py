@@ -1,8 +1,7 @@
 """DomainState: all that adaptation keeps of a domain, a few kilobytes."""
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -194,16 +193,6 @@ class DomainState:
             reach=float(metadata["reach"]),
             payloads=payloads,
         )
-
-
-def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 over names, shapes and bytes: two models agree exactly when all weights do."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        values = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:

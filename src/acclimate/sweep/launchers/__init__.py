@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from acclimate.core.errors import ConfigError, unknown
-from acclimate.sweep.task import Outcome, Task
+from acclimate.sweep.task import Task, TaskResult
 
 LAUNCHERS = {
     "local": "processes of this machine",
@@ -32,7 +32,7 @@ class Launcher(Protocol):
 
     def start(self, task: Task) -> None: ...
 
-    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
         """Ids and ends of tasks, each once; returns after `wait` seconds at the latest."""
         ...
 

@@ -16,7 +16,7 @@ from typing import IO
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.launchers import Died, LaunchOptions, cores
-from acclimate.sweep.task import Outcome, Task
+from acclimate.sweep.task import Task, TaskResult
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -128,15 +128,15 @@ class LocalLauncher:
         free = [n for n, worker in enumerate(self._workers) if worker is None or not worker.task]
         return min(free, key=burden)
 
-    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
-        ends: list[tuple[str, Outcome | Died]] = []
+    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
+        ends: list[tuple[str, TaskResult | Died]] = []
         with suppress(queue.Empty):
             ends += self._heard(*self._replies.get(timeout=wait))
             while True:
                 ends += self._heard(*self._replies.get_nowait())
         return ends
 
-    def _heard(self, worker: _Worker, line: str | None) -> list[tuple[str, Outcome | Died]]:
+    def _heard(self, worker: _Worker, line: str | None) -> list[tuple[str, TaskResult | Died]]:
         if line == "ready\n":
             worker.ready = True
             return []
@@ -144,13 +144,13 @@ class LocalLauncher:
         if line is None:
             return self._ended(worker, task)
         assert task is not None
-        outcome = Outcome(**json.loads(line))
+        outcome = TaskResult(**json.loads(line))
         if outcome.state == "failed":  # it ends itself now; the next task needs a fresh one
             self._workers[self._workers.index(worker)] = None
             worker.end()
         return [(task.id, outcome)]
 
-    def _ended(self, worker: _Worker, task: Task | None) -> list[tuple[str, Outcome | Died]]:
+    def _ended(self, worker: _Worker, task: Task | None) -> list[tuple[str, TaskResult | Died]]:
         if worker not in self._workers:
             return []
         number = self._workers.index(worker)

@@ -1,4 +1,4 @@
-"""Tasks of a Ray cluster: an existing one, or a local one for this sitting."""
+"""Tasks of a Ray cluster: an existing one, or a local one for this session."""
 
 import importlib.util
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.sweep.launchers import Died, LaunchOptions, cores
-from acclimate.sweep.task import Outcome, Task, perform
+from acclimate.sweep.task import Task, TaskResult, perform
 
 
 def check_ray() -> None:
@@ -56,7 +56,7 @@ class RayLauncher:
         there = replace(task, device=self._device, threads=self._threads)
         self._running[self._remote.remote(there)] = task.id
 
-    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
         if not self._running:
             time.sleep(wait)
             return []
@@ -66,9 +66,9 @@ class RayLauncher:
             ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
         return [(self._running.pop(one), self._end(one)) for one in ready]
 
-    def _end(self, reference: Any) -> Outcome | Died:
+    def _end(self, reference: Any) -> TaskResult | Died:
         try:
-            outcome: Outcome = self._ray.get(reference)
+            outcome: TaskResult = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             return Died(type(error).__name__)
         return outcome

@@ -12,7 +12,7 @@ from typing import Any
 from acclimate.core.errors import ConfigError, SweepError
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.launchers import Died, LaunchOptions
-from acclimate.sweep.task import Outcome, Task, perform
+from acclimate.sweep.task import Task, TaskResult, perform
 
 QUEUED = 100  # jobs in Slurm's queue at a time, if nobody says otherwise
 FEW = 2  # the same of submitit's own processes
@@ -67,7 +67,7 @@ class SlurmLauncher:
                 f"then repeat the command to resume"
             ) from error
 
-    def finished(self, wait: float) -> list[tuple[str, Outcome | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
         end = time.monotonic() + wait
         while True:
             ready = [id for id, job in self._running.items() if job.done()]
@@ -90,12 +90,12 @@ def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _end(job: Any) -> Outcome | Died:
+def _end(job: Any) -> TaskResult | Died:
     """What the job returned; a job that vanished or broke on the way has died."""
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
-        outcome: Outcome = job.result()
+        outcome: TaskResult = job.result()
     except (FailedJobError, UncompletedJobError, OSError, EOFError):
         return Died(f"job {job.job_id}: {str(job.state).lower()}; see {job.paths.stderr}")
     return outcome
