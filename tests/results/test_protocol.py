@@ -55,6 +55,21 @@ def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:
     assert SweepFolder(tmp_path).read().dataset("pets").digest == "abc"
 
 
+def test_a_sweep_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(
+        """{"format": "acclimate-sweep-1", "title": "T", "rule": "oracle", "baseline": "erm",
+        "datasets": [{"name": "pets", "digest": "d", "source": "/x", "domains": ["a", "b"]}],
+        "embeddings": [{"id": "phi", "dataset": "pets", "config": {"seed": 0}}],
+        "jobs": [{"id": "j", "dataset": "pets", "algorithm": "da-erm", "variant": "",
+        "groups": [["a"], ["b"]], "draw": 0, "trial": 1, "config": {"seed": 1}, "needs": "phi"}],
+        "axis": {"label": "width", "places": {"one": 1.0}}}"""
+    )
+    found = SweepFolder(tmp_path).read()
+    assert found.jobs[0].held_out == ("a", "b") and found.jobs[0].needs == "phi"
+    assert found.axis == Axis(label="width", places={"one": 1.0})
+    assert found.dataset("pets").domains == ("a", "b")
+
+
 def test_held_out_domains_are_those_of_all_groups_in_order() -> None:
     assert job("x", ("c", "d"), ("a",)).held_out == ("a", "c", "d")
 

@@ -1,6 +1,7 @@
-"""The files of run and sweep folders are named in one place each, and read without torch."""
+"""A run folder: files named in one place and read without torch; old folders stay readable."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 
 import acclimate
 from acclimate.core import layout
+from acclimate.core.errors import RunError
+from acclimate.results.runs import find_runs
+from acclimate.runs.folder import RunFolder
 
 SOURCE = Path(acclimate.__file__).parent
 OWNERS = {"core/layout.py", "results/sweep_folder.py"}
@@ -49,3 +53,79 @@ def test_no_other_module_spells_the_name_of_a_file(path: Path) -> None:
 def test_folders_do_not_pay_for_torch() -> None:
     code = "import sys, acclimate.runs.folder\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# As folders of earlier versions hold it: they must stay readable.
+
+IDENTITY = {
+    "format": "acclimate-run-1",
+    "version": "0.9",
+    "config": {"algorithm": "da-erm", "seed": 3, "model": {"weights": ""}},
+    "data": "d1",
+    "source": "pets",
+    "classes": ["cat", "dog"],
+    "train_domains": ["photo", "sketch"],
+    "val_domains": [],
+    "test_domains": ["clip"],
+    "weights": "",
+}
+LINES = (
+    '{"schema": 1, "kind": "started", "time": "t0", "version": "0.9", "config_digest": "c", '
+    '"data_digest": "d1", "device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
+    '{"schema": 1, "kind": "loss", "phase": "main", "step": 5, "risk": 0.5, "penalty": null, '
+    '"lr": 0.1, "images_per_second": 9.0}',
+    '{"schema": 1, "kind": "score", "moment": "final", "step": 5, "domain": "clip", '
+    '"role": "test", "split": "all", "n": 4, "top1": 0.75, "top5": null, "method": "embedding", '
+    '"adapted_on": "held-out", "adapt_n": 2, "adapt_seed": 3}',
+    '{"schema": 1, "kind": "finished", "kept_step": 5, "kept_by": "last step", '
+    '"kept_score": null, "seconds": 1.5, "quarantined": 1}',
+)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run.json").write_text(json.dumps(IDENTITY))
+    (tmp_path / "records.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+    (tmp_path / "quarantine.jsonl").write_text('{"image": "a.jpg", "reason": "cut off"}\n')
+    (tmp_path / "consistency.json").write_text('{"points": [], "domains": []}')
+    (tmp_path / "model.json").write_text("{}")
+    return RunFolder(tmp_path)
+
+
+def test_a_folder_that_an_earlier_version_wrote_is_read(old: RunFolder) -> None:
+    assert old.exists and old.complete() and old.algorithm == "da-erm"
+    assert old.identity() == IDENTITY
+    assert [score.top1 for score in old.records().scores] == [0.75]
+    assert old.finished is not None and old.finished.seconds == 1.5
+    assert old.quarantined() == (("a.jpg", "cut off"),)
+    assert old.consistency() == {"points": [], "domains": []}
+    old.refuse_others(IDENTITY)  # it is this very run's
+    view = find_runs(old.path)[0]
+    assert (view.problem, view.seed, view.domains["test"]) == (None, 3, ("clip",))
+
+
+def test_another_run_is_refused(old: RunFolder) -> None:
+    config = {**IDENTITY["config"], "seed": 4}
+    with pytest.raises(RunError) as error:
+        old.refuse_others({**IDENTITY, "config": config})
+    assert str(error.value) == (
+        f"{old.path} holds another run (its seed is 3, not 4); "
+        "choose another --out, or repeat the command that made it"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_identity_is_named(old: RunFolder, text: str) -> None:
+    old.identity_file.write_text(text)
+    with pytest.raises(RunError) as error:
+        old.identity()
+    assert str(error.value) == (
+        f"{old.identity_file} is damaged; restore it, or train again in another folder"
+    )
+
+
+def test_without_a_checkpoint_what_was_left_behind_is_cleared(old: RunFolder) -> None:
+    (old.path / "model.json").unlink()
+    old.take(IDENTITY | {"version": "1.0"})
+    assert old.identity()["version"] == "1.0"
+    assert old.records().all == () and old.quarantined() == ()
