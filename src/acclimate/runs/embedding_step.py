@@ -3,11 +3,10 @@
 import torch
 
 from acclimate.core.randomness import derive
-from acclimate.data.batches import Loader
 from acclimate.learn.embeddings import DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
-from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.loop import Phase
 from acclimate.runs.session import Session
 
 
@@ -27,25 +26,9 @@ def learn_embedding(session: Session, embedding: Embedding) -> DomainTable:
 def _learn(session: Session, embedding: Embedding) -> None:
     config, domains = session.plan.config, session.plan.train_rows
     settings, seed = config.embedding, derive(config.seed, "embedding")
-    loop = Loop(
-        objective=embedding,
-        loader=Loader(
-            session.source,
-            embedding.sampler(domains, settings, seed),
-            domains,
-            session.world,
-            seed,
-            augmented=config.data.augment == "domainbed",
-        ),
-        phase=Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every),
-        world=session.world,
-        folder=session.folder,
-        seed=seed,
-        bf16=session.bf16,
-        watch=session.watch,
-        clock=session.seconds,
-    )
-    loop.run()
+    sampler = embedding.sampler(domains, settings, seed)
+    phase = Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every)
+    session.loop(embedding, sampler, phase, seed).run()
 
 
 def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:

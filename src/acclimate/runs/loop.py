@@ -34,6 +34,8 @@ from acclimate.runs.optimisation import (
 )
 from acclimate.runs.records import Loss, Score
 
+Validate = Callable[[int], tuple[list[Score], float | None]]  # of a step: scores, and their mean
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -58,7 +60,7 @@ class Loop:
     seed: int
     bf16: bool = False
     prepare: Callable[[Batch], Batch] = lambda batch: batch
-    validate: Callable[[int], tuple[list[Score], float | None]] | None = None
+    validate: Validate | None = None
     watch: Watch = unwatched
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     _average: Average | None = field(init=False, default=None)

@@ -1,7 +1,7 @@
 """A session: work on a run, or on a shared Φ, from the first check to the last file."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,14 +14,17 @@ from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
+from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.model import build_embedding, build_networks
 from acclimate.learn.models import Predictor
+from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
+from acclimate.runs.loop import Loop, Phase, Validate
 from acclimate.runs.memory import check_memory
 from acclimate.runs.optimisation import check_batches, uses_bf16
 from acclimate.runs.plan import Plan
@@ -87,6 +90,33 @@ class Session:
         self._before = seconds_worked(self.folder.checkpoints())
         if self.world.main:
             self._announce()
+
+    def loop(
+        self,
+        objective: Objective,
+        sampler: Sampler,
+        phase: Phase,
+        seed: int,
+        *,
+        prepare: Callable[[Batch], Batch] = lambda batch: batch,
+        validate: Validate | None = None,
+    ) -> Loop:
+        """The loop of a phase, over the training domains."""
+        augmented = self.plan.config.data.augment == "domainbed"
+        rows = self.plan.train_rows
+        return Loop(
+            objective=objective,
+            loader=Loader(self.source, sampler, rows, self.world, seed, augmented=augmented),
+            phase=phase,
+            world=self.world,
+            folder=self.folder,
+            seed=seed,
+            bf16=self.bf16,
+            prepare=prepare,
+            validate=validate,
+            watch=self.watch,
+            clock=self.seconds,
+        )
 
     def _announce(self) -> None:
         losses = self.folder.records().losses
