@@ -94,7 +94,7 @@ def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True
     return Plan(resolved, algorithm, manifest, train, val, test)
 
 
-def check_components(config: RunConfig) -> Choice:
+def check_components(config: RunConfig) -> ChosenAlgorithm:
     """The algorithm, once its own settings, the embeddings' and the methods' are in order."""
     algorithm = choose(config.algorithm, config.hparams)
     if algorithm.adaptive:
