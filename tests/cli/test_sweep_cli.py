@@ -15,6 +15,7 @@ import typer
 
 from acclimate.cli import main, sweep_live, sweep_run
 from acclimate.config import as_dict
+from acclimate.core.wording import duration
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -321,7 +322,7 @@ def test_an_estimate_leaves_out_what_failed_and_never_stops_a_sweep(
 
 
 def test_durations_are_said_in_two_units() -> None:
-    found = [sweep_live.duration(seconds) for seconds in (8, 95, 4000, 200_000)]
+    found = [duration(seconds) for seconds in (8, 95, 4000, 200_000)]
     assert found == ["8 s", "1 min 35 s", "1 h 06 min", "2 d 7 h"]
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from acclimate.core.wording import count
 from acclimate.learn.embeddings import DomainState, DomainTable
 
 FEW_IMAGES = 20
@@ -35,8 +36,8 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     distance = float(distances[nearest])
     warnings = []
     if state.count < FEW_IMAGES:
-        number = "1 image" if state.count == 1 else f"{state.count} images"
-        warnings.append(f"only {number}: with {FEW_IMAGES} or more the adaptation is steadier")
+        few = count(state.count, "image")
+        warnings.append(f"only {few}: with {FEW_IMAGES} or more the adaptation is steadier")
     variance = state.sampling_variance
     if distance > typical:
         warnings.append(

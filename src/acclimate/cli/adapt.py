@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, MethodSettings, percent, progress_bar, say, say_json
+from acclimate.cli.output import Device, Json, MethodSettings, progress_bar, say, say_json
+from acclimate.core.wording import percent
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Json, percent, progress_bar, say, say_json, say_table
+from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
+from acclimate.core.wording import percent
 
 
 @app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")

@@ -68,10 +68,6 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: st
     Console(highlight=False, markup=False).print(table)
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
 def names(given: list[str] | None) -> tuple[str, ...]:
     """What an option lists: repeated, or joined by commas."""
     return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())

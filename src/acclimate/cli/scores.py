@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from acclimate.cli.output import percent, say, say_json, say_table
+from acclimate.cli.output import say, say_json, say_table
+from acclimate.core.wording import percent
 from acclimate.runs.records import Score
 
 

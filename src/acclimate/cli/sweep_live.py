@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.cli.output import PHASES
+from acclimate.core.wording import duration
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Event, Listener
@@ -164,18 +165,3 @@ def time_line(
         return f"{duration(elapsed)} elapsed"
     ahead = max(left - under_way, 0.0)
     return f"{duration(elapsed)} elapsed, about {duration(elapsed / done * ahead)} left"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> [duration(s) for s in (8, 95, 4000, 200_000)]
-    ['8 s', '1 min 35 s', '1 h 06 min', '2 d 7 h']
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

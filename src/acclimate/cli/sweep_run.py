@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acclimate.cli.output import percent, say, say_json, say_table, stoppable
-from acclimate.cli.sweep_live import duration, progress_shown
+from acclimate.cli.output import say, say_json, say_table, stoppable
+from acclimate.cli.sweep_live import progress_shown
+from acclimate.core.wording import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.sweep.conduct import Chosen, Conduct, Prepared, conduct
@@ -70,8 +71,8 @@ def _announcement(
 ) -> list[str]:
     sweep, counts = plan.sweep, _counts(plan.sweep, queue)
     phis = counts["embeddings"]
-    shared = f" and {_several(phis, 'shared embedding')}" if phis else ""
-    runs = _several(counts["runs"], "run") + shared
+    shared = f" and {count(phis, 'shared embedding')}" if phis else ""
+    runs = count(counts["runs"], "run") + shared
     needed = "; ".join(f"{rule} {runs}" for rule, runs in plan.runs_by_rule.items())
     text = [
         f"runs that each rule would take: {needed}",
@@ -82,14 +83,10 @@ def _announcement(
     if isinstance(expected, str):
         text.append(f"time left: not known before the first runs are done ({expected})")
     elif expected is not None:
-        side_by_side = _several(expected_workers(how.launch)[0], "job")
+        side_by_side = count(expected_workers(how.launch)[0], "job")
         left = duration(expected.wall)
         text.append(f"time left: about {left} with {side_by_side} at a time ({expected.how})")
     return text
-
-
-def _several(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def _counts(sweep: Sweep, queue: Queue) -> dict[str, int]:
@@ -157,7 +154,7 @@ def _cell(chosen: Chosen, rule: str, key: tuple[str, str, str]) -> str:
     values = [chosen.accuracy.get((c.run or "", c.target)) for c in choices]
     known = [value for value in values if value is not None]
     if not known:
-        return "–"
+        return DASH
     # A mean over some of the domains is no mean over all: it says how many there are.
     part = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
     return percent(fmean(known)) + part

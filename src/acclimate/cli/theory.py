@@ -8,6 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, say, say_json, say_table
+from acclimate.core.wording import count
 
 EXAMPLE = 100  # images that the sentence at the end speaks of
 
@@ -93,7 +94,7 @@ def _in_words(found: dict[str, Any], share: str) -> list[str]:
     )
     said = []
     if delta_radius:
-        n = f"{delta_radius['n']} images" if delta_radius["n"] != 1 else "1 image"
+        n = count(delta_radius["n"], "image")
         known = delta_radius["radius"]
         said.append(
             f"With {n} μ is within {_number(known)} of the true one in {share} of cases "

@@ -14,12 +14,12 @@ def signed(value: float) -> str:
     return text if text == "0.0" else ("+" if value > 0 else "−") + text
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """
-    >>> [count(n, "image") for n in (0, 1, 1200)]
-    ['0 images', '1 image', '1200 images']
+    >>> [count(n, "image") for n in (0, 1, 1200)] + [count(2, "process", "processes")]
+    ['0 images', '1 image', '1200 images', '2 processes']
     """
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from acclimate.core import wording
 from acclimate.data.columns import CONTENT, ROLES, SPLITS, encode, feature_blocks
 
 _SHOWN = 3
@@ -84,15 +85,11 @@ def _leaks(table: pa.Table) -> Finding:
     return Finding(problems, "keep all rows of an image in one split")
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
-
-
 def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
     blank = np.isin(codes, [code for code, name in enumerate(names) if not name.strip()])
-    count = int(blank.sum())
-    verb = "has" if count == 1 else "have"
-    problems = [f"{_rows(count)} {verb} no {column}, first row {blank.argmax()}"] if count else []
+    number = int(blank.sum())
+    have = wording.count(number, "row") + (" has" if number == 1 else " have")
+    problems = [f"{have} no {column}, first row {blank.argmax()}"] if number else []
     return Finding(problems, f"fill in the {column} or drop the rows")
 
 
@@ -107,7 +104,7 @@ def _unlisted(classes: Sequence[str], names: list[str], codes: np.ndarray) -> Fi
     twice = sorted(name for name, times in listed.items() if times > 1)
     counts = np.bincount(codes, minlength=len(names))
     problems = [f"class '{name}' is listed twice" for name in twice] + [
-        f"label '{name}' of {_rows(count)} is not in the class list"
+        f"label '{name}' of {wording.count(count, 'row')} is not in the class list"
         for name, count in zip(names, counts.tolist(), strict=True)
         if name.strip() and name not in listed
     ]
@@ -142,7 +139,7 @@ def _bad_values(
 ) -> Finding:
     counts = np.bincount(codes, minlength=len(names)).tolist()
     problems = [
-        f"{column} '{name}' of {_rows(count)} is unknown"
+        f"{column} '{name}' of {wording.count(count, 'row')} is unknown"
         for name, count in zip(names, counts, strict=True)
         if count and name not in allowed
     ]

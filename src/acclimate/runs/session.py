@@ -14,6 +14,7 @@ from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
+from acclimate.core.wording import count
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source
@@ -208,5 +209,4 @@ def _set_statistics(features: np.ndarray, backbones: list[Any]) -> None:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' * (threads > 1)}"
+    return f"{device.type}, {count(torch.get_num_threads(), 'thread')}"

@@ -23,6 +23,7 @@ from acclimate.build.geo_yfcc.rows import Damage, Piece, blocks, columns, pieces
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import write_atomically
 from acclimate.core.watch import Watch, unwatched
+from acclimate.core.wording import count, duration
 
 PIECE = 128 << 20
 _VERSION = 1
@@ -60,14 +61,8 @@ class _Progress:
         seconds = max(time.monotonic() - self.started, 1e-6)
         fresh = done - self.resumed
         left = (total - done) * seconds / fresh if fresh > 0 else 0.0
-        note = f"{rows / seconds:,.0f} rows/s, {_duration(left)} left" if rows else ""
+        note = f"{rows / seconds:,.0f} rows/s, {duration(left)} left" if rows else ""
         watch("reading metadata (MiB)", done >> 20, max(1, total >> 20), note)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def layouts(paths: Sequence[Path], *, keep_damaged: bool = False) -> dict[Path, int]:
@@ -174,10 +169,9 @@ def _read(
 
 
 def _damaged(path: Path, rows: int, error: Damage) -> ManifestError:
-    read = "1 row" if rows == 1 else f"{rows} rows"
     return ManifestError(
-        f"{path.name} is damaged after {read} ({str(error).lower()}); download it again, or "
-        "take what can be read with --keep-damaged"
+        f"{path.name} is damaged after {count(rows, 'row')} ({str(error).lower()}); download it "
+        "again, or take what can be read with --keep-damaged"
     )
 
 
