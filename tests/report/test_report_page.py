@@ -25,7 +25,7 @@ from acclimate.report.html import page_of, write_page
 from acclimate.report.measured import facts
 from acclimate.results.load import load_report
 from acclimate.results.protocol import Axis
-from acclimate.results.report import AVERAGE, Labels, Report
+from acclimate.results.tabulate import AVERAGE, Labels, Report
 from acclimate.results.summary import ERM, Change, Difference, Estimate, Key, RunView
 from acclimate.runs.records import Loss, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example

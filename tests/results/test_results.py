@@ -19,8 +19,8 @@ from acclimate.core.errors import ConfigError, RunError, SchemaError, SweepError
 from acclimate.report import export, tables
 from acclimate.report.html import page_of
 from acclimate.report.lead import lead
-from acclimate.results import report as results
-from acclimate.results import runs, significance
+from acclimate.results import tabulate as results
+from acclimate.results import runs, statistics
 from acclimate.results.load import load_domainbed, load_report
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.summary import ERM, Estimate, Key, find_runs, summarise
@@ -145,20 +145,20 @@ def test_differences_are_paired_over_domains_and_trials(sweep: Path) -> None:
 
 
 def test_p_is_none_where_it_cannot_be_computed() -> None:
-    assert significance.paired_p([(0.5, 0.4)]) is None
-    assert significance.paired_p([]) is None
-    assert significance.paired_p([(0.5, 0.4), (0.6, 0.5), (0.7, 0.6)]) is None  # always +0.1
+    assert statistics.paired_p([(0.5, 0.4)]) is None
+    assert statistics.paired_p([]) is None
+    assert statistics.paired_p([(0.5, 0.4), (0.6, 0.5), (0.7, 0.6)]) is None  # always +0.1
     by_hand = [0.1, 0.0, 0.2]
     t = np.mean(by_hand) / (np.std(by_hand, ddof=1) / math.sqrt(3))
-    p = significance.paired_p([(0.5 + gain, 0.5) for gain in by_hand])
+    p = statistics.paired_p([(0.5 + gain, 0.5) for gain in by_hand])
     assert p == pytest.approx(2 * stats.t.sf(t, df=2))
 
 
 def test_holm() -> None:
     # Sorted: 0.01·4, 0.02·3, 0.03·2, 0.04·1, each at least the one before.
-    assert significance.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert significance.holm([0.5, 0.9]) == [1.0, 1.0]
-    assert significance.holm([]) == []
+    assert statistics.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert statistics.holm([0.5, 0.9]) == [1.0, 1.0]
+    assert statistics.holm([]) == []
 
 
 def test_holm_is_over_the_methods_of_a_table(tmp_path: Path) -> None:

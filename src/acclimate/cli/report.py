@@ -48,7 +48,7 @@ def report(
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, write_table
-    from acclimate.results.report import limited
+    from acclimate.results.tabulate import limited
     from acclimate.results.summary import Key
 
     formats = _formats(kinds)
@@ -91,7 +91,7 @@ def _say_json(report: "Report", written: list[Path]) -> None:
 def _show(report: "Report", written: list[Path]) -> None:
     from acclimate.report.lead import lead
     from acclimate.report.tables import notes
-    from acclimate.results.report import alike
+    from acclimate.results.tabulate import alike
 
     main = report.rules[0]
     summary = report.summaries[main]

@@ -19,7 +19,7 @@ html.py     a Report as one self-contained page
 from acclimate.report.figures import write_figures
 from acclimate.report.html import write_page, write_report
 from acclimate.results.load import load_domainbed, load_report
-from acclimate.results.report import Report, Results
+from acclimate.results.tabulate import Report, Results
 from acclimate.results.summary import RunView, Summary, find_runs, summarise
 
 __all__ = [

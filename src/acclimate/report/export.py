@@ -15,7 +15,7 @@ from acclimate.report.latex import latex_table, latex_tests
 from acclimate.report.lead import lead
 from acclimate.report.tables import MARKS, Cell, Grid, p_value
 from acclimate.results.protocol import RULES
-from acclimate.results.report import ALL, AVERAGE, Report, Results, Row, alike, limited
+from acclimate.results.tabulate import ALL, AVERAGE, Report, Results, Row, alike, limited
 from acclimate.results.summary import Estimate
 
 PUBLISHED = " [published]"

@@ -16,7 +16,7 @@ from acclimate.report.search_plots import draw_search, drawn_settings, tried
 from acclimate.report.share_plots import MOST_PANELS, draw_shares, groups_of, shifts
 from acclimate.report.theory_plots import draw_consistency, expressivity, parsed
 from acclimate.results.protocol import Axis
-from acclimate.results.report import ALL, Report
+from acclimate.results.tabulate import ALL, Report
 from acclimate.results.summary import RunView, Summary
 
 MOST_CURVES = 40

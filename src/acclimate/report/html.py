@@ -22,7 +22,7 @@ from acclimate.report.markup import (
 from acclimate.report.measured import facts
 from acclimate.report.tables import count
 from acclimate.results.load import load_report
-from acclimate.results.report import Report
+from acclimate.results.tabulate import Report
 from acclimate.results.summary import ENOUGH_SEEDS, Summary
 
 _MANY = 8  # findings that a reader has patience for

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from acclimate.report.tables import MARKS, Grid, percent
-from acclimate.results.report import AVERAGE, Results, Row
+from acclimate.results.tabulate import AVERAGE, Results, Row
 from acclimate.results.summary import Estimate
 
 _ESCAPES = {

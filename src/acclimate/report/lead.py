@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from acclimate.config import AlgorithmName
 from acclimate.report import tables
-from acclimate.results.report import ALL, Report, Results, Row
+from acclimate.results.tabulate import ALL, Report, Results, Row
 from acclimate.results.summary import Key
 
 _Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis

@@ -22,7 +22,7 @@ from acclimate.report.canvas import (
 )
 from acclimate.report.tables import estimate
 from acclimate.results.protocol import Axis
-from acclimate.results.report import Results, Row
+from acclimate.results.tabulate import Results, Row
 from acclimate.results.summary import Estimate, Key
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from acclimate.report.canvas import (
 )
 from acclimate.report.result_plots import is_logarithmic
 from acclimate.results.protocol import Job, Sweep
-from acclimate.results.report import Report
+from acclimate.results.tabulate import Report
 from acclimate.results.selection import Candidate, Choice, candidate, select
 from acclimate.results.summary import Key
 

@@ -21,7 +21,7 @@ from acclimate.report.search_plots import drawn_settings, settings_of
 from acclimate.report.share_plots import shifts
 from acclimate.report.tables import count
 from acclimate.results.protocol import RULES, Sweep
-from acclimate.results.report import ALL, AVERAGE, Labels, Report, Results, Row, alike
+from acclimate.results.tabulate import ALL, AVERAGE, Labels, Report, Results, Row, alike
 from acclimate.results.selection import Choice
 from acclimate.results.summary import Estimate, Key, RunView
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from acclimate.core.errors import unknown
 from acclimate.results import missing
-from acclimate.results.beside import with_published
+from acclimate.results.published_rows import with_published
 from acclimate.results.domainbed import RULES_BY_NAME, History, Outcome, read_domainbed, selected
-from acclimate.results.report import Frame, Report, domains_of_a_trial, observations, tabulate
+from acclimate.results.tabulate import Frame, Report, domains_of_a_trial, observations, tabulate
 from acclimate.results.summary import ERM, Key, RunView, summarise
 from acclimate.runs.records import Finished, Records, Score
 

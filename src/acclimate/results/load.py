@@ -7,11 +7,11 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.core.layout import RUN
 from acclimate.results import missing
-from acclimate.results.beside import with_published
+from acclimate.results.published_rows import with_published
 from acclimate.results.domainbed import RESULTS
 from acclimate.results.history import load_domainbed
 from acclimate.results.protocol import Sweep, targets
-from acclimate.results.report import (
+from acclimate.results.tabulate import (
     Frame,
     Labels,
     Report,

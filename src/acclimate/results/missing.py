@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from acclimate.results.report import Frame, Observation
+from acclimate.results.tabulate import Frame, Observation
 from acclimate.results.selection import Choice
 from acclimate.results.selection import named as group_named
 from acclimate.results.summary import Key

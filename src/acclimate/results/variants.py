@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from acclimate.results.report import AVERAGE, Report, Results, corrected
+from acclimate.results.tabulate import AVERAGE, Report, Results, corrected
 from acclimate.results.summary import Key
 
 

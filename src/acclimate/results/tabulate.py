@@ -13,7 +13,7 @@ from acclimate.core.errors import unknown
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import scores_of
 from acclimate.results.selection import Choice
-from acclimate.results.significance import holm, paired_p
+from acclimate.results.statistics import holm, paired_p
 from acclimate.results.summary import Estimate, Key, RunView, Summary, against
 from acclimate.results.sweep_folder import Failure
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from acclimate.results.published import AVERAGE as PRINTED_AVERAGE
 from acclimate.results.published import SOURCE, Published, for_dataset, rows
-from acclimate.results.report import ALL, Report, Results, Row
+from acclimate.results.tabulate import ALL, Report, Results, Row
 from acclimate.results.summary import Estimate, Key
 
 # The tables that show accuracy on unseen domains: the column, how models were selected, trials.
