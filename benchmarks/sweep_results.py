@@ -13,7 +13,7 @@ from acclimate.report.export import to_markdown
 from acclimate.report.figures import illustrations
 from acclimate.report.lead import lead
 from acclimate.results.load import load_report
-from acclimate.results.tabulate import Report
+from acclimate.results.material import Report
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,9 +24,12 @@ from acclimate.report.figures import FORMATS, Illustration, illustrations, write
 from acclimate.report.html import page_of, write_page
 from acclimate.report.measured import facts
 from acclimate.results.load import load_report
+from acclimate.results.material import Labels, Report
 from acclimate.results.protocol import Axis
-from acclimate.results.tabulate import AVERAGE, Labels, Report
-from acclimate.results.summary import ERM, Change, Difference, Estimate, Key, RunView
+from acclimate.results.runs import ERM, Key, RunView
+from acclimate.results.statistics import Estimate
+from acclimate.results.summary import Change, Difference
+from acclimate.results.tabulate import AVERAGE
 from acclimate.runs.records import Loss, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 

@@ -19,11 +19,13 @@ from acclimate.core.errors import ConfigError, RunError, SchemaError, SweepError
 from acclimate.report import export, tables
 from acclimate.report.html import page_of
 from acclimate.report.lead import lead
+from acclimate.results import material, observations, runs, statistics
 from acclimate.results import tabulate as results
-from acclimate.results import runs, statistics
 from acclimate.results.load import load_domainbed, load_report
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
-from acclimate.results.summary import ERM, Estimate, Key, find_runs, summarise
+from acclimate.results.runs import ERM, Key, find_runs
+from acclimate.results.statistics import Estimate
+from acclimate.results.summary import summarise
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import append
 from fixtures.run_folders import make_run, score
@@ -209,7 +211,7 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def said(report: results.Report) -> list[str]:
+def said(report: material.Report) -> list[str]:
     return list(tables.notes(report.summaries[report.rules[0]]))
 
 
@@ -265,14 +267,14 @@ def test_ties_at_printed_precision_are_best_together(tmp_path: Path) -> None:
 
 def seen(
     key: Key, top1: float, *, dataset: str = "x", data: str = "", trial: int = 0
-) -> results.Observation:
-    return results.Observation(dataset, key, data, trial, "a", top1)
+) -> observations.Observation:
+    return observations.Observation(dataset, key, data, trial, "a", top1)
 
 
 def test_a_ceiling_is_never_the_best() -> None:
     oracle = Key("erm", "oracle-prior")
     found = [seen(ERM, 0.5), seen(DA, 0.6), seen(oracle, 0.9)]
-    (one,) = results.tabulate(found, results.frames_of(found), rule="", baseline=ERM)
+    (one,) = results.tabulate(found, observations.frames_of(found), rule="", baseline=ERM)
     assert one.best == {"a": {DA}, "average": {DA}}
     assert [row.key for row in one.rows] == [ERM, DA, oracle]
 
@@ -284,7 +286,7 @@ def test_trials_of_several_data_sets_meet_whatever_their_data() -> None:
         for (dataset, data), gain in gains.items()
         for key in (ERM, DA)
     ]
-    every = results.tabulate(found, results.frames_of(found), rule="", baseline=ERM)[-1]
+    every = results.tabulate(found, observations.frames_of(found), rule="", baseline=ERM)[-1]
     test = row_of(every, DA).test
     assert test is not None and test.difference == Estimate(pytest.approx(0.2), None, 1)
     assert row_of(every, DA).average == Estimate(pytest.approx(0.7), None, 1)
@@ -436,7 +438,7 @@ def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) ->
 
 def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
     same = load_report(sweep)
-    assert results.alike(same) == ["oracle"]
+    assert material.alike(same) == ["oracle"]
     text = export.to_latex(same)
     assert text == export.to_latex(same, ["training-domains"]).replace(
         "\n", "\n% Selection by oracle chooses the same runs as training-domains.\n", 1
@@ -446,7 +448,7 @@ def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
     SweepFolder(tmp_path).write(sweep_of(jobs))
     for one, top1, val in zip(jobs, (0.5, 0.6), (0.9, 0.8), strict=True):
         run_job(tmp_path, one, {"a": top1}, val)
-    assert results.alike(load_report(tmp_path)) == []
+    assert material.alike(load_report(tmp_path)) == []
 
 
 def test_the_last_bit_decides_no_digit() -> None:
@@ -535,7 +537,7 @@ def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
     assert [failure.job for failure in report.failures] == ["phi", lost]
     assert report.waiting == 0
     assert report.labels == (
-        results.Labels("toy", ("cat", "dog"), {"a": results.Labels.Domain("", (3, 4))}),
+        material.Labels("toy", ("cat", "dog"), {"a": material.Labels.Domain("", (3, 4))}),
     )
     views = {run.folder.name: run.consistency for run in report.runs}
     assert views["toy-erm--a-0-0"] == {"n": [1]} and views["toy-erm--b-0-0"] is None
@@ -595,7 +597,7 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
         f"{tmp_path}/one has no runs of 'da-emr' to be the baseline; did you mean 'da-erm'?"
     )
     with pytest.raises(UnknownName) as rule:
-        results.limited(load_report(tmp_path / "one"), ["oracel"])
+        material.limited(load_report(tmp_path / "one"), ["oracel"])
     assert str(rule.value) == f"{tmp_path}/one has no results by 'oracel'; did you mean 'oracle'?"
     with pytest.raises(ConfigError) as format_:
         export.format_of(Path("t.docx"))

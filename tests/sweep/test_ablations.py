@@ -288,17 +288,17 @@ def test_gaps_are_paired_by_trial() -> None:
     found = gap(level("a", "1", 0.5, 0.6, 0.7), level("b", "1", 0.4, 0.5, 0.6))
     assert found is not None
     assert found.mean == pytest.approx(0.1)
-    assert found.error == pytest.approx(0.0, abs=1e-12)
+    assert found.se == pytest.approx(0.0, abs=1e-12)
     assert found.clear
     # Differences 0.1, 0.0 and 0.2: t = 0.1 / (0.1 / √3) = 1.73, below 4.30.
     found = gap(level("a", "1", 0.5, 0.5, 0.8), level("b", "1", 0.4, 0.5, 0.6))
     assert found is not None
-    assert found.error == pytest.approx(0.1 / 3**0.5)
+    assert found.se == pytest.approx(0.1 / 3**0.5)
     assert not found.clear
     two = gap(level("a", "1", 0.5, 0.6), level("b", "1", 0.4, 0.5))
-    assert two is not None and two.trials == 2 and not two.clear  # however well they agree
+    assert two is not None and two.n == 2 and not two.clear  # however well they agree
     one = gap(level("a", "1", 0.5), level("b", "1", 0.4))
-    assert one is not None and one.error is None and not one.clear
+    assert one is not None and one.se is None and not one.clear
     assert gap(Level("a", "1", "none", {0: 0.5}), Level("b", "1", "none", {1: 0.4})) is None
 
 

@@ -150,7 +150,10 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
             {
                 "sweep": str(out),
                 "axis": asdict(study.sweep.axis) if study.sweep.axis else None,
-                "levels": [asdict(one) | {"mean": one.mean, "error": one.error} for one in found],
+                "levels": [
+                    asdict(one) | {"mean": one.estimate.mean, "error": one.estimate.se}
+                    for one in found
+                ],
                 "verdict": said,
                 "failures": failures,
                 "notes": list(study.notes),

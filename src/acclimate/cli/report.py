@@ -48,8 +48,8 @@ def report(
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, write_table
-    from acclimate.results.tabulate import limited
-    from acclimate.results.summary import Key
+    from acclimate.results.material import limited
+    from acclimate.results.runs import Key
 
     formats = _formats(kinds)
     for path in table or ():
@@ -91,7 +91,7 @@ def _say_json(report: "Report", written: list[Path]) -> None:
 def _show(report: "Report", written: list[Path]) -> None:
     from acclimate.report.lead import lead
     from acclimate.report.tables import notes
-    from acclimate.results.tabulate import alike
+    from acclimate.results.material import alike
 
     main = report.rules[0]
     summary = report.summaries[main]

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,6 +10,7 @@ from acclimate.cli.output import say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import progress_shown
 from acclimate.core.wording import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
+from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.sweep.conduct import Chosen, Conduct, Prepared, conduct
 from acclimate.sweep.driver import Tally, look
@@ -151,13 +151,12 @@ def _show_choices(sweep: Sweep, chosen: Chosen) -> None:
 
 def _cell(chosen: Chosen, rule: str, key: tuple[str, str, str]) -> str:
     choices = [c for c in chosen.by_rule[rule] if (c.dataset, c.algorithm, c.variant) == key]
-    values = [chosen.accuracy.get((c.run or "", c.target)) for c in choices]
-    known = [value for value in values if value is not None]
-    if not known:
+    found = Estimate.of(chosen.accuracy.get((c.run or "", c.target)) for c in choices)
+    if found is None:
         return DASH
     # A mean over some of the domains is no mean over all: it says how many there are.
-    part = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
-    return percent(fmean(known)) + part
+    part = "" if found.n == len(choices) else f" ({found.n} of {len(choices)})"
+    return percent(found.mean) + part
 
 
 def _show_failures(folder: Path, tally: Tally) -> None:

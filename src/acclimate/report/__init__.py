@@ -19,8 +19,10 @@ html.py     a Report as one self-contained page
 from acclimate.report.figures import write_figures
 from acclimate.report.html import write_page, write_report
 from acclimate.results.load import load_domainbed, load_report
-from acclimate.results.tabulate import Report, Results
-from acclimate.results.summary import RunView, Summary, find_runs, summarise
+from acclimate.results.material import Report
+from acclimate.results.runs import RunView, find_runs
+from acclimate.results.summary import Summary, summarise
+from acclimate.results.tabulate import Results
 
 __all__ = [
     "Report",

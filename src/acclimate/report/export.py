@@ -14,9 +14,10 @@ from acclimate.report import tables
 from acclimate.report.latex import latex_table, latex_tests
 from acclimate.report.lead import lead
 from acclimate.report.tables import MARKS, Cell, Grid, p_value
+from acclimate.results.material import Report, alike, limited
 from acclimate.results.protocol import RULES
-from acclimate.results.tabulate import ALL, AVERAGE, Report, Results, Row, alike, limited
-from acclimate.results.summary import Estimate
+from acclimate.results.statistics import Estimate
+from acclimate.results.tabulate import ALL, AVERAGE, Results, Row
 
 PUBLISHED = " [published]"
 _MOST_BLOCKS = 3

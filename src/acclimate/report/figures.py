@@ -15,9 +15,11 @@ from acclimate.report.result_plots import draw_ablation, draw_by_domain, methods
 from acclimate.report.search_plots import draw_search, drawn_settings, tried
 from acclimate.report.share_plots import MOST_PANELS, draw_shares, groups_of, shifts
 from acclimate.report.theory_plots import draw_consistency, expressivity, parsed
+from acclimate.results.material import Report
 from acclimate.results.protocol import Axis
-from acclimate.results.tabulate import ALL, Report
-from acclimate.results.summary import RunView, Summary
+from acclimate.results.runs import RunView
+from acclimate.results.summary import Summary
+from acclimate.results.tabulate import ALL
 
 MOST_CURVES = 40
 # How a map was made, and what may be read from it.

@@ -22,8 +22,9 @@ from acclimate.report.markup import (
 from acclimate.report.measured import facts
 from acclimate.report.tables import count
 from acclimate.results.load import load_report
-from acclimate.results.tabulate import Report
-from acclimate.results.summary import ENOUGH_SEEDS, Summary
+from acclimate.results.material import Report
+from acclimate.results.statistics import ENOUGH_SEEDS
+from acclimate.results.summary import Summary
 
 _MANY = 8  # findings that a reader has patience for
 _MOST_LINES = 12  # of a table that is not folded away

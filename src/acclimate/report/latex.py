@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from acclimate.report.tables import MARKS, Grid, percent
+from acclimate.results.statistics import Estimate
 from acclimate.results.tabulate import AVERAGE, Results, Row
-from acclimate.results.summary import Estimate
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from acclimate.config import AlgorithmName
 from acclimate.report import tables
-from acclimate.results.tabulate import ALL, Report, Results, Row
-from acclimate.results.summary import Key
+from acclimate.results.material import Report
+from acclimate.results.runs import Key
+from acclimate.results.tabulate import ALL, Results, Row
 
 _Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis
 

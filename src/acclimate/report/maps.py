@@ -12,7 +12,7 @@ import numpy as np
 from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
 from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, legend, short
-from acclimate.results.summary import RunView
+from acclimate.results.runs import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

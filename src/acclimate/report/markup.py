@@ -6,7 +6,7 @@ from html import escape
 
 from acclimate.report import canvas, tables
 from acclimate.report.figures import Illustration
-from acclimate.results.summary import Key
+from acclimate.results.runs import Key
 
 
 @dataclass(frozen=True)

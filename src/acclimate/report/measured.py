@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from acclimate.report import tables
-from acclimate.results.summary import RunView
+from acclimate.results.runs import RunView
 
 ADAPTED_ON = {
     "held-out": "of the same domain, kept out of the scoring",

@@ -30,7 +30,8 @@ from acclimate.report.canvas import (
     write_png,
 )
 from acclimate.report.maps import DomainMap, draw_map, flattened, read_domain_map
-from acclimate.results.summary import Difference, Key, RunView, Summary
+from acclimate.results.runs import Key, RunView
+from acclimate.results.summary import Difference, Summary
 
 __all__ = [
     "MOST_DOMAINS",

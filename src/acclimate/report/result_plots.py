@@ -22,8 +22,9 @@ from acclimate.report.canvas import (
 )
 from acclimate.report.tables import estimate
 from acclimate.results.protocol import Axis
+from acclimate.results.runs import Key
+from acclimate.results.statistics import Estimate
 from acclimate.results.tabulate import Results, Row
-from acclimate.results.summary import Estimate, Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

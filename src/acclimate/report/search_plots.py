@@ -22,10 +22,10 @@ from acclimate.report.canvas import (
     spread,
 )
 from acclimate.report.result_plots import is_logarithmic
+from acclimate.results.material import Report
 from acclimate.results.protocol import Job, Sweep
-from acclimate.results.tabulate import Report
+from acclimate.results.runs import Key
 from acclimate.results.selection import Candidate, Choice, candidate, select
-from acclimate.results.summary import Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,10 +20,12 @@ from acclimate.report.markup import (
 from acclimate.report.search_plots import drawn_settings, settings_of
 from acclimate.report.share_plots import shifts
 from acclimate.report.tables import count
+from acclimate.results.material import Labels, Report, alike
 from acclimate.results.protocol import RULES, Sweep
-from acclimate.results.tabulate import ALL, AVERAGE, Labels, Report, Results, Row, alike
+from acclimate.results.runs import Key, RunView
 from acclimate.results.selection import Choice
-from acclimate.results.summary import Estimate, Key, RunView
+from acclimate.results.statistics import Estimate
+from acclimate.results.tabulate import ALL, AVERAGE, Results, Row
 
 _MOST_FILES = 50
 _FEW = 6  # columns that stand beside each other on a page

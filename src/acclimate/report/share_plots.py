@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, headline, legend, plain, short
-from acclimate.results.tabulate import Labels
+from acclimate.results.material import Labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from acclimate.config import AlgorithmName, flat
-from acclimate.results.runs import NAMES
-from acclimate.results.summary import Difference, Estimate, Key, Line, RunView, Summary, against
+from acclimate.results.runs import NAMES, Key, RunView
+from acclimate.results.statistics import Estimate
+from acclimate.results.summary import Difference, Line, Summary, against
 
 DASH = "–"
 MARKS = {"method": "", "control": " [control]", "ceiling": " [ceiling]"}

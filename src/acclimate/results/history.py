@@ -1,17 +1,18 @@
 """A sweep of DomainBed as a `Report`, so that people can bring their history."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from acclimate.core.errors import unknown
 from acclimate.results import missing
-from acclimate.results.published_rows import with_published
 from acclimate.results.domainbed import RULES_BY_NAME, History, Outcome, read_domainbed, selected
-from acclimate.results.tabulate import Frame, Report, domains_of_a_trial, observations, tabulate
-from acclimate.results.summary import ERM, Key, RunView, summarise
-from acclimate.runs.records import Finished, Records, Score
+from acclimate.results.material import Report
+from acclimate.results.observations import Frame, Observation, domains_of_a_trial
+from acclimate.results.published_rows import with_published
+from acclimate.results.runs import ERM, Key
+from acclimate.results.summary import Summary, summary_of
+from acclimate.results.tabulate import tabulate
 
 
 def load_domainbed(
@@ -33,63 +34,35 @@ def load_domainbed(
         name = baseline.algorithm
         raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
     baseline = baseline or ERM
-    views = {rule: _views(folder, found) for rule, found in outcomes.items()}
-    frames = {rule: _frames(found) for rule, found in outcomes.items()}
     report = Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
-        runs=(),
-        sweep=None,
         rules=tuple(outcomes),
-        # They are no run folders: nobody should look for curves or maps in them.
-        summaries={
-            rule: replace(
-                summarise(found, baseline, domains_of_a_trial(frames[rule].values())), runs=()
-            )
-            for rule, found in views.items()
-        },
+        summaries={rule: _summary(found, baseline) for rule, found in outcomes.items()},
         results={
-            rule: tabulate(observations(found), frames[rule], rule=rule, baseline=baseline)
-            for rule, found in views.items()
+            rule: tabulate(_observations(found), _frames(found), rule=rule, baseline=baseline)
+            for rule, found in outcomes.items()
         },
         choices=dict.fromkeys(outcomes, ()),
-        failures=(),
-        waiting=0,
-        labels=(),
-        notes=tuple(_notes(history, outcomes, views)),
+        notes=tuple(_notes(history, outcomes)),
     )
     return with_published(report) if published else report
 
 
-def _views(folder: Path, outcomes: Iterable[Outcome]) -> list[RunView]:
-    """Outcomes as runs that a summary can be made of, one per data set, algorithm and trial."""
-    trials: dict[tuple[str, str, int], list[Score]] = defaultdict(list)
-    for one in outcomes:
-        trials[one.dataset, one.algorithm, one.trial].append(
-            Score(
-                moment="final",
-                step=0,
-                domain=one.domain,
-                role="test",
-                split="all",
-                n=0,
-                top1=one.top1,
-                top5=None,
-                method=Key.usual(one.algorithm).method,
-            )
-        )
-    end = Finished(kept_step=0, kept_by="", kept_score=None, seconds=0.0, quarantined=0)
+def _observations(outcomes: Iterable[Outcome]) -> list[Observation]:
     return [
-        RunView(
-            name=f"{dataset}, {algorithm}, trial {trial}",
-            folder=folder,
-            algorithm=algorithm,
-            dataset=dataset,
-            trial=trial,
-            records=Records((*scores, end)),
-        )
-        for (dataset, algorithm, trial), scores in trials.items()
+        Observation(one.dataset, Key.usual(one.algorithm), "", one.trial, one.domain, one.top1)
+        for one in outcomes
+        if one.top1 is not None
     ]
+
+
+def _summary(outcomes: Sequence[Outcome], baseline: Key) -> Summary:
+    """A line's runs are its trials on each data set, each of all their domains together."""
+    trials = {(one.dataset, one.algorithm, one.trial) for one in outcomes}
+    made = Counter(Key.usual(algorithm) for _, algorithm, _ in trials)
+    expected = domains_of_a_trial(_frames(outcomes).values())
+    return summary_of(_observations(outcomes), made, baseline, expected)
 
 
 def _frames(outcomes: Iterable[Outcome]) -> dict[str, Frame]:
@@ -101,11 +74,7 @@ def _frames(outcomes: Iterable[Outcome]) -> dict[str, Frame]:
     return {name: Frame(tuple(columns[name]), tuple(keys[name])) for name in columns}
 
 
-def _notes(
-    history: History,
-    outcomes: Mapping[str, Sequence[Outcome]],
-    views: Mapping[str, Sequence[RunView]],
-) -> Iterable[str]:
+def _notes(history: History, outcomes: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
     yield 'Accuracies are those that DomainBed\'s own collector selects, on its "in" splits.'
     if history.empty:
         yield f"Without results, and left out: {missing.named(history.empty)}."
@@ -114,6 +83,6 @@ def _notes(
     for rule, found in outcomes.items():
         expected = [(one.dataset, Key.usual(one.algorithm), "", one.trial) for one in found]
         for sentence in missing.of_scores(
-            observations(views[rule]), _frames(found), expected=expected, trial="trial"
+            _observations(found), _frames(found), expected=expected, trial="trial"
         ):
             yield f"Under {rule}, {sentence}"

@@ -1,5 +1,6 @@
 """From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,24 +8,23 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.core.layout import RUN
 from acclimate.results import missing
-from acclimate.results.published_rows import with_published
 from acclimate.results.domainbed import RESULTS
 from acclimate.results.history import load_domainbed
-from acclimate.results.protocol import Sweep, targets
-from acclimate.results.tabulate import (
-    Frame,
-    Labels,
-    Report,
+from acclimate.results.material import Labels, Report
+from acclimate.results.observations import (
     domains_of_a_trial,
     frames_of,
     observations,
-    tabulate,
+    planned_frames,
+    without_rows,
 )
-from acclimate.results.runs import sweep_runs
+from acclimate.results.protocol import Sweep
+from acclimate.results.published_rows import with_published
+from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs
 from acclimate.results.selection import Candidate, applicable, candidate, select
-from acclimate.results.summary import ERM, Key, RunView, find_runs, summarise
+from acclimate.results.summary import summarise
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
-from acclimate.results.variants import one_table
+from acclimate.results.tabulate import Results, merged, tabulate
 
 __all__ = ["load_domainbed", "load_report"]
 
@@ -38,7 +38,7 @@ def load_report(
 ) -> Report:
     """Everything that a page, a table or a figure about `folder` is drawn from.
 
-    `baseline` is the sweep's own, or ERM, unless given. `published` puts the paper's rows beside.
+    `baseline` is the sweep's own, or ERM, unless given. `published` adds the paper's rows.
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
@@ -68,13 +68,10 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
         folder=folder,
         title=f"Runs in {folder.resolve().name}",
         runs=summary.runs,
-        sweep=None,
         rules=("",),
         summaries={"": summary},
         results={"": tabulate(found, frames, rule="", baseline=summary.baseline)},
         choices={"": ()},
-        failures=(),
-        waiting=0,
         labels=tuple(_labels(folder)),
         notes=(
             *([f"Sweeps below this folder are left out: {left_out}."] if sweeps else []),
@@ -93,8 +90,8 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     able = applicable(known, expected=sweep.jobs, asked=sweep.rule)
     rules = tuple(dict.fromkeys((sweep.rule, *able)))
     choices = {rule: tuple(select(known, rule, expected=sweep.jobs)) for rule in rules}
-    empty = _without_rows(runs)
-    frames = _frames(sweep, empty)
+    empty = without_rows(runs)
+    frames = planned_frames(sweep, empty)
     summaries, results = {}, {}
     for rule in rules:
         chosen = [views[choice.run] for choice in choices[rule] if choice.run is not None]
@@ -122,7 +119,22 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
             *missing.of_choices(choices),
         ),
     )
-    return one_table(report)
+    return _one_table(report, sweep)
+
+
+def _one_table(report: Report, sweep: Sweep) -> Report:
+    """Where each variant of an ablation has data of its own: one table, not one for each."""
+    variants: dict[str, set[str]] = defaultdict(set)
+    for job in sweep.jobs:
+        variants[job.variant].add(job.dataset)
+    names = {data.name for data in sweep.datasets}
+    if sweep.axis is None or len(names) < 2 or any(len(sets) > 1 for sets in variants.values()):
+        return report
+    results: dict[str, tuple[Results, ...]] = {
+        rule: (merged([one for one in found if one.dataset in names], report.title),)
+        for rule, found in report.results.items()
+    }
+    return replace(report, results=results)
 
 
 def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str]) -> None:
@@ -142,24 +154,6 @@ def _candidates(sweep: Sweep, views: Mapping[str, RunView]) -> list[Candidate]:
     """The finished runs; what cannot be read is listed as a problem, and chosen by no rule."""
     found = [candidate(job, views[job.id].records) for job in sweep.jobs if job.id in views]
     return [one for one in found if one is not None]
-
-
-def _without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
-    """(data set, domain) that runs looked at and found nothing to score in."""
-    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
-    scored = {(dataset, score.domain) for dataset, score in scores if score.top1 is not None}
-    return {(dataset, score.domain) for dataset, score in scores} - scored
-
-
-def _frames(sweep: Sweep, empty: set[tuple[str, str]]) -> dict[str, Frame]:
-    frames = {}
-    for data in sweep.datasets:
-        jobs = [job for job in sweep.jobs if job.dataset == data.name]
-        columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
-        keys = dict.fromkeys(Key.usual(job.algorithm, job.variant) for job in jobs)
-        needed = frozenset(name for name in columns if (data.name, name) not in empty)
-        frames[data.name] = Frame(columns, tuple(keys), {"": needed})
-    return frames
 
 
 def _failures(folder: Path, sweep: Sweep, views: Mapping[str, RunView]) -> Iterable[Failure]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from acclimate.results.tabulate import Frame, Observation
+from acclimate.results.observations import Frame, Observation
+from acclimate.results.runs import Key
 from acclimate.results.selection import Choice
 from acclimate.results.selection import named as group_named
-from acclimate.results.summary import Key
 
 MOST = 4  # things that a sentence names
 
@@ -44,7 +44,7 @@ def of_scores(
             scored.setdefault((one.dataset, one.key, one.data, one.trial), set()).add(one.domain)
     missing, wanted = [], 0
     for (dataset, key, data, number), domains in scored.items():
-        needed = frames[dataset].needed.get(data, frozenset(frames[dataset].columns))
+        needed = frames[dataset].domains(data)
         wanted += len(needed)
         missing += [
             f"{key.label} on {dataset} {name} in {trial} {number}"

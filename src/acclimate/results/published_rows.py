@@ -1,12 +1,14 @@
-"""The paper's printed rows beside ours: marked, never the best, never tested against."""
+"""The paper's printed rows next to ours: marked, never the best, never tested against."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from acclimate.results.material import Report
 from acclimate.results.published import AVERAGE as PRINTED_AVERAGE
 from acclimate.results.published import SOURCE, Published, for_dataset, rows
-from acclimate.results.tabulate import ALL, Report, Results, Row
-from acclimate.results.summary import Estimate, Key
+from acclimate.results.runs import Key
+from acclimate.results.statistics import Estimate
+from acclimate.results.tabulate import ALL, Results, Row
 
 # The tables that show accuracy on unseen domains: the column, how models were selected, trials.
 _UNSEEN = {"1": ("top-1", "leave-one-out", 8), "2": ("test top-1", "validation-domains", 1)}
@@ -14,14 +16,14 @@ _UNSEEN = {"1": ("top-1", "leave-one-out", 8), "2": ("test top-1", "validation-d
 
 def with_published(report: Report) -> Report:
     """Under every rule, each row saying which one the paper used."""
-    results = {rule: tuple(map(_beside, found)) for rule, found in report.results.items()}
+    results = {rule: tuple(map(_with_rows, found)) for rule, found in report.results.items()}
     if any(row.published for found in results.values() for one in found for row in one.rows):
         return replace(report, results=results)
     names = ", ".join(dict.fromkeys(one.dataset for found in results.values() for one in found))
     return replace(report, notes=(*report.notes, f"The paper has no rows for {names or 'this'}."))
 
 
-def _beside(results: Results) -> Results:
+def _with_rows(results: Results) -> Results:
     names = results.columns if results.dataset == ALL else (results.dataset,)
     printed = {name: _unseen(for_dataset(name)) for name in names}
     keys = dict.fromkeys(key for found in printed.values() for key in found)

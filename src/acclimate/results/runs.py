@@ -55,6 +55,11 @@ class Key:
         return {"wrong-embedding": "control", "oracle-prior": "ceiling"}.get(self.method, "method")
 
     @property
+    def badge(self) -> str:
+        """What sets it off from the methods: "control", "ceiling" or nothing."""
+        return "" if self.kind == "method" else self.kind
+
+    @property
     def label(self) -> str:
         name = AlgorithmName.of(self.algorithm).label
         if self.method != Key.usual(self.algorithm).method:

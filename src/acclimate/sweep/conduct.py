@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import RULES, Sweep
-from acclimate.results.selection import Candidate, Choice, applicable, candidates, select
+from acclimate.results.selection import Choice, applicable, candidates, select
+from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Listener, Tally, run_sweep, unheard
 from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
@@ -86,15 +86,10 @@ def choose(folder: Path, sweep: Sweep) -> Chosen:
     accuracy = {}
     for choice in taken:
         if choice.run is not None:
-            value = _accuracy(runs[choice.run], choice.target)
-            if value is not None:
-                accuracy[choice.run, choice.target] = value
+            scored = Estimate.of(runs[choice.run].unseen.get(name) for name in choice.target)
+            if scored is not None:
+                accuracy[choice.run, choice.target] = scored.mean
     return Chosen(by_rule, accuracy)
-
-
-def _accuracy(run: Candidate, target: tuple[str, ...]) -> float | None:
-    known = [value for name in target if (value := run.unseen.get(name)) is not None]
-    return fmean(known) if known else None
 
 
 def keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, *, weights: bool) -> str:
