@@ -14,8 +14,11 @@ from rich.progress import Progress
 
 from acclimate import __version__
 from acclimate.demo import run_demo
-from acclimate.report import plots
-from acclimate.report.tables import comparison, headline, to_markdown
+from acclimate.report import load_report
+from acclimate.report.figures import illustrations
+from acclimate.report.figures.canvas import write_figure
+from acclimate.report.sentences import headline
+from acclimate.report.tables import comparison
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +48,7 @@ def main() -> None:
             "",
             headline(summary),
             "",
-            to_markdown(comparison(summary)),
+            comparison(summary).to_markdown(),
             "",
             "Accuracy in percent on domains never seen in training, mean ± standard error over",
             "seeds; each seed draws new domains, images and weights.",
@@ -54,11 +57,10 @@ def main() -> None:
     )
     fill(arguments.out, "digits", text)
     pictures = arguments.out.parent / "images"
-    plots.write_png(plots.draw_comparison(summary), pictures / "comparison.png")
-    mapped = next(run for run in summary.finished if run.algorithm == "da-erm")
-    found = plots.read_domain_map(mapped)
-    assert found is not None
-    plots.write_png(plots.draw_map(found), pictures / "map.png")
+    report = load_report(arguments.runs)
+    for name, file in {"bars": "comparison.png", "map": "map.png"}.items():
+        for figure in illustrations(report, [name]):
+            write_figure(figure.drawing, pictures / file, "png", dpi=150)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(text)
     console.print(f"report: {page}")

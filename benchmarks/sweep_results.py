@@ -8,12 +8,12 @@ The tables are those of `acclimate report`, by the sweep's own rule; nothing is 
 import argparse
 from pathlib import Path
 
-from acclimate.report.canvas import write_figure
 from acclimate.report.export import to_markdown
 from acclimate.report.figures import illustrations
-from acclimate.report.lead import lead
+from acclimate.report.figures.canvas import write_figure
+from acclimate.report.sentences import first_sentence
 from acclimate.results.load import load_report
-from acclimate.results.material import Report
+from acclimate.results.material import Report, limited
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +49,7 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
         f"{len(runs)} of {len(report.runs)} runs finished, {hours:.1f} hours of them in all "
         "(side by side), Step A not counted where runs share it.",
         "",
-        lead(report),
+        first_sentence(report),
         "",
         *_tables(report, rule),
     ]
@@ -60,7 +60,7 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
 
 def _tables(report: Report, rule: str) -> list[str]:
     """The report's Markdown without its title, below the heading that is already there."""
-    lines = to_markdown(report, [rule]).splitlines()
+    lines = to_markdown(limited(report, [rule])).splitlines()
     return [f"#{line}" if line.startswith("## ") else line for line in lines if line[:2] != "# "]
 
 

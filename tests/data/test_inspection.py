@@ -19,7 +19,8 @@ from acclimate.data.inspection import (
     total_variation,
 )
 from acclimate.data.manifest import Manifest
-from acclimate.report.label_plots import draw_counts, draw_distributions, write_label_plots
+from acclimate.report.figures import label_shares
+from acclimate.report.figures.inspection import draw_counts, labels_of, write_label_plots
 
 
 def of(counts: dict[str, list[int]], **columns: list[object]) -> Manifest:
@@ -182,12 +183,13 @@ def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
     # Domain number i leans by i rows; the middle ones are nearest to the others pooled.
     manifest = of({f"d{i:02d}": [100 + 5 * i, 100] for i in range(70)})
     inspection = inspect(manifest)
-    figure = draw_distributions(inspection, manifest)
-    titles = [ax.get_title(loc="left").split()[0] for ax in figure.axes]
+    drawing = label_shares.draw(labels_of(manifest))
+    assert drawing is not None
+    titles = [ax.get_title(loc="left").split(", ")[0] for ax in drawing.figure.axes]
     shift = {domain.domain: domain.total_variation for domain in inspection.domains}
     assert titles == sorted(shift, key=lambda name: -(shift[name] or 0))[:12]
     assert titles[0] == "d00"
-    heat = draw_counts(inspection, manifest).axes[0]
+    heat = draw_counts(inspection, manifest).figure.axes[0]
     assert heat.get_title(loc="left") == "Rows of the 60 most shifted of 70 domains in 2 classes"
     shown = [label.get_text() for label in heat.get_yticklabels()]
     assert len(shown) == 60
@@ -196,7 +198,7 @@ def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
 
 def test_heat_map_holds_the_counts_and_leaves_empty_cells_empty() -> None:
     manifest = of(COUNTS)
-    heat = draw_counts(inspect(manifest), manifest).axes[0]
+    heat = draw_counts(inspect(manifest), manifest).figure.axes[0]
     assert [label.get_text() for label in heat.get_xticklabels()] == ["c", "a", "b", "d"]
     cells = heat.images[0].get_array()
     assert isinstance(cells, np.ma.MaskedArray)

@@ -644,7 +644,7 @@ def test_many_rows_are_judged_in_seconds() -> None:
 def test_the_data_model_does_not_import_torch() -> None:
     code = (
         "import sys, acclimate.build.folder, acclimate.data.inspection; "
-        "import acclimate.report.label_plots; "
+        "import acclimate.report.figures.inspection; "
         "print([m for m in ('torch', 'matplotlib', 'PIL') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

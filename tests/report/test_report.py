@@ -1,7 +1,5 @@
 """The report of a folder of runs, on hand-made runs with known answers."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -15,10 +13,13 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import RunError
-from acclimate.report import find_runs, plots, summarise, tables, write_report
+from acclimate.core.wording import percent
+from acclimate.report import find_runs, grid, load_report, sentences, summarise, tables, write_page
+from acclimate.report.export import summary_values
+from acclimate.report.figures import bars, canvas, domain_map
 from acclimate.report.html import page
 from acclimate.results.runs import ERM, Key
-from acclimate.results.statistics import Estimate
+from acclimate.results.statistics import Estimate, in_percent, in_points
 from acclimate.results.summary import Difference, Summary
 from acclimate.runs.records import Score
 from fixtures.run_folders import make_run, score
@@ -114,11 +115,11 @@ def test_domain_rows_are_means_over_seeds(summary: Summary) -> None:
 
 
 def test_headline_and_findings(summary: Summary) -> None:
-    assert tables.headline(summary) == (
+    assert sentences.headline(summary) == (
         "On 2 domains never seen in training, DA-ERM scores 65.0 % and ERM 55.0 %: "
         "+10.0 ± 0.0 points over 2 seeds; 2 seeds are too few to tell it from noise."
     )
-    control, ceiling = tables.findings(summary)
+    control, ceiling = sentences.findings(summary)
     assert control == (
         "Control: given another domain's embedding, DA-ERM scores 35.0 % (−30.0 ± 0.0 points): "
         "2 seeds are too few to tell it from noise."
@@ -127,7 +128,7 @@ def test_headline_and_findings(summary: Summary) -> None:
         "Ceiling: told each domain's true label frequencies, which no method may know, ERM scores "
         "85.0 % (+30.0 ± 0.0 points)."
     )
-    assert list(tables.notes(summary)) == []
+    assert list(sentences.notes(summary)) == []
 
 
 def test_three_seeds_that_agree_are_enough(runs: Path) -> None:
@@ -135,8 +136,8 @@ def test_three_seeds_that_agree_are_enough(runs: Path) -> None:
     adapted = [*both("embedding", 0.6, 0.7), *both("wrong-embedding", 0.3, 0.4)]
     make_run(runs / "da-2", "da-erm", 2, adapted)
     summary = summarise(find_runs(runs))
-    assert tables.headline(summary).endswith(": +10.0 ± 0.0 points over 3 seeds.")
-    control, ceiling = tables.findings(summary)
+    assert sentences.headline(summary).endswith(": +10.0 ± 0.0 points over 3 seeds.")
+    control, ceiling = sentences.findings(summary)
     assert control.endswith(": what it gets from the embedding is about the domain.")
     assert ceiling.endswith("(+30.0 ± 0.0 points); DA-ERM gains 33 % of that without labels.")
 
@@ -177,7 +178,7 @@ def test_the_headline_claims_what_seeds_bear_out(
     for seed, gain in enumerate(gains):
         make_run(tmp_path / f"e{seed}", "erm", seed, [score("a", 0.5)])
         make_run(tmp_path / f"d{seed}", "da-erm", seed, [score("a", 0.5 + gain, "embedding")])
-    headline = tables.headline(summarise(find_runs(tmp_path)))
+    headline = sentences.headline(summarise(find_runs(tmp_path)))
     assert headline.startswith("On 1 domain never seen in training, DA-ERM scores ")
     assert headline.endswith(f" and ERM 50.0 %: {ending}")
 
@@ -207,7 +208,7 @@ def test_what_cannot_be_paired_is_said(
     make_run(tmp_path / "erm", "erm", 0, [score("a", 0.5)])
     make_run(tmp_path / "da", "da-erm", seed, [score(domain, 0.6, "embedding")], data=data)
     summary = summarise(find_runs(tmp_path))
-    assert tables.headline(summary) == (
+    assert sentences.headline(summary) == (
         "On domains never seen in training, DA-ERM scores 60.0 % and ERM 50.0 %, but they cannot "
         f"be compared in pairs: {why}."
     )
@@ -217,7 +218,7 @@ def test_what_cannot_be_paired_is_said(
 
 def test_one_side_alone(tmp_path: Path) -> None:
     make_run(tmp_path / "da", "da-erm", 0, [score("a", 0.6, "embedding")])
-    assert tables.headline(summarise(find_runs(tmp_path))) == (
+    assert sentences.headline(summarise(find_runs(tmp_path))) == (
         "On 1 domain never seen in training, DA-ERM scores 60.0 % over 1 seed. "
         "There is no finished ERM run to compare it with."
     )
@@ -228,7 +229,7 @@ def test_partial_pairs_and_other_inequalities_are_noted(tmp_path: Path) -> None:
     make_run(tmp_path / "erm-0", "erm", 0, both("none", 0.4, 0.6), settings={"train": {"steps": 5}})
     make_run(tmp_path / "erm-1", "erm", 1, both("none", 0.4, 0.6), settings={"train": {"steps": 6}})
     make_run(tmp_path / "da-0", "da-erm", 0, [fewer], settings={"train": {"steps": 5}})
-    assert list(tables.notes(summarise(find_runs(tmp_path)))) == [
+    assert list(sentences.notes(summarise(find_runs(tmp_path)))) == [
         "DA-ERM and ERM: only 1 of 2 seeds could be paired; only the test domains that both "
         "scored are compared; they were scored on different numbers of images.",
         "The runs of ERM differ in more than the seed: train.steps.",
@@ -252,7 +253,7 @@ def test_the_same_run_twice_counts_once(tmp_path: Path) -> None:
         make_run(tmp_path / name, "erm", 0, [score("a", 0.5)])
     summary = summarise(find_runs(tmp_path))
     assert summary.lines[0].seeds == 1
-    assert list(tables.notes(summary)) == [
+    assert list(sentences.notes(summary)) == [
         "x, y have the same algorithm, data, seed and test domains; "
         "they are averaged and count as one."
     ]
@@ -263,9 +264,9 @@ def test_missing_is_not_zero(tmp_path: Path) -> None:
     summary = summarise(find_runs(tmp_path))
     assert summary.lines[0].unseen == Estimate(0.5, None, 1)
     assert summary.lines[0].domains == 1
-    assert tables.percent(None) == "–" and tables.points(None) == "–"
-    assert tables.estimate(Estimate(0.6154, 0.0042, 3)) == "61.5 ± 0.4"
-    assert tables.estimate(Estimate(0.6154, None, 1)) == "61.5"
+    assert percent(None) == "–" and in_points(None) == "–"
+    assert in_percent(Estimate(0.6154, 0.0042, 3)) == "61.5 ± 0.4"
+    assert in_percent(Estimate(0.6154, None, 1)) == "61.5"
     assert Estimate.of([None]) is None
 
 
@@ -298,7 +299,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         str(gone.value) == f"{tmp_path}/gone: no such folder; give the folder that holds the runs"
     )
     with pytest.raises(RunError) as empty:
-        write_report(tmp_path, tmp_path / "r.html", title="x")
+        write_page(load_report(tmp_path, title="x"), tmp_path / "r.html")
     assert str(empty.value) == (
         f"{tmp_path}: no run in it (no run.json); give the --out of `acclimate sweep`, or "
         "the folder that holds the --out of `acclimate train`"
@@ -307,22 +308,22 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 
 
 def test_tables(summary: Summary) -> None:
-    text = tables.to_text(tables.by_domain(summary)).splitlines()
+    text = tables.by_domain(summary).to_text().splitlines()
     assert text[2].split() == ["a", "45.0", "60.0", "35.0", "85.0"]
     assert len({len(line) for line in text}) == 1
-    markdown = tables.to_markdown(tables.comparison(summary)).splitlines()
+    markdown = tables.comparison(summary).to_markdown().splitlines()
     assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 | 2 |"
-    rows = list(csv.DictReader(io.StringIO(tables.to_csv(summary))))
+    values = json.loads(json.dumps(summary_values(summary)))
+    rows = values["lines"]
     assert float(rows[1]["gain"]) == pytest.approx(0.1) and rows[1]["verdict"] == "few seeds"
-    assert rows[0]["gain"] == "" and rows[0]["top5"] == ""
-    values = json.loads(json.dumps(tables.to_dict(summary)))
+    assert rows[0]["gain"] is None and rows[0]["top5"] is None
     assert values["lines"][0]["unseen"] == pytest.approx(0.55)
     assert values["lines"][0]["top5"] is None
 
 
 def test_markdown_escapes_names() -> None:
-    grid = tables.Grid(("x",), ((tables.Cell("<b>|*"),),), (None,))
-    assert tables.to_markdown(grid).splitlines()[2] == r"| &lt;b>\|\* |"
+    table = grid.Grid(("x",), ((grid.Cell("<b>|*"),),))
+    assert table.to_markdown().splitlines()[2] == r"| &lt;b>\|\* |"
 
 
 class Page(HTMLParser):
@@ -377,7 +378,9 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     make_run(runs / "<i>half", "erm", 8, [], finished=False)
     entry = {"image": "<u>.png", "reason": "truncated"}
     (runs / "e-odd" / "quarantine.jsonl").write_text(json.dumps(entry) + "\n")
-    out = write_report(runs, tmp_path / "report.html", title="A <s>title", intro="One.\n\nTwo & 3.")
+    out = write_page(
+        load_report(runs, title="A <s>title"), tmp_path / "report.html", "One.\n\nTwo & 3."
+    )
     text = out.read_text(encoding="utf-8")
     page = Page(text)
     assert not {"b", "i", "u", "s", "link", "img", "iframe"} & page.tags
@@ -391,16 +394,18 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     assert "<title>&lt;b&gt;x (train), 40 images</title>" in text
     assert "not finished; last recorded at step 20 of phase main" in text
     assert "40 unlabelled images per domain, of the same domain, kept out of the scoring" in text
-    assert "<dt>Time of all runs</dt><dd>6 min 6 s</dd>" in text
-    again = write_report(
-        runs, tmp_path / "again.html", title="A <s>title", intro="One.\n\nTwo & 3."
+    assert "<dt>Time of all runs</dt><dd>6 min 06 s</dd>" in text
+    again = write_page(
+        load_report(runs, title="A <s>title"), tmp_path / "again.html", "One.\n\nTwo & 3."
     )
     assert again.read_bytes() == out.read_bytes()
 
 
 def test_a_page_without_a_finished_run(tmp_path: Path) -> None:
     make_run(tmp_path / "erm", "erm", 0, [], finished=False)
-    text = write_report(tmp_path, tmp_path / "r.html", title="t").read_text(encoding="utf-8")
+    text = write_page(load_report(tmp_path, title="t"), tmp_path / "r.html").read_text(
+        encoding="utf-8"
+    )
     Page(text)
     assert "No run is finished, so there is nothing to compare yet." in text
     assert text.count("<svg") == 1  # the learning curves so far
@@ -408,32 +413,32 @@ def test_a_page_without_a_finished_run(tmp_path: Path) -> None:
 
 def test_flattened() -> None:
     line = np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0], [2.0, 4.0, 4.0]])
-    flat = plots.flattened(line)
+    flat = domain_map.flattened(line)
     assert np.allclose(np.abs(flat), [[3, 0], [0, 0], [3, 0]], atol=1e-9)
-    assert plots.flattened(np.ones((1, 5))).tolist() == [[0.0, 0.0]]
-    assert np.isfinite(plots.flattened(np.ones((20, 5)))).all()
+    assert domain_map.flattened(np.ones((1, 5))).tolist() == [[0.0, 0.0]]
+    assert np.isfinite(domain_map.flattened(np.ones((20, 5)))).all()
     mu = np.random.default_rng(0).normal(size=(12, 3))
     mu[6:] += 50
-    first = plots.flattened(mu)
-    assert np.array_equal(first, plots.flattened(mu))
+    first = domain_map.flattened(mu)
+    assert np.array_equal(first, domain_map.flattened(mu))
     nearest = [np.argsort(np.linalg.norm(first - place, axis=1))[1] for place in first]
     assert all((i < 6) == (near < 6) for i, near in enumerate(nearest))
 
 
 def test_a_map_that_cannot_be_drawn_is_none(runs: Path) -> None:
     run = next(run for run in find_runs(runs) if run.name == "da-0")
-    assert plots.read_domain_map(run) is None
+    assert domain_map.read_domain_map(run) is None
     (run.folder / "domains.safetensors").write_bytes(b"junk")
-    assert plots.read_domain_map(run) is None
+    assert domain_map.read_domain_map(run) is None
     save_map(run.folder, ["a", "b"], ["train", "test"])
-    found = plots.read_domain_map(run)
+    found = domain_map.read_domain_map(run)
     assert found is not None and found.roles == ("train", "test") and found.mu.shape == (2, 4)
 
 
 def test_figures_become_png(summary: Summary, tmp_path: Path) -> None:
-    drawing = plots.draw_comparison(summary)
+    drawing = bars.draw(summary, canvas.palette({"erm", "da-erm"}, "erm"))
     assert drawing is not None
-    plots.write_png(drawing, tmp_path / "bars.png")
+    canvas.write_figure(drawing, tmp_path / "bars.png", "png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
     assert math.isclose(drawing.figure.axes[0].patches[0].get_width(), 55.0)
 

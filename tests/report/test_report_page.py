@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import ConfigError
-from acclimate.report import (
+from acclimate.report import sections
+from acclimate.report.figures import (
+    FORMATS,
+    by_domain,
     canvas,
-    maps,
-    plots,
-    result_plots,
-    search_plots,
-    sections,
-    share_plots,
-    theory_plots,
+    domain_map,
+    dumbbells,
+    illustrations,
+    label_shares,
+    learning,
+    search,
+    write_figures,
 )
-from acclimate.report.figures import FORMATS, Illustration, illustrations, write_figures
+from acclimate.report.figures import (
+    ablation as curve,
+)
+from acclimate.report.figures import (
+    consistency as theory,
+)
+from acclimate.report.figures.subject import Illustration
 from acclimate.report.html import page_of, write_page
 from acclimate.report.measured import facts
 from acclimate.results.load import load_report
@@ -282,7 +291,7 @@ def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
 def _curve(report: Report) -> canvas.Drawing:
     assert report.sweep is not None and report.sweep.axis is not None
     results = report.results["training-domains"]
-    drawing = result_plots.draw_ablation(results, report.sweep.axis, COLOURS)
+    drawing = curve.draw(results, report.sweep.axis, COLOURS)
     assert drawing is not None
     return drawing
 
@@ -303,13 +312,13 @@ def test_categories_stand_in_the_order_of_the_jobs(tmp_path: Path) -> None:
 
 
 def test_a_decade_decides_the_scale() -> None:
-    assert result_plots.is_logarithmic([1.0, 10.1]) and not result_plots.is_logarithmic([1.0, 10])
-    assert not result_plots.is_logarithmic([0.0, 100.0])
+    assert canvas.is_logarithmic([1.0, 10.1]) and not canvas.is_logarithmic([1.0, 10])
+    assert not canvas.is_logarithmic([0.0, 100.0])
 
 
 def test_bars_are_the_cells(report: Report) -> None:
     first = report.results[report.rules[0]][0]
-    drawing = result_plots.draw_by_domain(first, COLOURS)
+    drawing = by_domain.draw(first, COLOURS)
     assert drawing is not None
     bars = [bar for bar in drawing.figure.axes[0].patches if bar.get_gid()]
     assert len(bars) == 4 * len(PACS) == len(drawing.titles)
@@ -322,7 +331,7 @@ def test_bars_are_the_cells(report: Report) -> None:
     many = replace(first, columns=tuple(f"d{i}" for i in range(100)))
     cells = {name: Estimate(0.5, 0.01, 3) for name in many.columns}
     many = replace(many, rows=tuple(replace(row, cells=cells) for row in first.rows))
-    dotted = result_plots.draw_by_domain(many, COLOURS)
+    dotted = by_domain.draw(many, COLOURS)
     assert dotted is not None
     assert len(dotted.titles) == 4 * canvas.MOST_DOMAINS
     assert not [bar for bar in dotted.figure.axes[0].patches if bar.get_gid()]
@@ -330,16 +339,16 @@ def test_bars_are_the_cells(report: Report) -> None:
 
 def test_every_draw_that_competed_is_a_point(report: Report) -> None:
     assert report.sweep is not None
-    points = search_plots.tried(report, "training-domains", "sensors")
+    points = search.tried(report, "training-domains", "sensors")
     # 4 algorithms x 3 draws x 3 trials, one of them still waiting; one chosen in each contest.
     assert len(points) == 35
     assert sum(point.chosen for point in points) == 12
     chosen = [choice for choice in report.choices["training-domains"] if choice.score]
     best = {round(choice.score or 0, 9) for choice in chosen if choice.dataset == "sensors"}
     assert {round(point.score, 9) for point in points if point.chosen} == best
-    varied = search_plots.drawn_settings(report.sweep, "sensors")
+    varied = search.drawn_settings(report.sweep, "sensors")
     assert varied == ["model.dropout", "train.keep", "train.optimiser.lr"]
-    drawing = search_plots.draw_search(points, varied, COLOURS)
+    drawing = search.draw(points, varied, COLOURS)
     assert drawing is not None
     scales = {ax.get_title(loc="left"): ax.get_xscale() for ax in drawing.figure.axes[:3]}
     assert list(scales.values()) == ["log", "linear", "linear"]
@@ -356,28 +365,28 @@ def test_label_shift_and_shares() -> None:
         "empty": Labels.Domain("test", (0, 0)),
     }
     labels = Labels("toy", ("cat", "dog"), domains)
-    shifts = share_plots.shifts(labels)
+    shifts = label_shares.shifts(labels)
     # a: (¾, ¼) against (0, 1): half of ¾ + ¾. The empty domain has no distribution.
     assert [(s.domain, s.rows, s.distance, s.largest, s.share) for s in shifts] == [
         ("a", 4, 0.75, "cat", 0.75),
         ("b", 4, 0.75, "dog", 1.0),
     ]
-    drawing = share_plots.draw_shares(labels)
+    drawing = label_shares.draw(labels)
     assert drawing is not None
     ax = drawing.figure.axes[0]
     # dog is the more frequent class overall, and comes first.
     assert [label.get_text() for label in ax.get_xticklabels()] == ["dog", "cat"]
     assert ax.patches[0].get_data().values.tolist() == [25, 75]
-    assert share_plots.draw_shares(Labels("none", ("cat",), {})) is None
-    alone = share_plots.shifts(Labels("one", ("cat",), {"a": Labels.Domain("", (2,))}))
+    assert label_shares.draw(Labels("none", ("cat",), {})) is None
+    alone = label_shares.shifts(Labels("one", ("cat",), {"a": Labels.Domain("", (2,))}))
     assert alone[0].distance is None
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:
-    assert [share_plots.groups_of(n) for n in (1, 100, 101, 1000)] == [1, 1, 3, 20]
+    assert [label_shares.groups_of(n) for n in (1, 100, 101, 1000)] == [1, 1, 3, 20]
     counts = tuple(range(1000, 0, -1))
     found = Labels("big", tuple(map(str, range(1000))), {"a": Labels.Domain("", counts)})
-    drawing = share_plots.draw_shares(found)
+    drawing = label_shares.draw(found)
     assert drawing is not None
     values = drawing.figure.axes[0].patches[0].get_data().values
     assert len(values) == 50 and values.sum() == pytest.approx(100)
@@ -385,17 +394,17 @@ def test_a_thousand_classes_are_drawn_in_groups() -> None:
 
 
 def test_the_consistency_curve_is_grey_where_the_theorem_is_silent() -> None:
-    found = theory_plots.parsed(consistency())
+    found = theory.parsed(consistency())
     assert found is not None
     assert [point.radius is None for point in found.points] == [True] * 6 + [False] * 2
-    drawing = theory_plots.draw_consistency(found)
+    drawing = theory.draw(found)
     (ax,) = drawing.figure.axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     lines = {line.get_label(): list(line.get_xdata()) for line in ax.get_lines()}
     assert lines["Theorem 1 (95 %)"] == [1000, 3000]
     (grey,) = ax.patches
     assert grey.get_x() + grey.get_width() == pytest.approx((300 * 1000) ** 0.5)
-    assert theory_plots.expressivity(found) == (
+    assert theory.expressivity(found) == (
         "Expressivity: two domains lie 1.9 apart and two halves of one domain 1.2, a ratio of 1.6: "
         "domains differ by more than the choice of images does."
     )
@@ -405,14 +414,16 @@ def test_the_consistency_curve_is_grey_where_the_theorem_is_silent() -> None:
     "stored", [None, {}, {"points": []}, {"points": [{"n": 1}]}, {"points": 3}, {"points": [[]]}]
 )
 def test_a_damaged_consistency_is_left_out(stored: dict[str, object] | None) -> None:
-    assert theory_plots.parsed(stored) is None
+    assert theory.parsed(stored) is None
 
 
 def test_names_on_the_map_do_not_overlap() -> None:
     rng = np.random.default_rng(1)
     names = tuple(f"a rather long name {i}" for i in range(40))
     roles = ("train",) * 15 + ("test",) * 25
-    drawing = maps.draw_map(maps.DomainMap(names, roles, rng.normal(size=(40, 3)), np.ones(40)))
+    drawing = domain_map.draw(
+        domain_map.DomainMap(names, roles, rng.normal(size=(40, 3)), np.ones(40))
+    )
     drawing.figure.draw_without_rendering()
     ax = drawing.figure.axes[0]
     boxes = [text.get_window_extent() for text in ax.texts]
@@ -445,7 +456,7 @@ def test_a_curve_of_one_point_is_a_mark(report: Report) -> None:
         first = next(record for record in run.records.all if isinstance(record, Loss))
         return replace(run, records=Records((first,)))
 
-    drawing = plots.draw_learning([cut(run) for run in report.runs[1:21]], COLOURS)
+    drawing = learning.draw([cut(run) for run in report.runs[1:21]], COLOURS)
     assert drawing is not None
     lines = [one for ax in drawing.figure.axes for one in ax.get_lines() if len(one.get_xdata())]
     assert len(lines) == 20 and {line.get_marker() for line in lines} == {"o"}
@@ -454,7 +465,7 @@ def test_a_curve_of_one_point_is_a_mark(report: Report) -> None:
 def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
     da = Key.usual("da-erm")
     tied = Difference(da, ERM, None, 0.5, 0.5, 1, 0, (Change("a", 0.5, 0.5),))
-    drawing = plots.draw_domains(tied, COLOURS)
+    drawing = dumbbells.draw(tied, COLOURS)
     assert drawing is not None
     ring, diamond = (
         next(one for one in drawing.figure.axes[0].get_lines() if one.get_marker() == marker)

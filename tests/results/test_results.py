@@ -16,15 +16,16 @@ from typer.testing import CliRunner
 
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, RunError, SchemaError, SweepError, UnknownName
-from acclimate.report import export, tables
+from acclimate.core.wording import percent
+from acclimate.report import export, sentences, tables
 from acclimate.report.html import page_of
-from acclimate.report.lead import lead
+from acclimate.report.sentences import first_sentence
 from acclimate.results import material, observations, runs, statistics
 from acclimate.results import tabulate as results
 from acclimate.results.load import load_domainbed, load_report
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.runs import ERM, Key, find_runs
-from acclimate.results.statistics import Estimate
+from acclimate.results.statistics import Estimate, in_words
 from acclimate.results.summary import summarise
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import append
@@ -206,19 +207,19 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     assert line is not None and line.unseen is None
     da = row_of(table(folder), DA)
     assert da.cells["b"] is None and da.average is None
-    assert [cell.text for cell in export.results_grid(table(folder)).rows[1]] == [
+    assert [cell.text for cell in tables.results_grid(table(folder)).rows[1]] == [
         "DA-ERM", "61.0 ± 1.0", "–", "–",
     ]  # fmt: skip
 
 
 def said(report: material.Report) -> list[str]:
-    return list(tables.notes(report.summaries[report.rules[0]]))
+    return list(sentences.notes(report.summaries[report.rules[0]]))
 
 
 def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, {("da-erm", 0): {"a": 0.6, "b": 0.7}})
     (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
-    assert lead(load_report(folder)) == (
+    assert first_sentence(load_report(folder)) == (
         "No trial of DA-ERM has all of its unseen domains yet. "
         "There is no finished ERM run to compare it with."
     )
@@ -315,7 +316,7 @@ def test_only_the_chosen_runs_count(tmp_path: Path) -> None:
     assert means["training-domains"] == Estimate(0.4, None, 1)
     assert means["oracle"] == Estimate(0.9, None, 1)
     assert [choice.draw for choice in report.choices["training-domains"]] == [1]
-    assert not any("differ" in note for note in tables.notes(report.summaries["oracle"]))
+    assert not any("differ" in note for note in sentences.notes(report.summaries["oracle"]))
 
 
 def test_all_data_sets(tmp_path: Path) -> None:
@@ -406,14 +407,15 @@ def test_holm_is_over_all_values_of_an_ablation(tmp_path: Path) -> None:
 def test_the_lead_of_an_ablation_is_its_course(tmp_path: Path) -> None:
     axis = Axis(label="domains N", places={"12": 12.0, "3": 3.0})
     folder = ablation(tmp_path, NUMBERS, axis)
-    assert lead(load_report(folder)) == (
+    assert first_sentence(load_report(folder)) == (
         "Accuracy on domains never seen in training, by domains N, from 3 to 12: "
         "DA-ERM 54.0 ± 1.5 to 73.0 ± 1.5 %, ERM 52.0 ± 1.2 to 61.0 ± 0.6 %. "
         "DA-ERM less ERM: +2.0 ± 0.6 points at 3, +12.0 ± 1.0 at 12."
     )
     for trial in range(3):  # one value is no course
         (SweepFolder(folder).run(f"toy-3-erm-3-a-0-{trial}").path / "records.jsonl").unlink()
-    assert lead(load_report(folder)).startswith("On 1 domain never seen in training, DA-ERM")
+    said = first_sentence(load_report(folder))
+    assert said.startswith("On 1 domain never seen in training, DA-ERM")
 
 
 def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) -> None:
@@ -424,7 +426,7 @@ def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) ->
     }
     axis = Axis(label="embedding", places=dict.fromkeys(("none", "mean", "prototype")))
     report = load_report(ablation(tmp_path, scores, axis))
-    assert lead(report) == (
+    assert first_sentence(report) == (
         "Accuracy on domains never seen in training, by embedding: mean 56.0 ± 2.0 % (DA-ERM), "
         "prototype 50.0 ± 0.0 % (DA-ERM), none 51.0 ± 1.0 % (ERM)."
     )
@@ -433,17 +435,17 @@ def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) ->
     assert tests["none"] is None and found.baseline.label == "ERM (none)"
     assert tests["mean"] is not None and tests["mean"].difference.mean == pytest.approx(0.05)
     summary = report.summaries["training-domains"]
-    assert any("−1.0 ± 1.0 points" in sentence for sentence in tables.findings(summary))
+    assert any("−1.0 ± 1.0 points" in sentence for sentence in sentences.findings(summary))
 
 
 def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
     same = load_report(sweep)
     assert material.alike(same) == ["oracle"]
     text = export.to_latex(same)
-    assert text == export.to_latex(same, ["training-domains"]).replace(
+    assert text == export.to_latex(material.limited(same, ["training-domains"])).replace(
         "\n", "\n% Selection by oracle chooses the same runs as training-domains.\n", 1
     )
-    assert "Models selected by oracle" in export.to_latex(same, ["oracle"])
+    assert "Models selected by oracle" in export.to_latex(material.limited(same, ["oracle"]))
     jobs = [job("erm", "a", 0, draw) for draw in (0, 1)]
     SweepFolder(tmp_path).write(sweep_of(jobs))
     for one, top1, val in zip(jobs, (0.5, 0.6), (0.9, 0.8), strict=True):
@@ -452,7 +454,7 @@ def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
 
 
 def test_the_last_bit_decides_no_digit() -> None:
-    assert tables.percent(0.0385) == tables.percent(0.03849999999999998) == "3.9"
+    assert percent(0.0385) == percent(0.03849999999999998) == "3.9"
 
 
 def test_runs_that_differ_in_settings_are_not_pooled(tmp_path: Path) -> None:
@@ -469,7 +471,7 @@ def test_runs_that_differ_in_settings_are_not_pooled(tmp_path: Path) -> None:
         "ERM (backbone=small-cnn)": Estimate(0.4, 0.0, 2),
         "DA-ERM": Estimate(0.7, None, 1),
     }
-    assert [note for note in tables.notes(summary) if "differ in more" in note] == [
+    assert [note for note in sentences.notes(summary) if "differ in more" in note] == [
         "The runs of ERM (backbone=mlp) differ in more than the seed: train.steps.",
         "The runs of ERM (backbone=small-cnn) differ in more than the seed: train.steps.",
     ]
@@ -551,7 +553,7 @@ def test_a_sweep_without_a_finished_run(tmp_path: Path) -> None:
     assert report.rules == ("leave-one-out",) and report.waiting == 2
     (found,) = report.results["leave-one-out"]
     assert found.rows == (results.Row(ERM, {"a": None, "b": None}, None, None),)
-    assert tables.headline(report.summaries["leave-one-out"]) == (
+    assert sentences.headline(report.summaries["leave-one-out"]) == (
         "No run is finished, so there is nothing to compare yet."
     )
 
@@ -657,7 +659,7 @@ def test_latex(tmp_path: Path) -> None:
         ("da-erm", 0): {odd: 0.6, "b": 0.7},
     }
     report = load_report(make_sweep(tmp_path, scores))
-    text = export.to_latex(report, ["training-domains"])
+    text = export.to_latex(material.limited(report, ["training-domains"]))
     balanced(text)
     lines = text.splitlines()
     header = next(line for line in lines if line.startswith("Method"))
@@ -690,7 +692,7 @@ def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
     report = load_report(folder)
     (found,) = report.results[report.rules[0]]
     assert [row.key.kind for row in found.rows] == ["method", "ceiling"]
-    assert not export.tests_grid(found).rows
+    assert not tables.tests_grid(found).rows
     text = page_of(report)
     assert "Difference to" not in text and "p (Holm)" not in text and "t-test" not in text
     shown = CliRunner().invoke(app, ["report", str(folder)]).output
@@ -713,7 +715,9 @@ def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     assert float(erm["mean"]) == pytest.approx(0.65) and erm["n"] == "2"
     missing = values["oracle", "da-erm", "embedding", "b"]
     assert (missing["mean"], missing["se"], missing["n"]) == ("", "", "0")
-    stored = json.loads(json.dumps(export.to_dict(report, ["oracle"]), allow_nan=False))
+    stored = json.loads(
+        json.dumps(export.to_dict(material.limited(report, ["oracle"])), allow_nan=False)
+    )
     (found,) = stored["results"]
     assert stored["rules"] == ["oracle"] and list(stored["choices"]) == ["oracle"]
     assert found["rows"][0]["cells"]["a"]["mean"] == pytest.approx(0.55)
@@ -747,7 +751,7 @@ def test_the_best_has_a_star(sweep: Path) -> None:
 
 
 def test_p_values() -> None:
-    assert [tables.p_value(p) for p in (None, 0.0004, 0.04, 1.0)] == [
+    assert [in_words(p) for p in (None, 0.0004, 0.04, 1.0)] == [
         "–", "<0.001", "0.040", "1.000",
     ]  # fmt: skip
 
@@ -764,9 +768,9 @@ def test_published_rows_stand_beside_and_are_never_best(tmp_path: Path) -> None:
         assert set(best.cells.values()) == {None}
         assert best.note.startswith("published by Dubey et al., CVPR 2021, Table 1 (leave-one-out)")
         assert found.best["average"] == {DA}
-        grid = export.results_grid(found)
+        grid = tables.results_grid(found)
         assert [r[0].text for r in grid.rows if any(c.best for c in r)] == ["DA-ERM"]
-    text = export.to_latex(report, ["oracle"])
+    text = export.to_latex(material.limited(report, ["oracle"]))
     balanced(text)
     assert r"DA-CORAL$^\dagger$ & -- & -- & 84.5 $\pm$ 0.7 \\" in text
     assert r"DA-ERM$^\dagger$ & -- & -- & 84.1 $\pm$ 0.5 \\" in text  # not bold, as ours is

@@ -129,8 +129,8 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
 
 
 def _show_study(out: Path, study: "Study", *, json: bool) -> None:
-    from acclimate.report.canvas import write_figure
     from acclimate.report.figures import illustrations
+    from acclimate.report.figures.canvas import write_figure
     from acclimate.report.html import write_page
     from acclimate.results.load import load_report
     from acclimate.sweep.ablations.verdict import levels, verdict
@@ -139,11 +139,10 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
     said = verdict(found, study.sweep.baseline)
     report = load_report(out)
     written = [write_page(report, out / "report.html", intro="\n\n".join(said))]
-    for figure in illustrations(report):
-        if figure.name == "ablation":
-            written += [out / "ablation.png", out / "ablation.pdf"]
-            write_figure(figure.drawing, written[-2], "png")
-            write_figure(figure.drawing, written[-1], "pdf")
+    for figure in illustrations(report, ["ablation"]):
+        written += [out / "ablation.png", out / "ablation.pdf"]
+        write_figure(figure.drawing, written[-2], "png")
+        write_figure(figure.drawing, written[-1], "pdf")
     failures = [f"{failure.job}: {failure.error}" for failure in report.failures]
     if json:
         say_json(

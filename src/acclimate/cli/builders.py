@@ -112,7 +112,7 @@ def _parsed(name: str, value: Any, hint: Any) -> Any:
 
 def _plots(built: Built) -> list[Path]:
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.report.label_plots import write_label_plots
+    from acclimate.report.figures.inspection import write_label_plots
 
     assert built.out is not None
     found = inspect_manifest(built.manifest)

@@ -31,20 +31,17 @@ def demo(
 
 
 def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
-    from acclimate.report.tables import comparison, headline, notes, to_dict
+    from acclimate.report.export import summary_values
+    from acclimate.report.sentences import headline, notes
+    from acclimate.report.tables import comparison
 
     if json:
-        say_json({**to_dict(summary), "report": str(page)})
+        say_json({**summary_values(summary), "report": str(page)})
         return
-    grid = comparison(summary)
-    narrow = [
-        i
-        for i, name in enumerate(grid.header)
-        if name not in WIDE and not name.startswith("Better than")
-    ]
-    say_table(
-        [grid.header[i] for i in narrow], [[row[i].text for i in narrow] for row in grid.rows]
+    header, *rows = (
+        comparison(summary).without(*WIDE, f"Better than {summary.baseline.label}").texts
     )
+    say_table(header, rows)
     say()
     say(headline(summary))
     for note in notes(summary):

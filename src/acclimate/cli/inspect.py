@@ -33,7 +33,7 @@ def inspect(
         tried, unreadable = try_images(manifest, read, watch)
     pictures = []
     if plots is not None:
-        from acclimate.report.label_plots import write_label_plots
+        from acclimate.report.figures.inspection import write_label_plots
 
         pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
     if json:

@@ -11,7 +11,7 @@ from acclimate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from acclimate.report import Report, Results
-    from acclimate.report.canvas import Format
+    from acclimate.report.figures.canvas import Format
 
 _MOST = 10  # failed jobs that are named here; the page has them all
 
@@ -89,12 +89,10 @@ def _say_json(report: "Report", written: list[Path]) -> None:
 
 
 def _show(report: "Report", written: list[Path]) -> None:
-    from acclimate.report.lead import lead
-    from acclimate.report.tables import notes
+    from acclimate.report.sentences import first_sentence, notes
     from acclimate.results.material import alike
 
     main = report.rules[0]
-    summary = report.summaries[main]
     shown = [results for results in report.results[main] if results.rows]
     for results in shown:
         _show_results(results)
@@ -106,8 +104,8 @@ def _show(report: "Report", written: list[Path]) -> None:
         say("p: paired t-test over (domain, trial); trials of one domain are not independent, so")
         say("with few domains a small p is optimistic. Holm: corrected for the number of methods.")
     say()
-    say(lead(report))
-    for note in dict.fromkeys([*report.notes, *notes(summary)]):
+    say(first_sentence(report))
+    for note in dict.fromkeys([*report.notes, *notes(report.summary)]):
         say(f"note: {note}")
     _show_trouble(report)
     same = alike(report)
@@ -121,14 +119,14 @@ def _show(report: "Report", written: list[Path]) -> None:
 
 
 def _show_results(results: "Results") -> None:
-    from acclimate.report.export import heading, tests_grid, to_text
-    from acclimate.report.tables import to_text as grid_text
+    from acclimate.report.export import heading, to_text
+    from acclimate.report.tables import tests_grid
 
     say(heading(results))
     say(to_text(results))
     tests = tests_grid(results)
     if tests.rows:
-        say(grid_text(tests))
+        say(tests.to_text())
 
 
 def _show_trouble(report: "Report") -> None:

@@ -1,23 +1,14 @@
-"""The report of a sweep or of a folder of runs: data first, then its views.
+"""The report of a sweep or of a folder of runs: `results` as words, tables, figures and a page.
 
-Data
-runs.py     run folders -> RunView: what each holds, and what its lines are called
-summary.py  runs -> Summary: means, standard errors, paired differences
-results.py  observations -> Results: a table per data set and rule, with the paired test of
-            significance.py
-load.py     a sweep, a folder of runs or (history.py) a DomainBed sweep -> Report
-beside.py   the paper's rows beside ours; missing.py says what a table lacks
-
-Views
-lead.py     the first sentence of a page
-tables.py   a Summary in words and as text, Markdown, CSV and JSON values
-export.py   a Report's tables as text, Markdown, LaTeX (latex.py), CSV and JSON values
-plots.py and the modules it names: figures, as SVG, PDF and PNG
-html.py     a Report as one self-contained page
+sentences.py  what it says, the first sentence first
+grid.py       the model of a table; tables.py fills it: which tables there are, column by column
+export.py     those tables as text, Markdown, LaTeX (latex.py), CSV and JSON values
+figures/      every figure; its table is in __init__.py
+html.py       one self-contained page, of sections.py, markup.py, measured.py and assets.py
 """
 
 from acclimate.report.figures import write_figures
-from acclimate.report.html import write_page, write_report
+from acclimate.report.html import write_page
 from acclimate.results.load import load_domainbed, load_report
 from acclimate.results.material import Report
 from acclimate.results.runs import RunView, find_runs
@@ -35,5 +26,4 @@ __all__ = [
     "summarise",
     "write_figures",
     "write_page",
-    "write_report",
 ]

@@ -3,68 +3,25 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import re
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
-from acclimate.report import tables
-from acclimate.report.latex import latex_table, latex_tests
-from acclimate.report.lead import lead
-from acclimate.report.tables import MARKS, Cell, Grid, p_value
-from acclimate.results.material import Report, alike, limited
+from acclimate.report.grid import markdown
+from acclimate.report.latex import latex_table
+from acclimate.report.sentences import first_sentence, headline, notes
+from acclimate.report.tables import results_grid, tests_grid
+from acclimate.results.material import Report, alike
 from acclimate.results.protocol import RULES
 from acclimate.results.statistics import Estimate
-from acclimate.results.tabulate import ALL, AVERAGE, Results, Row
+from acclimate.results.summary import Line, Summary
+from acclimate.results.tabulate import ALL, AVERAGE, Results
 
-PUBLISHED = " [published]"
 _MOST_BLOCKS = 3
-
-
-def results_grid(results: Results, columns: Sequence[str] | None = None) -> Grid:
-    """One row per method, one column per domain and their average; the best of each is marked."""
-    shown = (*results.columns, AVERAGE) if columns is None else tuple(columns)
-    rows = []
-    for row in results.rows:
-        values = {**row.cells, AVERAGE: row.average}
-        cells = [
-            Cell(
-                tables.estimate(value),
-                None if value is None else value.mean,
-                best=not row.published and row.key in results.best.get(name, ()),
-            )
-            for name in shown
-            for value in [values.get(name)]
-        ]
-        rows.append((Cell(name_of(row)), *cells))
-    header = ("Method", *("Average" if name == AVERAGE else name for name in shown))
-    return Grid(header, tuple(rows), tuple(row.key for row in results.rows))
-
-
-def name_of(row: Row) -> str:
-    return row.key.label + (PUBLISHED if row.published else MARKS[row.key.kind])
-
-
-def tests_grid(results: Results) -> Grid:
-    """Each method's difference to its baseline, with the paired test."""
-    rows = [row for row in results.rows if row.test is not None]
-    cells = []
-    for row in rows:
-        test = row.test
-        assert test is not None
-        cells.append(
-            (
-                Cell(name_of(row)),
-                Cell(tables.points(test.difference), test.difference.mean),
-                Cell(p_value(test.p), test.p),
-                Cell(p_value(test.p_holm), test.p_holm),
-                Cell(str(test.pairs), test.pairs),
-            )
-        )
-    header = ("Method", f"Difference to {results.baseline.label}", "p", "p (Holm)", "Pairs")
-    return Grid(header, tuple(cells), tuple(row.key for row in rows))
 
 
 def heading(results: Results) -> str:
@@ -110,18 +67,16 @@ def _varied(results: Results) -> bool:
 
 
 def to_text(results: Results, *, width: int = 100) -> str:
-    """For a terminal: as many columns beside each other as fit, the rest below."""
+    """For a terminal: as many columns side by side as fit, the rest below."""
     blocks = _blocks(results, width)
     if len(blocks) <= _MOST_BLOCKS:
-        return "\n".join(tables.to_text(_starred(results_grid(results, one))) for one in blocks)
-    text = tables.to_text(_starred(results_grid(results, (AVERAGE,))))
+        return "\n".join(results_grid(results, one).starred().to_text() for one in blocks)
+    text = results_grid(results, (AVERAGE,)).starred().to_text()
     return f"{text}({len(results.columns)} columns are left out here)\n"
 
 
 def _blocks(results: Results, width: int) -> list[tuple[str, ...]]:
-    grid = _starred(results_grid(results))
-    table = [grid.header, *(tuple(cell.text for cell in row) for row in grid.rows)]
-    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+    first, *widths = results_grid(results).starred().widths
     blocks: list[tuple[str, ...]] = [()]
     room = width - first
     for name, wide in zip((*results.columns, AVERAGE), widths, strict=True):
@@ -133,55 +88,45 @@ def _blocks(results: Results, width: int) -> list[tuple[str, ...]]:
     return blocks
 
 
-def _starred(grid: Grid) -> Grid:
-    """A terminal has no bold that survives a file: a star, and room for one."""
-    if not any(cell.best for row in grid.rows for cell in row):
-        return grid
-    rows = tuple(
-        (row[0], *(replace(cell, text=cell.text + ("*" if cell.best else " ")) for cell in row[1:]))
-        for row in grid.rows
-    )
-    return replace(
-        grid, header=(grid.header[0], *(f"{name} " for name in grid.header[1:])), rows=rows
-    )
-
-
-def to_markdown(report: Report, rules: Sequence[str] | None = None) -> str:
-    parts = [f"# {tables.markdown(report.title)}\n"]
-    for results in chosen(report, rules):
+def to_markdown(report: Report) -> str:
+    parts = [f"# {markdown(report.title)}\n"]
+    for results in every(report):
         below = " ".join(filter(None, [caption(results), published_note(results)]))
-        parts.append(f"## {tables.markdown(heading(results))}\n")
-        parts += [tables.to_markdown(results_grid(results)), f"{tables.markdown(below)}\n"]
+        parts.append(f"## {markdown(heading(results))}\n")
+        parts += [results_grid(results).to_markdown(), f"{markdown(below)}\n"]
         tests = tests_grid(results)
         if tests.rows:
-            below = tables.markdown(tests_caption(results))
-            parts += [tables.to_markdown(tests), f"{below}\n"]
+            parts += [tests.to_markdown(), f"{markdown(tests_caption(results))}\n"]
     if report.notes:
-        parts.append("\n".join(f"- {tables.markdown(note)}" for note in report.notes) + "\n")
+        parts.append("\n".join(f"- {markdown(note)}" for note in report.notes) + "\n")
     return "\n".join(parts)
 
 
-def to_latex(report: Report, rules: Sequence[str] | None = None) -> str:
+def to_latex(report: Report) -> str:
     parts = ["% Needs \\usepackage{booktabs}"]
-    shown = limited(report, report.rules if rules is None else rules)
-    same = alike(shown)
-    parts += [f"% Selection by {rule} chooses the same runs as {shown.rules[0]}." for rule in same]
-    for results in chosen(report, rules):
+    same = alike(report)
+    parts += [f"% Selection by {rule} chooses the same runs as {report.rules[0]}." for rule in same]
+    for results in every(report):
         if results.rule in same:
             continue
-        title = f"{results.dataset}. {caption(results)}"
-        parts.append(latex_table(results, caption=title, published=published_note(results)))
-        tests = tests_grid(results)
+        title, label = f"{results.dataset}. {caption(results)}", _label(results)
+        below, tests = published_note(results), tests_grid(results)
+        parts.append(latex_table(results_grid(results), title, label, published=below))
         if tests.rows:
             title = f"{heading(results)}. {tests_caption(results)}"
-            parts.append(latex_tests(results, tests, caption=title))
+            parts.append(latex_table(tests, title, f"{label}-differences", ruled=False))
     return "\n".join(parts)
 
 
-def chosen(report: Report, rules: Sequence[str] | None = None) -> list[Results]:
-    """The tables of the rules wanted, or of all."""
-    wanted = report.rules if rules is None else rules
-    return [results for rule in wanted for results in report.results[rule]]
+def _label(results: Results) -> str:
+    """`tab:pacs-oracle`"""
+    words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
+    return f"tab:{words.strip('-')}"
+
+
+def every(report: Report) -> list[Results]:
+    """The tables of all rules."""
+    return [results for rule in report.rules for results in report.results[rule]]
 
 
 COLUMNS = (
@@ -190,12 +135,12 @@ COLUMNS = (
 )
 
 
-def to_csv(report: Report, rules: Sequence[str] | None = None) -> str:
+def to_csv(report: Report) -> str:
     """One line per number, in full precision and as shares of 1; what is missing is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for results in chosen(report, rules):
+    for results in every(report):
         for row in results.rows:
             for column, value in (*row.cells.items(), (AVERAGE, row.average)):
                 writer.writerow(
@@ -215,24 +160,64 @@ def _estimate(value: Estimate | None) -> dict[str, Any]:
     return {"mean": None, "se": None, "n": 0} if value is None else asdict(value)
 
 
-def to_dict(report: Report, rules: Sequence[str] | None = None) -> dict[str, Any]:
+def to_dict(report: Report) -> dict[str, Any]:
     """The report as JSON can hold it; shares of 1, `None` for missing."""
-    wanted = list(report.rules if rules is None else rules)
-    summary = report.summaries[wanted[0]]
     return {
-        **tables.to_dict(summary),
-        "headline": lead(report),
+        **summary_values(report.summary),
+        "headline": first_sentence(report),
         "title": report.title,
-        "rules": wanted,
+        "rules": list(report.rules),
         "runs": [
             {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
             for run in report.runs
         ],
-        "results": [_results(results) for results in chosen(report, wanted)],
-        "choices": {rule: [asdict(one) for one in report.choices[rule]] for rule in wanted},
+        "results": [_results(results) for results in every(report)],
+        "choices": {rule: [asdict(one) for one in report.choices[rule]] for rule in report.rules},
         "failures": [asdict(failure) for failure in report.failures],
         "waiting": report.waiting,
-        "notes": [*report.notes, *tables.notes(summary)],
+        "notes": [*report.notes, *notes(report.summary)],
+    }
+
+
+def _line(summary: Summary, line: Line) -> dict[str, Any]:
+    key = line.key
+    difference = summary.versus(key)
+    values: dict[str, Any] = {**asdict(key), "label": key.label, "kind": key.kind}
+    for name in ("unseen", "worst", "top5", "seen"):
+        found: Estimate | None = getattr(line, name)
+        values |= {name: found and found.mean, f"{name}_se": found and found.se}
+    gain = difference.gain if difference else None
+    return values | {
+        "gain": gain and gain.mean,
+        "gain_se": gain and gain.se,
+        "pairs": difference.pairs if difference else None,
+        "improved": difference.improved if difference else None,
+        "verdict": difference.verdict if difference else None,
+        "runs": line.runs,
+        "seeds": line.seeds,
+        "domains": line.domains,
+    }
+
+
+def summary_values(summary: Summary) -> dict[str, Any]:
+    """The whole summary as JSON can hold it; shares of 1, `None` for missing."""
+    keys = [line.key for line in summary.lines]
+    return {
+        "headline": headline(summary),
+        "baseline": asdict(summary.baseline),
+        "lines": [_line(summary, line) for line in summary.lines],
+        "domains": [
+            {
+                "domain": row.domain,
+                "scores": [{**asdict(key), "top1": row.top1[key]} for key in keys],
+            }
+            for row in summary.domains
+        ],
+        "runs": [
+            {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
+            for run in summary.runs
+        ],
+        "notes": list(notes(summary)),
     }
 
 
@@ -252,23 +237,19 @@ def _results(results: Results) -> dict[str, Any]:
                 "cells": {name: value and asdict(value) for name, value in row.cells.items()},
                 "average": row.average and asdict(row.average),
                 "test": row.test and asdict(row.test),
-                "best": sorted(
-                    name
-                    for name, keys in results.best.items()
-                    if row.key in keys and not row.published
-                ),
+                "best": sorted(name for name in results.best if results.is_best(row, name)),
             }
             for row in results.rows
         ],
     }
 
 
-def write_table(report: Report, path: Path, rules: Sequence[str] | None = None) -> None:
+def write_table(report: Report, path: Path) -> None:
     """In the format that the name ends in."""
-    write_text(path, format_of(path)(report, rules))
+    write_text(path, format_of(path)(report))
 
 
-def format_of(path: Path) -> Callable[[Report, Sequence[str] | None], str]:
+def format_of(path: Path) -> Callable[[Report], str]:
     known = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv, ".json": _json, ".txt": _text}
     if path.suffix.lower() not in known:
         endings = ", ".join(known)
@@ -276,12 +257,12 @@ def format_of(path: Path) -> Callable[[Report, Sequence[str] | None], str]:
     return known[path.suffix.lower()]
 
 
-def _json(report: Report, rules: Sequence[str] | None) -> str:
-    return json.dumps(to_dict(report, rules), indent=2, ensure_ascii=False) + "\n"
+def _json(report: Report) -> str:
+    return json.dumps(to_dict(report), indent=2, ensure_ascii=False) + "\n"
 
 
-def _text(report: Report, rules: Sequence[str] | None) -> str:
+def _text(report: Report) -> str:
     parts = []
-    for results in chosen(report, rules):
+    for results in every(report):
         parts += [heading(results), to_text(results), ""]
     return "\n".join(parts)

@@ -1,27 +1,18 @@
 """A report as one HTML file that needs nothing else: no network, no library."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 
 from acclimate.core.files import write_text
-from acclimate.report import sections, tables
+from acclimate.core.wording import count
+from acclimate.report import sections, sentences, tables
 from acclimate.report.assets import PAGE, SCRIPT, STYLE
-from acclimate.report.figures import Illustration, illustrations
-from acclimate.report.lead import lead
-from acclimate.report.markup import (
-    bullets,
-    figure,
-    folded,
-    grid_table,
-    paragraph,
-    section,
-    slug,
-)
+from acclimate.report.figures import illustrations
+from acclimate.report.figures.label_shares import HEADING as LABELS
+from acclimate.report.markup import bullets, figure, folded, paragraph, section, slug, table
 from acclimate.report.measured import facts
-from acclimate.report.tables import count
-from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.statistics import ENOUGH_SEEDS
 from acclimate.results.summary import Summary
@@ -34,11 +25,6 @@ NOISE = (
 )
 KINDS = "Controls are meant to fail; ceilings use what no method may know."
 _LONG = 5  # from so many sections on, a page has a table of contents
-
-
-def write_report(runs_folder: Path, out: Path, *, title: str, intro: str = "") -> Path:
-    """Write the report of the sweep or the runs in `runs_folder` to the file `out`; its path."""
-    return write_page(load_report(runs_folder, title=title), out, intro)
 
 
 def write_page(report: Report, out: Path, intro: str = "") -> Path:
@@ -56,23 +42,17 @@ def page(summary: Summary, *, title: str, intro: str = "") -> str:
         folder=Path(),
         title=title,
         runs=summary.runs,
-        sweep=None,
         rules=("",),
         summaries={"": summary},
         results={},
-        choices={},
-        failures=(),
-        waiting=0,
-        labels=(),
-        notes=(),
     )
     return page_of(report, intro)
 
 
 def page_of(report: Report, intro: str = "") -> str:
-    summary = report.summaries[report.rules[0]]
+    summary = report.summary
     drawn = _figures(report)
-    caution = list(dict.fromkeys([*tables.notes(summary), *report.notes]))
+    caution = list(dict.fromkeys([*sentences.notes(summary), *report.notes]))
     results = sections.results(report, caution)
     # What a table of results has already is not shown a second time.
     parts = [
@@ -102,8 +82,8 @@ def _opening(report: Report, summary: Summary, intro: str) -> str:
     if report.sweep is not None:
         finished = sum(run.finished is not None for run in report.runs)
         sweep = f'\n<p class="note">{escape(sections.sweep_line(report.sweep, finished))}</p>'
-    first, rest = lead(report), tables.findings(summary)
-    if summary.contenders and first != (plain := tables.headline(summary)):
+    first, rest = sentences.first_sentence(report), sentences.findings(summary)
+    if summary.contenders and first != (plain := sentences.headline(summary)):
         rest = [plain, *rest]
     return (
         f"<header><h1>{escape(report.title)}</h1>\n"
@@ -130,7 +110,7 @@ def _comparison(summary: Summary, caution: Sequence[str]) -> str:
     if not summary.lines:
         return section("Notes", bullets(caution)) if caution else ""
     base = summary.baseline.label
-    grid = grid_table(tables.comparison(summary), "Accuracy of each method")
+    grid = table("Accuracy of each method", tables.comparison(summary))
     note = (
         "Accuracy in percent. Domains count equally. ± is the standard error over seeds; there is "
         "none for a single seed. "
@@ -150,7 +130,7 @@ def _further(summary: Summary, rule: str) -> str:
     if not summary.lines:
         return ""
     base = summary.baseline.label
-    grid = grid_table(tables.further(summary), "Of each method")
+    grid = table("Of each method", tables.further(summary))
     note = (
         f"Accuracy in percent, of the models chosen by {rule}. ± is the standard error over trials."
     )
@@ -165,9 +145,8 @@ def _figures(report: Report) -> dict[str, str]:
     """Heading -> section, in the order of a page."""
     found = {}
     for heading, group in groupby(illustrations(report), key=lambda one: one.heading):
-        together: Iterable[Illustration] = group
-        body = "\n".join(map(figure, together))
-        if heading == "Label distributions":
+        body = "\n".join(map(figure, group))
+        if heading == LABELS:
             body += sections.label_tables(report.labels)
         found[heading] = section(heading, body)
     return found
@@ -176,7 +155,7 @@ def _figures(report: Report) -> dict[str, str]:
 def _by_domain(summary: Summary) -> str:
     if not summary.domains:
         return ""
-    grid = grid_table(tables.by_domain(summary), "Accuracy on each unseen domain")
+    grid = table("Accuracy on each unseen domain", tables.by_domain(summary))
     title = f"Table of {count(len(summary.domains), 'domain')}, means over seeds, in percent"
     return section("Every unseen domain", folded(title, grid))
 

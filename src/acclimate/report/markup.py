@@ -1,36 +1,11 @@
 """Small pieces of HTML: tables that sort, figures, sections. All text is escaped here."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from html import escape
 
-from acclimate.report import canvas, tables
-from acclimate.report.figures import Illustration
-from acclimate.results.runs import Key
-
-
-@dataclass(frozen=True)
-class Column:
-    """`words` columns sort by their text and start with A, the others by value, largest first."""
-
-    name: str
-    words: bool = False
-
-
-@dataclass(frozen=True)
-class Entry:
-    text: str
-    value: float | None = None  # `None` is missing, and last in any order
-    best: bool = False
-    long: bool = False  # may run over several lines
-
-
-@dataclass(frozen=True)
-class Line:
-    name: str
-    entries: Sequence[Entry]
-    kind: str = ""  # "control", "ceiling" or "published": a badge and a paler row
-    remark: str = ""
+from acclimate.report.figures.canvas import svg
+from acclimate.report.figures.subject import Illustration
+from acclimate.report.grid import Cell, Grid
 
 
 def section(heading: str, body: str) -> str:
@@ -56,9 +31,11 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary>\n{body}</details>"
 
 
-def table(caption: str, columns: Sequence[Column], lines: Sequence[Line]) -> str:
-    head = "".join(map(_head, columns))
-    body = "\n".join(_row(columns, line) for line in lines)
+def table(caption: str, grid: Grid) -> str:
+    """Columns of words sort by their text and start with A, others by value, largest first."""
+    words = [place == 0 or name in grid.words for place, name in enumerate(grid.header)]
+    head = "".join(map(_head, grid.header, words))
+    body = "\n".join(_row(row, words) for row in grid.rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption><span>{escape(caption)}. Choose a heading to sort.</span></caption>\n"
@@ -66,47 +43,31 @@ def table(caption: str, columns: Sequence[Column], lines: Sequence[Line]) -> str
     )
 
 
-def _head(column: Column) -> str:
-    kind = ' class="text"' if column.words else ""
-    button = f'<button type="button">{escape(column.name)}</button>'
+def _head(name: str, words: bool) -> str:
+    kind = ' class="text"' if words else ""
+    button = f'<button type="button">{escape(name)}</button>'
     return f'<th scope="col"{kind} aria-sort="none">{button}</th>'
 
 
-def _row(columns: Sequence[Column], line: Line) -> str:
-    kind = f' class="{line.kind}"' if line.kind else ""
-    remark = f' title="{escape(line.remark)}"' if line.remark else ""
-    badge = f' <span class="badge"{remark}>{line.kind}</span>' if line.kind else ""
-    cells = "".join(map(_cell, columns[1:], line.entries))
-    return f'<tr{kind}><th scope="row">{escape(line.name)}{badge}</th>{cells}</tr>'
+def _row(row: Iterable[Cell], words: Iterable[bool]) -> str:
+    (name, *cells), (_, *kinds) = row, words
+    kind = f' class="{name.badge}"' if name.badge else ""
+    remark = f' title="{escape(name.remark)}"' if name.remark else ""
+    badge = f' <span class="badge"{remark}>{name.badge}</span>' if name.badge else ""
+    rest = "".join(map(_cell, cells, kinds))
+    return f'<tr{kind}><th scope="row">{escape(name.text)}{badge}</th>{rest}</tr>'
 
 
-def _cell(column: Column, entry: Entry) -> str:
-    value = "" if entry.value is None else f' data-value="{entry.value!r}"'
-    kind = ' class="wide"' if entry.long else ' class="text"' if column.words else ""
-    text = escape(entry.text)
-    return f"<td{kind}{value}>{f'<strong>{text}</strong>' if entry.best else text}</td>"
-
-
-def grid_table(grid: tables.Grid, caption: str) -> str:
-    columns = [Column(name, words=i == 0) for i, name in enumerate(grid.header)]
-    lines = [
-        Line(
-            row[0].text if key is None else key.label,
-            [Entry(cell.text, cell.value) for cell in row[1:]],
-            kind_of(key),
-        )
-        for key, row in zip(grid.keys, grid.rows, strict=True)
-    ]
-    return table(caption, columns, lines)
-
-
-def kind_of(key: Key | None) -> str:
-    return "" if key is None or key.kind == "method" else key.kind
+def _cell(cell: Cell, words: bool) -> str:
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    kind = ' class="wide"' if cell.long else ' class="text"' if words else ""
+    text = escape(cell.text)
+    return f"<td{kind}{value}>{f'<strong>{text}</strong>' if cell.best else text}</td>"
 
 
 def figure(found: Illustration) -> str:
     label = escape(found.heading)
-    image = canvas.svg(found.drawing, found.name).replace(
+    image = svg(found.drawing, found.name).replace(
         "<svg", f'<svg role="img" aria-label="{label}"', 1
     )
     return (

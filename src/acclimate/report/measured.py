@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from acclimate.report import tables
+from acclimate.core.wording import DASH, count, duration
 from acclimate.results.runs import RunView
 
 ADAPTED_ON = {
@@ -16,19 +16,19 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     runs = [run for run in every if run.problem is None]
     finished = [run for run in runs if run.finished is not None]
     data = {f"{run.source} {run.data[:16]}".strip() for run in runs}
-    yield "Data (digest)", ", ".join(sorted(data)) or tables.DASH
+    yield "Data (digest)", ", ".join(sorted(data)) or DASH
     yield "Classes", _some({len(run.classes) for run in runs})
     yield "Domains", _domains(runs)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     yield "Adapted on", "; ".join(_adapted(finished)) or "no run adapts"
     kept = {run.finished.kept_by for run in runs if run.finished}
-    yield "Weights kept by", ", ".join(sorted(kept)) or tables.DASH
+    yield "Weights kept by", ", ".join(sorted(kept)) or DASH
     starts = [start for run in runs for start in run.starts]
-    machines = {f"{s.device}, {s.processes} process{'es' * (s.processes > 1)}" for s in starts}
-    yield "Machine", "; ".join(sorted(machines)) or tables.DASH
-    yield "Version", ", ".join(sorted({start.version for start in starts})) or tables.DASH
+    machines = {f"{s.device}, {count(s.processes, 'process', 'processes')}" for s in starts}
+    yield "Machine", "; ".join(sorted(machines)) or DASH
+    yield "Version", ", ".join(sorted({start.version for start in starts})) or DASH
     seconds = sum(run.finished.seconds for run in runs if run.finished)
-    yield "Time of all runs", _time(seconds)
+    yield "Time of all runs", duration(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
 
 
@@ -80,11 +80,4 @@ def _some(numbers: set[int]) -> str:
     """`3`, `3 or 4`; a range where there are many."""
     if len(numbers) > 3:
         return f"{min(numbers)} to {max(numbers)}"
-    return " or ".join(str(number) for number in sorted(numbers)) or tables.DASH
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
-    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
+    return " or ".join(str(number) for number in sorted(numbers)) or DASH

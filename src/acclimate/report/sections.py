@@ -1,34 +1,19 @@
 """The parts of a page about a sweep: its results by rule, its choices, and what went wrong."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
 
 from acclimate.core.layout import QUARANTINE
-from acclimate.report import tables
-from acclimate.report.markup import (
-    Column,
-    Entry,
-    Line,
-    bullets,
-    folded,
-    kind_of,
-    paragraph,
-    section,
-    table,
-)
-from acclimate.report.search_plots import drawn_settings, settings_of
-from acclimate.report.share_plots import shifts
-from acclimate.report.tables import count
+from acclimate.core.wording import count
+from acclimate.report.figures.search import drawn_settings, settings_of
+from acclimate.report.markup import bullets, folded, paragraph, section, table
+from acclimate.report.tables import choices_grid, labels_grid, whole_grid
 from acclimate.results.material import Labels, Report, alike
 from acclimate.results.protocol import RULES, Sweep
-from acclimate.results.runs import Key, RunView
-from acclimate.results.selection import Choice
-from acclimate.results.statistics import Estimate
-from acclimate.results.tabulate import ALL, AVERAGE, Results, Row
+from acclimate.results.runs import RunView
+from acclimate.results.tabulate import ALL, Results
 
 _MOST_FILES = 50
-_FEW = 6  # columns that stand beside each other on a page
 
 
 def sweep_line(sweep: Sweep, finished: int) -> str:
@@ -102,46 +87,9 @@ def by_rule(report: Report, part: Callable[[str], str]) -> str:
 
 
 def _results(found: Results) -> str:
-    tested = any(row.test is not None for row in found.rows)
-    overall = ["Average"]
-    if tested:
-        overall += [f"Difference to {found.baseline.label}", "p (Holm)"]
-    # Where domains are many, what matters most must not lie beyond the edge of the page.
-    early = len(found.columns) > _FEW
-    names = [*overall, *found.columns] if early else [*found.columns, *overall]
-    lines = []
-    for row in found.rows:
-        cells = [_entry(row.cells.get(name), _is_best(found, name, row)) for name in found.columns]
-        summed = [_entry(row.average, _is_best(found, AVERAGE, row))]
-        if tested:
-            summed += _test(row)
-        lines.append(
-            Line(
-                row.key.label,
-                [*summed, *cells] if early else [*cells, *summed],
-                "published" if row.published else kind_of(row.key),
-                row.note,
-            )
-        )
     name = "All data sets" if found.dataset == ALL else found.dataset
     what = "average of each data set" if found.dataset == ALL else "accuracy on each unseen domain"
-    columns = [Column("Method", words=True), *map(Column, names)]
-    return table(f"{name or 'Results'}: {what}", columns, lines)
-
-
-def _is_best(found: Results, column: str, row: Row) -> bool:
-    return not row.published and row.key in found.best.get(column, frozenset())
-
-
-def _entry(value: Estimate | None, best: bool) -> Entry:
-    return Entry(tables.estimate(value), None if value is None else value.mean, best=best)
-
-
-def _test(row: Row) -> Iterable[Entry]:
-    if row.test is None:
-        return Entry(tables.DASH), Entry(tables.DASH)
-    gain, p = row.test.difference, row.test.p_holm
-    return Entry(tables.points(gain), gain.mean), Entry(tables.p_value(p), p)
+    return table(f"{name or 'Results'}: {what}", whole_grid(found))
 
 
 def choices(report: Report) -> str:
@@ -154,49 +102,12 @@ def choices(report: Report) -> str:
 
     def part(rule: str) -> str:
         found = report.choices.get(rule, ())
-        return _choices(found, configs, drawn) if found else ""
+        grid = choices_grid(found, configs, drawn)
+        return table("The draw chosen for each target", grid) if found else ""
 
     chosen = report.choices.get(report.rules[0], ())
     title = f"Table of {count(len(chosen), 'choice')}"
     return section("What was chosen", folded(title, by_rule(report, part)))
-
-
-def _choices(
-    found: Sequence[Choice],
-    configs: Mapping[str, Mapping[str, Any]],
-    drawn: Mapping[str, Sequence[str]],
-) -> str:
-    columns = [
-        *(Column(name, words=True) for name in ("Method", "Data set", "Unseen domains")),
-        *map(Column, ("Trial", "Draw", "Validation", "Draws compared")),
-        Column("Settings", words=True),
-    ]
-    lines = []
-    for choice in found:
-        config = configs.get(choice.run or "", {})
-        paths = drawn.get(choice.dataset, ())
-        settings = ", ".join(f"{path} {_value(config[path])}" for path in paths if path in config)
-        lines.append(
-            Line(
-                Key.usual(choice.algorithm, choice.variant).label,
-                [
-                    Entry(choice.dataset),
-                    Entry(", ".join(choice.target), long=len(choice.target) > 3),
-                    Entry(str(choice.trial), choice.trial),
-                    Entry(tables.DASH if choice.draw is None else str(choice.draw), choice.draw),
-                    Entry(tables.percent(choice.score), choice.score),
-                    Entry(str(choice.candidates), choice.candidates),
-                    Entry(settings or choice.reason or "the only ones", long=True),
-                ],
-            )
-        )
-    return table("The draw chosen for each target", columns, lines)
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return "default"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def failures(report: Report) -> str:
@@ -227,36 +138,16 @@ def failures(report: Report) -> str:
 
 
 def label_tables(found: Sequence[Labels]) -> str:
-    """Every domain of each data set: how many rows, how shifted, its most frequent class."""
-    parts = []
-    for labels in found:
-        columns = [
-            Column("Domain", words=True),
-            Column("Role", words=True),
-            *map(Column, ("Rows", "Label shift")),
-            Column("Most frequent class", words=True),
-            Column("Its share, %"),
-        ]
-        lines = [
-            Line(
-                shift.domain,
-                [
-                    Entry(shift.role or tables.DASH),
-                    Entry(f"{shift.rows:,}", shift.rows),
-                    Entry(
-                        tables.DASH if shift.distance is None else f"{shift.distance:.2f}",
-                        shift.distance,
-                    ),
-                    Entry(shift.largest),
-                    Entry(tables.percent(shift.share), shift.share),
-                ],
-            )
-            for shift in shifts(labels)
-        ]
-        if lines:
-            title = f"Table of {count(len(lines), 'domain')} of {labels.name}"
-            parts.append(folded(title, table(f"Labels of {labels.name}", columns, lines)))
-    return "\n".join(parts)
+    """Every domain of each data set, folded away."""
+    grids = {labels.name: labels_grid(labels) for labels in found}
+    return "\n".join(
+        folded(
+            f"Table of {count(len(grid.rows), 'domain')} of {name}",
+            table(f"Labels of {name}", grid),
+        )
+        for name, grid in grids.items()
+        if grid.rows
+    )
 
 
 def uncounted(runs: Sequence[RunView]) -> str:

@@ -141,8 +141,9 @@ def _gains(by_dataset: Sequence[Pairs]) -> Iterable[float]:
     for found in by_dataset:
         of_trial: dict[object, list[float]] = defaultdict(list)
         for replicate, pairs in found.items():
-            trial = replicate[1] if several else replicate
-            of_trial[trial] += [one.top1 - rival.top1 for one, rival in pairs]
+            of_trial[replicate[1] if several else replicate] += [
+                one.top1 - rival.top1 for one, rival in pairs
+            ]
         for trial, values in of_trial.items():
             gains[trial].append(fmean(values))
     return map(fmean, gains.values())

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, headline, legend, plain, short
+from acclimate.report.figures.canvas import (
+    INKS,
+    TEXT,
+    Drawing,
+    figure_of,
+    headline,
+    legend,
+    plain,
+    short,
+)
+from acclimate.report.figures.subject import Illustration, Subject, of_data
 from acclimate.results.material import Labels
 
 if TYPE_CHECKING:
@@ -18,6 +28,31 @@ MOST_PANELS = 12
 _NAMED = 12  # as many classes as can be named below a panel
 _BINS = 50  # more classes than that are drawn in as many groups
 _ROLES = {"test": "blue", "val": "green"}
+HEADING = "Label distributions"
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    names = subject.datasets
+    found = [one for one in subject.report.labels if not names or one.name in names]
+    found.sort(key=lambda labels: names.index(labels.name) if names else 0)
+    for labels in found:
+        drawing = draw(labels)
+        if drawing is None:
+            continue
+        count, size = len(shifts(labels)), groups_of(len(labels.classes))
+        some = f"the {MOST_PANELS} most shifted of {count} domains" if count > MOST_PANELS else ""
+        steps = (
+            f"; each step is a group of {size} of the {len(labels.classes)} classes, and heights "
+            "are on a square-root scale"
+        )
+        yield Illustration(
+            HEADING,
+            f"{of_data(labels.name, len(found))}Share of each class in "
+            f"{some or 'each domain'}, from the most to the least "
+            f"frequent class overall{steps if size > 1 else ''}. Shift is the total variation "
+            "distance from the other domains pooled: 0 is alike, 1 has no class in common.",
+            drawing,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +92,7 @@ def groups_of(classes: int) -> int:
     return 1 if classes <= 2 * _BINS else -(-classes // _BINS)
 
 
-def draw_shares(labels: Labels) -> Drawing | None:
+def draw(labels: Labels) -> Drawing | None:
     """A panel per domain, most shifted first: its class shares over those of all domains."""
     shown = shifts(labels)[:MOST_PANELS]
     if not shown:

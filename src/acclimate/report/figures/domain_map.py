@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
-from acclimate.report.canvas import INKS, TEXT, Drawing, figure_of, legend, short
+from acclimate.core.wording import count
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, legend, short
+from acclimate.report.figures.subject import Illustration, Subject, of_data
 from acclimate.results.runs import RunView
 
 if TYPE_CHECKING:
@@ -27,6 +29,18 @@ _BESIDE: tuple[tuple[float, float, str, str], ...] = (
 )
 
 
+# How a map was made, and what may be read from it.
+_COMPONENTS = (
+    "their two principal components",
+    "Far marks differ to the model; near ones may still differ in what two axes cannot show.",
+)
+_NEIGHBOURS = (
+    "t-SNE",
+    "Neighbours look alike to the model; axes, scale and the distance between far marks have no "
+    "meaning.",
+)
+
+
 @dataclass(frozen=True)
 class DomainMap:
     """μ of a run's domains, in standardised units: mu [M, d], count [M]."""
@@ -35,6 +49,23 @@ class DomainMap:
     roles: tuple[str, ...]
     mu: np.ndarray
     count: np.ndarray
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    groups = subject.runs_by_dataset
+    for dataset, runs in groups.items():
+        found = next(((run, m) for run in runs if (m := read_domain_map(run))), None)
+        if found is None:
+            continue
+        run, domains = found
+        how, meaning = _COMPONENTS if _by_components(domains.mu) else _NEIGHBOURS
+        yield Illustration(
+            "Map of the domains",
+            f"{of_data(dataset, len(groups))}Each mark is a domain, placed by its embedding "
+            f"with {how} (run {run.name}). {meaning} Point at a mark, or go through the marks "
+            "with the arrow keys, to read its name.",
+            draw(domains),
+        )
 
 
 def read_domain_map(run: RunView) -> DomainMap | None:
@@ -53,7 +84,7 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     return DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
 
 
-def draw_map(found: DomainMap, seed: int = 0) -> Drawing:
+def draw(found: DomainMap, seed: int = 0) -> Drawing:
     """Domains by their embedding on a plane: near on the map, alike to the model."""
     places = flattened(found.mu, seed)
     figure = figure_of(4.4)
@@ -70,7 +101,7 @@ def draw_map(found: DomainMap, seed: int = 0) -> Drawing:
         for i in members:
             gid = f"point-{i}"
             ax.plot(*places[i], marker, color=colour, alpha=alpha, markersize=5.5, gid=gid)
-            titles[gid] = f"{found.names[i]} ({role}), {int(found.count[i])} images"
+            titles[gid] = f"{found.names[i]} ({role}), {count(int(found.count[i]), 'image')}"
         if members:
             ax.plot([], [], marker, color=colour, alpha=alpha, label=f"{label} ({len(members)})")
     ax.set(xticks=[], yticks=[])
@@ -153,7 +184,7 @@ def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:
     """[M, d] -> [M, 2] by t-SNE; by principal components for few or equal domains."""
     centred = mu - mu.mean(axis=0)
     count = len(mu)
-    if by_components(mu):
+    if _by_components(mu):
         left, extent, _ = np.linalg.svd(centred, full_matrices=False)
         scores = np.zeros((count, 2))
         kept = (left * extent)[:, :2]
@@ -173,6 +204,6 @@ def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.asarray(model.fit_transform(centred), dtype=np.float64)
 
 
-def by_components(mu: np.ndarray) -> bool:
+def _by_components(mu: np.ndarray) -> bool:
     """Whether `flattened` takes principal components: too few or equal domains for t-SNE."""
     return len(mu) < 8 or not bool(np.ptp(mu, axis=0).any())

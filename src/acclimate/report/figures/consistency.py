@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.report.canvas import INKS, Drawing, figure_of, legend, log_axis, plain
+from acclimate.core.wording import count
+from acclimate.report.figures.canvas import INKS, Drawing, figure_of, legend, log_axis, plain
+from acclimate.report.figures.subject import Illustration, Subject, of_data
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,31 @@ class Consistency:
     points: tuple[Point, ...]
     between: float | None  # distance of two domains' μ
     within: float | None  # distance of the μ of two halves of a domain
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    groups = subject.runs_by_dataset
+    for dataset, runs in groups.items():
+        found = next(((run, c) for run in runs if (c := parsed(run.consistency))), None)
+        if found is None:
+            continue
+        run, curve = found
+        said = any(point.radius is not None for point in curve.points)
+        bound = (
+            "In each domain, Theorem 1 bounds the error of at least 95 % of draws; it must hold "
+            "for any distribution, so the dashed line should lie well below it."
+            if said
+            else "Theorem 1 says nothing about so few images."
+        )
+        yield Illustration(
+            "How many images an embedding needs",
+            f"{of_data(dataset, len(groups))}How far the embedding from n images of a training "
+            "domain, drawn at random with replacement, lies from μ, that of all the images they "
+            "are drawn from: the mean over domains and draws, and what 95 % of draws stay below "
+            f"in the worst domain (run {run.name}). {bound} "
+            f"{expressivity(curve)}".strip(),
+            draw(curve),
+        )
 
 
 def parsed(stored: Mapping[str, Any] | None) -> Consistency | None:
@@ -70,7 +97,7 @@ def expressivity(found: Consistency) -> str:
     )
 
 
-def draw_consistency(found: Consistency) -> Drawing:
+def draw(found: Consistency) -> Drawing:
     """Error of μ against the number of images, log-log; grey where the theorem says nothing."""
     figure = figure_of(3.3)
     ax, titles = figure.subplots(), {}
@@ -80,8 +107,7 @@ def draw_consistency(found: Consistency) -> Drawing:
         gid = f"n-{number}"
         ax.plot(point.n, point.error, "o", color=INKS["blue"], markersize=4.5, gid=gid, zorder=3)
         known = "says nothing" if point.radius is None else f"promises {point.radius:.3g}"
-        noun = "image" if point.n == 1 else "images"
-        titles[gid] = f"{point.n} {noun}: error {point.error:.3g}, Theorem 1 {known}"
+        titles[gid] = f"{count(point.n, 'image')}: error {point.error:.3g}, Theorem 1 {known}"
     ax.plot(n, [p.error for p in points], color=INKS["blue"], label="measured, mean")
     _line(ax, [(p.n, p.error95) for p in points], "worst domain, 95 %", "blue", "--")
     _line(ax, [(p.n, p.radius) for p in points], "Theorem 1 (95 %)", "orange", "-")

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from acclimate.config import RunConfig, Search, flat
-from acclimate.report.canvas import (
+from acclimate.report.figures.canvas import (
     INKS,
     Drawing,
     figure_of,
     headline,
+    is_logarithmic,
     legend,
     log_axis,
     markers_of,
@@ -21,10 +22,10 @@ from acclimate.report.canvas import (
     short,
     spread,
 )
-from acclimate.report.result_plots import is_logarithmic
+from acclimate.report.figures.subject import Illustration, Subject, of_data
 from acclimate.results.material import Report
 from acclimate.results.protocol import Job, Sweep
-from acclimate.results.runs import Key
+from acclimate.results.runs import NAMES, Key
 from acclimate.results.selection import Candidate, Choice, candidate, select
 
 if TYPE_CHECKING:
@@ -33,7 +34,22 @@ if TYPE_CHECKING:
 MOST_POINTS = 600
 MOST_PANELS = 12
 _FEW_VALUES = 4
-_NAMES_OF_A_RUN = ("algorithm", "seed", "test_domains", "val_domains")
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    sweep = subject.report.sweep
+    for dataset in () if sweep is None else sweep.datasets:
+        assert sweep is not None
+        points = tried(subject.report, subject.rule, dataset.name)
+        drawing = draw(points, drawn_settings(sweep, dataset.name), subject.colours)
+        if drawing is not None:
+            yield Illustration(
+                "Hyperparameters",
+                f"{of_data(dataset.name, len(sweep.datasets))}Each mark is a draw of the settings "
+                "that competed for a target: the setting’s value against the accuracy that the "
+                "selection rule compared by; the chosen ones are ringed.",
+                drawing,
+            )
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
     configs = settings_of(report)
     points = []
     for draw in sorted({one.draw for one in known}):
-        for choice in _alone(known, jobs, rule, draw):
+        for choice in _unopposed(known, jobs, rule, draw):
             if choice.run is not None and choice.score is not None:
                 chosen = (_contest(choice), draw) in winners
                 settings = configs[choice.run]
@@ -76,7 +92,7 @@ def settings_of(report: Report) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _alone(
+def _unopposed(
     known: Sequence[Candidate], jobs: Sequence[Job], rule: str, draw: int
 ) -> Iterable[Choice]:
     """With one draw in the running, each choice carries that draw's own score."""
@@ -96,10 +112,10 @@ def drawn_settings(sweep: Sweep, dataset: str) -> list[str]:
             for path, value in flat(job.config).items():
                 values[path, job.algorithm, job.variant, job.trial].add(repr(value))
     varied = {str(path) for (path, *_), found in values.items() if len(found) > 1}
-    return sorted(varied - set(_NAMES_OF_A_RUN))
+    return sorted(varied - NAMES)
 
 
-def draw_search(
+def draw(
     points: Sequence[Tried], settings: Sequence[str], colours: Mapping[str, str]
 ) -> Drawing | None:
     """A panel per drawn setting: its value against the score that was compared, chosen ringed."""

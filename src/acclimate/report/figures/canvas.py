@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_atomically
-from acclimate.results.summary import Summary
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
     from matplotlib.axes import Axes
@@ -49,11 +48,11 @@ class Drawing:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
-def figure_of(height: float) -> Figure:
+def figure_of(height: float, width: float = WIDTH) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -63,12 +62,6 @@ def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:
     second = AlgorithmName.of(baseline).adaptive_version
     others = sorted(set(algorithms) - {baseline, ""}, key=lambda name: (name != second, name))
     return {name: INKS[CYCLE[i % len(CYCLE)]] for i, name in enumerate([baseline, *others])}
-
-
-def colours_of(summary: Summary) -> dict[str, str]:
-    runs = {run.algorithm for run in summary.runs if run.problem is None}
-    lines = {line.key.algorithm for line in summary.lines}
-    return palette(runs | lines, summary.baseline.algorithm)
 
 
 def markers_of(colours: Mapping[str, str]) -> dict[str, str]:
@@ -120,6 +113,11 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
         text.set_parse_math(False)
 
 
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """More than a decade, and nothing at or below 0."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > 10
+
+
 def log_axis(axis: Any) -> None:
     """Powers of ten as plain text: matplotlib's own are formulas, which SVG text draws badly."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -164,7 +162,7 @@ Format = Literal["pdf", "svg", "png"]
 
 
 def write_figure(drawing: Drawing, path: Path, kind: Format, *, dpi: int = 300) -> None:
-    """One file for a paper: text stays text in PDF and SVG; the same figure gives the same file."""
+    """One file: text stays text in PDF and SVG; the same figure gives the same file."""
     import matplotlib as mpl
 
     dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
@@ -175,10 +173,6 @@ def write_figure(drawing: Drawing, path: Path, kind: Format, *, dpi: int = 300) 
                 file, format=kind, dpi=dpi, bbox_inches="tight", metadata=dates[kind]
             ),
         )
-
-
-def write_png(drawing: Drawing, path: Path) -> None:
-    write_figure(drawing, path, "png", dpi=150)
 
 
 def spread(count: int, width: float) -> Sequence[float]:

@@ -1,0 +1,81 @@
+"""Mean accuracy on unseen domains: the methods compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from acclimate.core.wording import count
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, plain, short
+from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.results.runs import Key
+from acclimate.results.statistics import in_percent
+from acclimate.results.summary import Summary
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    if subject.varies:
+        return  # a bar for each variant would say less than the curve does
+    drawing = draw(subject.summary, subject.colours)
+    if drawing is not None:
+        kinds = {line.key.kind for line in subject.summary.lines}
+        caption = (
+            "Each bar is the mean accuracy over the unseen domains, longer is better; the whisker "
+            "is one standard error over seeds."
+        )
+        caption += " Hatched: a control, meant to fail." * ("control" in kinds)
+        caption += " Dashed: a ceiling, which uses what no method may know." * ("ceiling" in kinds)
+        yield Illustration("Unseen domains", caption, drawing)
+
+
+def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
+    """Mean accuracy on unseen domains, a bar per line, with standard errors over seeds."""
+    lines = [line for line in summary.lines if line.unseen is not None]
+    if not lines:
+        return None
+    names = [_wrapped(line.key) for line in lines]
+    figure = figure_of(sum(0.19 + 0.16 * name.count("\n") for name in names) + 0.9)
+    ax, titles = figure.subplots(), {}
+    place = 0.0
+    ticks: list[float] = []
+    for line, name in zip(lines, names, strict=True):
+        assert line.unseen is not None
+        room = 0.5 + 0.42 * name.count("\n")
+        place += room
+        mean, se = 100 * line.unseen.mean, 100 * (line.unseen.se or 0.0)
+        gid = f"bar-{len(ticks)}"
+        ax.barh(place, mean, height=0.7, **_style(line.key, colours), gid=gid)
+        if se:
+            ax.errorbar(mean, place, xerr=se, color=INKS["ink"], capsize=3, linewidth=1.2)
+        note = in_percent(line.unseen)
+        titles[gid] = f"{line.key.label}: {note} % on {count(line.domains, 'domain')}"
+        ax.text(mean + se + 3, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
+        ticks.append(place)
+        place += room
+    ax.set_yticks(ticks, names, parse_math=False)
+    ax.set_ylim(place, 0)
+    ax.set_xlim(0, 138)  # room for the figures right of a full bar
+    ax.set_xticks(range(0, 101, 20))
+    ax.set_xlabel("accuracy on unseen domains, %")
+    plain(ax, "x")
+    ax.tick_params(axis="y", length=0)
+    return Drawing(figure, titles)
+
+
+def _style(key: Key, colours: Mapping[str, str]) -> dict[str, Any]:
+    colour = colours[key.algorithm]
+    if key.kind == "method":
+        return {"facecolor": colour, "edgecolor": colour}
+    hollow = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.2}
+    return hollow | ({"hatch": "////"} if key.kind == "control" else {"linestyle": "--"})
+
+
+def _wrapped(key: Key) -> str:
+    """A label in lines of at most about 20 letters."""
+    label = key.label if key.kind != "control" else f"{key.label} (control)"
+    lines = [""]
+    for word in label.split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) > 20:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(short(line, 26) for line in lines)

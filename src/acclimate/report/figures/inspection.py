@@ -1,0 +1,153 @@
+"""How labels are spread over the domains of a manifest, as PNG files: what `inspect` draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from acclimate.core.wording import count
+from acclimate.data.inspection import Inspection, all_domains, label_counts
+from acclimate.data.manifest import Manifest
+from acclimate.report.figures import label_shares
+from acclimate.report.figures.canvas import (
+    INKS,
+    MOST_DOMAINS,
+    TEXT,
+    WIDTH,
+    Drawing,
+    figure_of,
+    headline,
+    legend,
+    plain,
+    short,
+    write_figure,
+)
+from acclimate.results.material import Labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_CLASSES = 100
+_FEW_CLASSES = 12  # as many as can be counted in a cell
+_DOTS_PER_INCH = 130
+
+
+def write_label_plots(inspection: Inspection, manifest: Manifest, folder: Path) -> list[Path]:
+    """PNGs of label distributions, label counts and label shift; their paths.
+
+    Without labels there are no distributions, and one domain alone has no shift.
+    """
+    drawings = {
+        "label_distributions": label_shares.draw(labels_of(manifest)),
+        "label_counts": draw_counts(inspection, manifest),
+        "label_shift": draw_shift(inspection),
+    }
+    paths = []
+    for name, drawing in drawings.items():
+        if drawing is not None:
+            paths.append(folder / f"{name}.png")
+            write_figure(drawing, paths[-1], "png", dpi=_DOTS_PER_INCH)
+    return paths
+
+
+def labels_of(manifest: Manifest) -> Labels:
+    roles = manifest.roles()
+    domains = {
+        name: Labels.Domain(roles.get(name) or "", tuple(row.tolist()))
+        for name, row in zip(all_domains(manifest), label_counts(manifest), strict=True)
+    }
+    return Labels(manifest.source, manifest.classes, domains)
+
+
+def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:
+    """Heat map of rows per domain and class on a log scale; cells without rows stay empty."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator
+
+    counts = label_counts(manifest)
+    rows = np.sort(_by_shift(inspection)[:MOST_DOMAINS])
+    columns = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]
+    cells = counts[np.ix_(rows, columns)]
+    figure = figure_of(0.19 * len(rows) + 2.2, max(WIDTH, 0.18 * len(columns) + 3.2))
+    ax = figure.subplots()
+    plain(ax, "")
+    ax.set_facecolor("#EDEDED")
+    image = ax.imshow(
+        np.ma.masked_equal(cells, 0),
+        norm=LogNorm(vmin=1, vmax=max(2, int(cells.max(initial=0)))),
+        cmap="viridis",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    domains = [short(inspection.domains[i].domain, 24) for i in rows]
+    classes = [short(manifest.classes[c], 20) for c in columns]
+    ax.set_yticks(range(len(rows)), domains, parse_math=False)
+    ax.set_xticks(range(len(columns)), classes, rotation=90, parse_math=False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ticks = LogLocator(subs=(1, 2, 5))
+    bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, ticks=ticks, format="{x:,.0f}")
+    bar.minorticks_off()
+    bar.set_label("rows (grey: none)", fontsize=TEXT)
+    bar.ax.tick_params(labelsize=TEXT)
+    if cells.shape[1] <= _FEW_CLASSES and cells.shape[0] <= 20:
+        _write_counts(ax, cells)
+    total, shown = len(manifest.classes), len(columns)
+    named = f"{total} classes" if shown == total else f"the {shown} largest of {total} classes"
+    headline(ax, f"Rows of {_some(len(rows), inspection)} in {named}")
+    return Drawing(figure)
+
+
+def _write_counts(ax: Axes, cells: np.ndarray) -> None:
+    """cells: [domains, classes]"""
+    bright = np.sqrt(max(2, int(cells.max())))  # the middle of the log scale from 1
+    for (row, column), number in np.ndenumerate(cells):
+        if number:
+            colour = "black" if number > bright else "white"
+            text = f"{number}" if number < 10_000 else f"{number / 1000:.0f}k"
+            ax.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+
+
+def draw_shift(inspection: Inspection) -> Drawing | None:
+    """Each domain's distance from the others pooled, the most shifted on top."""
+    shown = [inspection.domains[i] for i in _by_shift(inspection)]
+    shown = [domain for domain in shown if domain.total_variation is not None][:MOST_DOMAINS]
+    if not shown:
+        return None
+    distances = [domain.total_variation or 0.0 for domain in shown]
+    divergences = [domain.jensen_shannon or 0.0 for domain in shown]
+    places = range(len(shown))
+    figure = figure_of(0.19 * len(shown) + 1.5)
+    ax = figure.subplots()
+    ax.barh(places, distances, color=INKS["blue"], height=0.72, label="total variation")
+    ax.scatter(
+        divergences, places, s=18, color=INKS["orange"], edgecolors=INKS["ink"], linewidths=0.5,
+        zorder=3, label="Jensen-Shannon (bits)",
+    )  # fmt: skip
+    for place, distance in enumerate(distances):
+        ax.text(distance + 0.008, place, f"{distance:.2f}", va="center", fontsize=7)
+    ax.set_yticks(places, [short(domain.domain, 28) for domain in shown], parse_math=False)
+    ax.set_ylim(len(shown) - 0.4, -0.6)
+    ax.set_xlim(0, min(1.08, max(0.1, *distances) * 1.12))
+    ax.set_xlabel("distance from the labels of the other domains pooled")
+    plain(ax, "")
+    ax.tick_params(axis="y", length=0)
+    headline(ax, f"Label shift of {_some(len(shown), inspection)}")
+    legend(figure, ax)
+    return Drawing(figure)
+
+
+def _by_shift(inspection: Inspection) -> list[int]:
+    """Positions of the domains, most shifted first, those without a shift last."""
+    shifts = [domain.total_variation for domain in inspection.domains]
+    rank = [1.0 if shift is None else -shift for shift in shifts]
+    return sorted(range(len(rank)), key=rank.__getitem__)
+
+
+def _some(shown: int, inspection: Inspection) -> str:
+    total = len(inspection.domains)
+    if shown < total:
+        return f"the {shown} most shifted of {total} domains"
+    return "the only domain" if total == 1 else count(total, "domain")

@@ -1,0 +1,86 @@
+"""How the runs learned: losses and validation scores, step by step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from acclimate.report.figures.canvas import Drawing, figure_of, headline, legend, plain
+from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.results.runs import Key, RunView
+
+MOST_CURVES = 40
+_MANY_LINES = 8  # from here on, learning curves are drawn thin and faint
+_PANELS = {
+    "embedding": "embedding: loss",
+    "main": "classifier: loss",
+    "validation": "classifier: validation accuracy, %",
+}
+
+
+def illustrate(subject: Subject) -> Iterable[Illustration]:
+    runs = [run for run in subject.report.runs if run.problem is None]
+    which = "One line per run"
+    if len(runs) > MOST_CURVES:
+        runs = [run for run in subject.summary.runs if run.problem is None] or runs
+        every = -(-len(runs) // MOST_CURVES)
+        which = "One line per chosen run" + (
+            f", of which {len(runs[::every])} of {len(runs)} are drawn" if every > 1 else ""
+        )
+        runs = runs[::every]
+    drawing = draw(runs, subject.colours)
+    if drawing is not None:
+        yield Illustration(
+            "Learning curves",
+            f"{which}: a loss should fall and level off; a validation accuracy that falls again "
+            "late in training is a sign of overfitting. Unfinished runs are drawn as far as they "
+            "went.",
+            drawing,
+        )
+
+
+_Curve = tuple[RunView, list[int], list[float]]
+
+
+def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
+    """A panel for the loss of each phase and one for the validation score; a line per run."""
+    panels = _curves(runs)
+    if not panels:
+        return None
+    order = sorted(panels, key=lambda name: {"embedding": 0, "validation": 2}.get(name, 1))
+    many = len(runs) > _MANY_LINES
+    style: dict[str, Any] = (
+        {"linewidth": 0.8, "alpha": 0.4} if many else {"linewidth": 1.1, "alpha": 0.8}
+    )
+    figure = figure_of(1.65 * len(order) + 0.4)
+    for ax, name in zip(figure.subplots(len(order), squeeze=False)[:, 0], order, strict=True):
+        for run, steps, values in panels[name]:
+            # One point makes no line.
+            marks = "o" if len(steps) == 1 else "-" if many else ".-"
+            ax.plot(steps, values, marks, color=colours[run.algorithm], markersize=4, **style)
+        headline(ax, _PANELS.get(name, f"{name}: loss"))
+        plain(ax, "y")
+    ax.set_xlabel("training step")
+    drawn = {run.algorithm for found in panels.values() for run, _, _ in found}
+    for algorithm in (name for name in colours if name in drawn):
+        ax.plot([], [], color=colours[algorithm], label=Key.usual(algorithm).label)
+    legend(figure, ax)
+    return Drawing(figure)
+
+
+def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
+    panels: dict[str, list[_Curve]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (not run.algorithm.startswith("da-"), run.name)):
+        for phase in dict.fromkeys(loss.phase for loss in run.records.losses):
+            losses = [loss for loss in run.records.losses if loss.phase == phase]
+            panels[phase].append((run, [x.step for x in losses], [x.risk for x in losses]))
+        scores: dict[int, list[float]] = defaultdict(list)
+        for score in run.records.scores:
+            if score.moment == "validation" and score.top1 is not None:
+                scores[score.step].append(100 * score.top1)
+        if scores:
+            means = [fmean(scores[step]) for step in sorted(scores)]
+            panels["validation"].append((run, sorted(scores), means))
+    return panels
