@@ -38,9 +38,8 @@ def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
     if json:
         say_json({**summary_values(summary), "report": str(page)})
         return
-    header, *rows = (
-        comparison(summary).without(*WIDE, f"Better than {summary.baseline.label}").texts
-    )
+    wide = (*WIDE, f"Better than {summary.baseline.label}")
+    header, *rows = comparison(summary).without(*wide).texts
     say_table(header, rows)
     say()
     say(headline(summary))

@@ -1,0 +1,36 @@
+"""The same value is the same number wherever it is shown."""
+
+import re
+
+import pytest
+
+from acclimate.core.wording import percent, signed
+from acclimate.report.grid import Cell, Grid, accuracy, difference, share
+from acclimate.report.latex import latex_table
+from acclimate.report.markup import table
+from acclimate.results.statistics import Estimate
+from acclimate.sweep.ablations.verdict import Level, level_table
+
+SHARES = [k / 2000 for k in range(2001)]  # every 0.05 points
+
+
+def test_terminal_and_page_print_the_same_number() -> None:
+    said = [percent(value) for value in SHARES for _ in range(2)]
+    cells = [made for v in SHARES for made in (accuracy(Estimate(v, None, 1)), share(v))]
+    grid = Grid(("x", *map(str, range(len(cells)))), ((Cell("all"), *cells),))
+    assert grid.to_text().splitlines()[2].split() == ["all", *said]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", table("x", grid)) == said
+    assert " & ".join(["all", *said]) in latex_table(grid, "x", "x")
+    levels = [Level(str(value), "v", "none", {0: value}) for value in SHARES]
+    assert level_table(levels, ["v"])[1] == [["v", *said[::2]]]
+
+
+def test_halves_are_rounded_alike_whatever_the_last_bit_of_a_sum() -> None:
+    assert percent(0.0385) == percent(0.03849999999999998) == "3.9"
+    points = [signed(value) for value in (0.059, -0.0026, 0.0004, -0.0004)]
+    assert points == ["+5.9", "−0.3", "0.0", "0.0"]
+
+
+@pytest.mark.parametrize("value", [None, Estimate(0.1, 0.02, 3)])
+def test_a_difference_has_its_sign_and_a_missing_one_a_dash(value: Estimate | None) -> None:
+    assert difference(value).text == ("–" if value is None else "+10.0 ± 2.0")
