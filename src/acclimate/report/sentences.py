@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from acclimate.config import flat
+from acclimate.config import AlgorithmName, flat
 from acclimate.core.wording import DASH, count, percent
 from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView
@@ -41,9 +41,13 @@ def _course(report: Report) -> str:
     return said and f"Accuracy on domains never seen in training, by {label}{said}"
 
 
+def _adaptive_first(name: str) -> tuple[bool, str]:
+    return not AlgorithmName.of(name).adaptive, name
+
+
 def _by_algorithm(results: Results, order: Sequence[str]) -> _Rows:
     known = {row.key: row for row in results.rows if row.average is not None and not row.published}
-    names = sorted({key.algorithm for key in known}, key=lambda name: (name[:3] != "da-", name))
+    names = sorted({key.algorithm for key in known}, key=_adaptive_first)
     found = {name: [known.get(Key.usual(name, variant)) for variant in order] for name in names}
     return {name: kept for name, rows in found.items() if (kept := [r for r in rows if r])}
 
@@ -217,7 +221,8 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
     """In what the baseline and its adaptive version differ beside the adaptation."""
     for adaptive, runs in families.items():
         plain = against(adaptive, baseline, families)
-        if adaptive.algorithm != f"da-{plain.algorithm}" or plain not in families:
+        version = AlgorithmName.of(plain.algorithm).adaptive_version
+        if adaptive.algorithm != version or plain not in families:
             continue
         mine, theirs = _settings(runs), _settings(families[plain])
         unequal = [

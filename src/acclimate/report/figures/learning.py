@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from acclimate.config import AlgorithmName
 from acclimate.report.figures.canvas import Drawing, figure_of, headline, legend, plain
 from acclimate.report.figures.subject import Illustration, Subject
 from acclimate.results.runs import Key, RunView
@@ -70,9 +71,15 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
     return Drawing(figure)
 
 
+def _adaptive_first(run: RunView) -> tuple[bool, str]:
+    return not AlgorithmName.of(run.algorithm).adaptive, run.name
+
+
 def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
     panels: dict[str, list[_Curve]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (not run.algorithm.startswith("da-"), run.name)):
+    for run in sorted(
+        runs, key=lambda run: (not AlgorithmName.of(run.algorithm).adaptive, run.name)
+    ):
         for phase in dict.fromkeys(loss.phase for loss in run.records.losses):
             losses = [loss for loss in run.records.losses if loss.phase == phase]
             panels[phase].append((run, [x.step for x in losses], [x.risk for x in losses]))
