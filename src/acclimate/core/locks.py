@@ -11,19 +11,21 @@ from acclimate.core.errors import AcclimateError, RunBusy
 
 
 @contextmanager
-def locked(path: Path, doing: str, error: type[AcclimateError]) -> Iterator[None]:
+def locked(
+    path: Path, doing: str, error: type[AcclimateError], *, remove: bool = True
+) -> Iterator[None]:
     """Hold the lock file `path`; whoever comes meanwhile is told what is being done in its folder.
 
-    The system lets go of the lock of a process that dies, however it dies. `error` is raised where
-    there are no locks.
+    The system lets go of the lock of a process that dies, however it dies; the file itself means
+    nothing, and is removed or left. `error` is raised where there are no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path, doing, error):
         try:
             yield
         finally:
-            # While it is still held: whoever opened the file before sees that it is gone.
-            path.unlink(missing_ok=True)
+            if remove:  # while it is held: whoever opened the file before sees that it is gone
+                path.unlink(missing_ok=True)
 
 
 def _lock(path: Path, doing: str, error: type[AcclimateError]) -> TextIO:

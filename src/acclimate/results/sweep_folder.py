@@ -143,7 +143,7 @@ class SweepFolder:
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out."""
-        return locked(self.path / LOCK, "running the sweep", SweepError)
+        return locked(self.path / LOCK, "running the sweep", SweepError, remove=False)
 
     def clear_temporary(self) -> None:
         """Remove what a killed driver left of files it was writing; runs are their workers'."""
