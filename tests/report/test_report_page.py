@@ -29,7 +29,7 @@ from acclimate.report.figures import (
 from acclimate.report.figures import (
     consistency as theory,
 )
-from acclimate.report.figures.subject import Illustration
+from acclimate.report.figures.canvas import Illustration
 from acclimate.report.html import page_of, write_page
 from acclimate.report.measured import facts
 from acclimate.results.load import load_report

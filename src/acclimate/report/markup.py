@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-from acclimate.report.figures.canvas import svg
-from acclimate.report.figures.subject import Illustration
+from acclimate.report.figures.canvas import Illustration, svg
 from acclimate.report.grid import Cell, Grid
 
 

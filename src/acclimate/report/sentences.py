@@ -14,7 +14,7 @@ from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
 from acclimate.results.summary import Difference, Line, Summary, against
-from acclimate.results.tabulate import ALL, Results, Row
+from acclimate.results.tabulate import Results, Row
 
 _Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis
 
@@ -27,17 +27,17 @@ def first_sentence(report: Report) -> str:
 def _course(report: Report) -> str:
     """An ablation from its first value to its last; "" for anything else, or with too few runs."""
     sweep = report.sweep
-    found = [one for one in report.results.get(report.rules[0], ()) if one.dataset != ALL]
-    if sweep is None or sweep.axis is None or len(found) != 1:
+    if sweep is None or sweep.axis is None or len(report.tables) != 1:
         return ""
+    results = report.tables[0]
     places, label = sweep.axis.places, sweep.axis.label
     order = [job.variant for job in sweep.jobs if job.variant in places]
     if None not in places.values():
         order.sort(key=lambda name: places[name] or 0.0)
-    rows = _by_algorithm(found[0], list(dict.fromkeys(order)))
+    rows = _by_algorithm(results, list(dict.fromkeys(order)))
     if sum(map(len, rows.values())) < 2:
         return ""
-    said = _categories(rows) if None in places.values() else _ends(rows, found[0].baseline)
+    said = _categories(rows) if None in places.values() else _ends(rows, results.baseline)
     return said and f"Accuracy on domains never seen in training, by {label}{said}"
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from acclimate.core.errors import unknown
-from acclimate.results.protocol import Sweep
+from acclimate.results.protocol import Axis, Sweep
 from acclimate.results.runs import RunView
 from acclimate.results.selection import Choice
 from acclimate.results.summary import Summary
 from acclimate.results.sweep_folder import Failure
-from acclimate.results.tabulate import Results
+from acclimate.results.tabulate import ALL, Results
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,41 @@ class Report:
     notes: tuple[str, ...] = ()
 
     @property
+    def rule(self) -> str:
+        """The first, which figures and sentences are about."""
+        return self.rules[0]
+
+    @property
     def summary(self) -> Summary:
-        """Under the first rule."""
-        return self.summaries[self.rules[0]]
+        return self.summaries[self.rule]
+
+    @property
+    def tables(self) -> list[Results]:
+        """One for each data set."""
+        return [one for one in self.results.get(self.rule, ()) if one.dataset != ALL]
+
+    @property
+    def axis(self) -> Axis | None:
+        """What an ablation varies."""
+        return None if self.sweep is None else self.sweep.axis
+
+    @property
+    def datasets(self) -> Sequence[str]:
+        """Of a sweep, in its order; of an ablation with data for each value, those of the first and
+        the last value: what lies between looks like something in between."""
+        names = [] if self.sweep is None else [found.name for found in self.sweep.datasets]
+        return [names[0], names[-1]] if self.axis is not None and len(names) > 2 else names
+
+    @property
+    def runs_by_dataset(self) -> dict[str, list[RunView]]:
+        """Finished runs of each data set of a sweep, in a fixed order: the first that has what is
+        wanted speaks for its data set. Runs on their own are taken together."""
+        runs = sorted(self.summary.finished, key=lambda run: (run.algorithm, run.seed, run.name))
+        found: dict[str, list[RunView]] = {name: [] for name in self.datasets or [""]}
+        for run in runs:
+            if (name := run.dataset if self.sweep is not None else "") in found:
+                found[name].append(run)
+        return found
 
 
 def limited(report: Report, rules: Sequence[str]) -> Report:

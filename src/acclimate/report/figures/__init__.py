@@ -1,6 +1,6 @@
 """The figures of a report: `FIGURES` is their table, in the order of a page.
 
-A figure is a module with a function `illustrate(subject)` that yields it with its heading and
+A figure is a module with a function `illustrate(report)` that yields it with its heading and
 caption, or nothing where there is nothing to show; and a row of the table, whose name its files
 bear. The page, the files and the command line read the table. `canvas` holds what all share.
 """
@@ -25,11 +25,10 @@ from acclimate.report.figures import (
     learning,
     search,
 )
-from acclimate.report.figures.canvas import Format, write_figure
-from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
 
-FIGURES: Mapping[str, Callable[[Subject], Iterable[Illustration]]] = {
+FIGURES: Mapping[str, Callable[[Report], Iterable[Illustration]]] = {
     "ablation": ablation.illustrate,
     "bars": bars.illustrate,
     "by-domain": by_domain.illustrate,
@@ -45,9 +44,9 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 def illustrations(report: Report, names: Iterable[str] = FIGURES) -> list[Illustration]:
     """Those of the figures `names` that have something to show; a second map is `map-2`."""
-    subject, found, drawn = Subject(report), [], Counter[str]()
+    found, drawn = [], Counter[str]()
     for name in names:
-        for one in FIGURES[name](subject):
+        for one in FIGURES[name](report):
             drawn[name] += 1
             number = "" if drawn[name] == 1 else f"-{drawn[name]}"
             found.append(replace(one, name=name + number))

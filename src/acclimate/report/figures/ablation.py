@@ -6,18 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from acclimate.report.figures.canvas import (
-    TEXT,
-    Drawing,
-    figure_of,
-    headline,
-    is_logarithmic,
-    legend,
-    log_axis,
-    plain,
-    short,
-)
-from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import TEXT, Drawing, Illustration
+from acclimate.results.material import Report
 from acclimate.results.protocol import Axis
 from acclimate.results.runs import Key
 from acclimate.results.statistics import in_percent
@@ -31,12 +22,12 @@ _LINES = {"method": "-", "control": "--", "ceiling": ":"}
 _MARKS = {"method": "o", "control": "v", "ceiling": "^"}
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    sweep = subject.report.sweep
+def illustrate(report: Report) -> Iterable[Illustration]:
+    sweep = report.sweep
     if sweep is None or sweep.axis is None:
         return
     axis = _in_order(sweep.axis, (job.variant for job in sweep.jobs))
-    drawing = draw(subject.results, axis, subject.colours)
+    drawing = draw(report.tables, axis, canvas.colours_of(report))
     if drawing is not None:
         yield Illustration(
             "Ablation",
@@ -60,7 +51,7 @@ def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Dr
     if not found:
         return None
     places = _places(axis)
-    figure = figure_of(2.7 * len(found) + 0.5)
+    figure = canvas.figure_of(2.7 * len(found) + 0.5)
     titles: dict[str, str] = {}
     labels: set[str] = set()
     panels = list(figure.subplots(len(found), squeeze=False)[:, 0])
@@ -74,12 +65,12 @@ def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Dr
             titles |= _draw_line(ax, rows, places, colours[algorithm], label, gid, joined=joined)
         _scale(ax, axis, places)
         ax.set_ylabel("accuracy, %")
-        plain(ax, "y")
+        canvas.plain(ax, "y")
         if len(found) > 1:
-            headline(ax, short(results.dataset, 40))
-    panels[-1].set_xlabel(short(axis.label, 60), parse_math=False)
+            canvas.headline(ax, canvas.short(results.dataset, 40))
+    panels[-1].set_xlabel(canvas.short(axis.label, 60), parse_math=False)
     _one_legend(panels)
-    legend(figure, panels[0], columns=2)
+    canvas.legend(figure, panels[0], columns=2)
     return Drawing(figure, titles)
 
 
@@ -142,7 +133,7 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
         turn = len(places) > 5 or any(len(name) > 9 for name in places)
         ax.set_xticks(
             list(places.values()),
-            [short(name, 16) for name in places],
+            [canvas.short(name, 16) for name in places],
             parse_math=False,
             rotation=35 if turn else 0,
             ha="right" if turn else "center",
@@ -150,9 +141,9 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
             fontsize=TEXT,
         )
         ax.margins(x=0.08)
-    elif is_logarithmic(list(places.values())):
+    elif canvas.is_logarithmic(list(places.values())):
         ax.set_xscale("log")
-        log_axis(ax.xaxis)
+        canvas.log_axis(ax.xaxis)
     if len(places) <= _FEW_PLACES and None not in axis.places.values():
         ax.set_xticks(
             sorted(set(places.values())), [f"{x:g}" for x in sorted(set(places.values()))]

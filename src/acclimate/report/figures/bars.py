@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from acclimate.core.wording import count
-from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, plain, short
-from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration
+from acclimate.results.material import Report
 from acclimate.results.runs import Key
 from acclimate.results.statistics import in_percent
 from acclimate.results.summary import Summary
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    if subject.varies:
+def illustrate(report: Report) -> Iterable[Illustration]:
+    if report.axis is not None:
         return  # a bar for each variant would say less than the curve does
-    drawing = draw(subject.summary, subject.colours)
+    drawing = draw(report.summary, canvas.colours_of(report))
     if drawing is not None:
-        kinds = {line.key.kind for line in subject.summary.lines}
+        kinds = {line.key.kind for line in report.summary.lines}
         caption = (
             "Each bar is the mean accuracy over the unseen domains, longer is better; the whisker "
             "is one standard error over seeds."
@@ -34,7 +35,7 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
     if not lines:
         return None
     names = [_wrapped(line.key) for line in lines]
-    figure = figure_of(sum(0.19 + 0.16 * name.count("\n") for name in names) + 0.9)
+    figure = canvas.figure_of(sum(0.19 + 0.16 * name.count("\n") for name in names) + 0.9)
     ax, titles = figure.subplots(), {}
     place = 0.0
     ticks: list[float] = []
@@ -57,7 +58,7 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
     ax.set_xlim(0, 138)  # room for the figures right of a full bar
     ax.set_xticks(range(0, 101, 20))
     ax.set_xlabel("accuracy on unseen domains, %")
-    plain(ax, "x")
+    canvas.plain(ax, "x")
     ax.tick_params(axis="y", length=0)
     return Drawing(figure, titles)
 
@@ -78,4 +79,4 @@ def _wrapped(key: Key) -> str:
         if lines[-1] and len(lines[-1]) + len(word) > 20:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(short(line, 26) for line in lines)
+    return "\n".join(canvas.short(line, 26) for line in lines)

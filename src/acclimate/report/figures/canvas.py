@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_atomically
+from acclimate.results.material import Report
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
     from matplotlib.axes import Axes
@@ -48,6 +49,22 @@ class Drawing:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Illustration:
+    """A figure as it is shown. Figures with one heading belong together; `name`, which the table
+    of figures gives, is its file's name and the start of its ids."""
+
+    heading: str
+    caption: str
+    drawing: Drawing
+    name: str = ""
+
+
+def of_data(dataset: str, among: int) -> str:
+    """The start of a caption, where there are several data sets."""
+    return f"Data set {dataset}. " if among > 1 and dataset else ""
+
+
 def figure_of(height: float, width: float = WIDTH) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,6 +72,15 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def colours_of(report: Report) -> dict[str, str]:
+    """A colour per algorithm, the same in every figure."""
+    runs = {run.algorithm for run in report.runs if run.problem is None}
+    lines = {line.key.algorithm for line in report.summary.lines}
+    tables = [one for found in report.results.values() for one in found]
+    rows = {row.key.algorithm for one in tables for row in one.rows}
+    return palette(runs | lines | rows, report.summary.baseline.algorithm)
 
 
 def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:

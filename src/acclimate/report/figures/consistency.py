@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.core.wording import count
-from acclimate.report.figures.canvas import INKS, Drawing, figure_of, legend, log_axis, plain
-from acclimate.report.figures.subject import Illustration, Subject, of_data
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
+from acclimate.results.material import Report
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Consistency:
     within: float | None  # distance of the μ of two halves of a domain
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    groups = subject.runs_by_dataset
+def illustrate(report: Report) -> Iterable[Illustration]:
+    groups = report.runs_by_dataset
     for dataset, runs in groups.items():
         found = next(((run, c) for run in runs if (c := parsed(run.consistency))), None)
         if found is None:
@@ -99,7 +100,7 @@ def expressivity(found: Consistency) -> str:
 
 def draw(found: Consistency) -> Drawing:
     """Error of μ against the number of images, log-log; grey where the theorem says nothing."""
-    figure = figure_of(3.3)
+    figure = canvas.figure_of(3.3)
     ax, titles = figure.subplots(), {}
     points = found.points
     n = [point.n for point in points]
@@ -123,10 +124,10 @@ def draw(found: Consistency) -> Drawing:
     ax.set_xlim(min(n) / 1.3, max(n) * 1.3)
     ax.set_xlabel("unlabelled images n")
     ax.set_ylabel("distance from μ")
-    plain(ax, "both")
-    log_axis(ax.xaxis)
-    log_axis(ax.yaxis)
-    legend(figure, ax, columns=2)
+    canvas.plain(ax, "both")
+    canvas.log_axis(ax.xaxis)
+    canvas.log_axis(ax.yaxis)
+    canvas.legend(figure, ax, columns=2)
     return Drawing(figure, titles)
 
 

@@ -12,13 +12,14 @@ import numpy as np
 from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
 from acclimate.core.wording import count
-from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, legend, short
-from acclimate.report.figures.subject import Illustration, Subject, of_data
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration, of_data
+from acclimate.results.material import Report
 from acclimate.results.runs import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
+    from matplotlib.transforms import BboxBase
 
 _NAMED = 30  # up to as many points, training domains carry their names on the map too
 _LONGEST = 18
@@ -51,8 +52,8 @@ class DomainMap:
     count: np.ndarray
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    groups = subject.runs_by_dataset
+def illustrate(report: Report) -> Iterable[Illustration]:
+    groups = report.runs_by_dataset
     for dataset, runs in groups.items():
         found = next(((run, m) for run in runs if (m := read_domain_map(run))), None)
         if found is None:
@@ -87,7 +88,7 @@ def read_domain_map(run: RunView) -> DomainMap | None:
 def draw(found: DomainMap, seed: int = 0) -> Drawing:
     """Domains by their embedding on a plane: near on the map, alike to the model."""
     places = flattened(found.mu, seed)
-    figure = figure_of(4.4)
+    figure = canvas.figure_of(4.4)
     ax, titles = figure.subplots(), {}
     few = len(places) <= _NAMED
     marks = {
@@ -108,14 +109,11 @@ def draw(found: DomainMap, seed: int = 0) -> Drawing:
     ax.margins(0.08)
     ax.set_aspect("equal", adjustable="datalim")  # else a map would stretch one direction
     ax.spines[:].set_visible(False)
-    legend(figure, ax)
+    canvas.legend(figure, ax)
     # Test domains first: where names collide, theirs are the ones to keep.
     order = sorted(range(len(places)), key=lambda i: (found.roles[i] == "train", i))
     _name_marks(ax, places, found, [i for i in order if few or found.roles[i] != "train"])
     return Drawing(figure, titles)
-
-
-_Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence[int]) -> None:
@@ -124,14 +122,19 @@ def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence
     In a crowd, a name may cover marks of training domains, never other marks or names.
     places: [M, 2]
     """
+    from matplotlib.transforms import Bbox
+
     figure: Any = ax.figure
     figure.draw_without_rendering()  # lays the axes out, so that sizes in pixels are final
     radius = 3.5 * figure.dpi / 72
-    dots = [
-        (x - radius, y - radius, x + radius, y + radius) for x, y in ax.transData.transform(places)
+    marks = ax.transData.transform(places)
+    dots = [Bbox.from_bounds(x, y, 0, 0).padded(radius) for x, y in marks]
+    crowd: list[BboxBase] = [
+        dot for dot, role in zip(dots, found.roles, strict=True) if role == "train"
     ]
-    crowd = [dot for dot, role in zip(dots, found.roles, strict=True) if role == "train"]
-    taken = [dot for dot, role in zip(dots, found.roles, strict=True) if role != "train"]
+    taken: list[BboxBase] = [
+        dot for dot, role in zip(dots, found.roles, strict=True) if role != "train"
+    ]
     left = [i for i in wanted if not _named(ax, places[i], found.names[i], taken, crowd)]
     for i in left:
         if found.roles[i] != "train":
@@ -139,45 +142,29 @@ def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence
 
 
 def _named(
-    ax: Axes, place: np.ndarray, name: str, taken: list[_Box], crowd: Sequence[_Box]
+    ax: Axes, place: np.ndarray, name: str, taken: list[BboxBase], crowd: Sequence[BboxBase]
 ) -> bool:
     """Whether a spot was free; then the name stands there, and the spot is taken."""
     frame = ax.get_window_extent()
-    inside = (frame.x0, frame.y0, frame.x1, frame.y1)
     for dx, dy, across, up in _BESIDE:
-        text = _written(ax, place, short(name, _LONGEST), (dx, dy), across, up)
-        extent = text.get_window_extent()
-        box = (extent.x0, extent.y0, extent.x1, extent.y1)
-        if _within(box, inside) and not any(_meet(box, other) for other in (*taken, *crowd)):
+        text = ax.annotate(
+            canvas.short(name, _LONGEST),
+            (float(place[0]), float(place[1])),
+            xytext=(dx, dy),
+            textcoords="offset points",
+            ha=across,
+            va=up,
+            fontsize=TEXT,
+            color=INKS["ink"],
+            parse_math=False,
+        )
+        box = text.get_window_extent()
+        within = frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)
+        if within and not any(box.overlaps(other) for other in (*taken, *crowd)):
             taken.append(box)
             return True
         text.remove()
     return False
-
-
-def _written(
-    ax: Axes, place: np.ndarray, name: str, shift: tuple[float, float], across: str, up: str
-) -> Annotation:
-    return ax.annotate(
-        name,
-        (float(place[0]), float(place[1])),
-        xytext=shift,
-        textcoords="offset points",
-        ha=across,
-        va=up,
-        fontsize=TEXT,
-        color=INKS["ink"],
-        parse_math=False,
-    )
-
-
-def _meet(one: _Box, other: _Box) -> bool:
-    apart = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
-    return not apart
-
-
-def _within(one: _Box, frame: _Box) -> bool:
-    return frame[0] <= one[0] and frame[1] <= one[1] and one[2] <= frame[2] and one[3] <= frame[3]
 
 
 def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:

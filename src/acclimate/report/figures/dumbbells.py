@@ -6,26 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from acclimate.core.wording import percent
-from acclimate.report.figures.canvas import (
-    INKS,
-    MOST_DOMAINS,
-    Drawing,
-    figure_of,
-    legend,
-    plain,
-    short,
-)
-from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, Drawing, Illustration
+from acclimate.results.material import Report
 from acclimate.results.runs import Key
 from acclimate.results.summary import Difference
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    if subject.varies:
+def illustrate(report: Report) -> Iterable[Illustration]:
+    if report.axis is not None:
         return  # one variant of many would be picked by its name
-    contender = next(iter(subject.summary.contenders), None)
-    difference = contender and subject.summary.versus(contender)
-    drawing = difference and draw(difference, subject.colours)
+    contender = next(iter(report.summary.contenders), None)
+    difference = contender and report.summary.versus(contender)
+    drawing = difference and draw(difference, canvas.colours_of(report))
     if not difference or not drawing:
         return
     line, base = difference.line.label, difference.against.label
@@ -46,7 +39,7 @@ def draw(difference: Difference, colours: Mapping[str, str]) -> Drawing | None:
         return None
     if len(changes) > MOST_DOMAINS:  # both ends matter: the losers must not fall off the page
         changes = changes[: MOST_DOMAINS // 2] + changes[-MOST_DOMAINS // 2 :]
-    figure = figure_of(0.21 * len(changes) + 1.15)
+    figure = canvas.figure_of(0.21 * len(changes) + 1.15)
     ax, titles = figure.subplots(), {}
     first, last = (colours[key.algorithm] for key in (difference.against, difference.line))
     ring = {"marker": "o", "color": first, "markersize": 8, "markerfacecolor": "none"}
@@ -64,13 +57,13 @@ def draw(difference: Difference, colours: Mapping[str, str]) -> Drawing | None:
         # On top and wider, so that it shows where both are the same.
         ax.plot(before, place, **marks[difference.against], zorder=3)
         titles[gid] = f"{change.domain}: {percent(change.before)} to {percent(change.after)} %"
-    names = [short(change.domain, 20) for change in changes]
+    names = [canvas.short(change.domain, 20) for change in changes]
     ax.set_yticks(range(len(changes)), names, parse_math=False)
     ax.set_ylim(len(changes) - 0.4, -0.6)
     ax.set_xlabel("accuracy, %")
-    plain(ax, "both")
+    canvas.plain(ax, "both")
     ax.tick_params(axis="y", length=0)
     for key, mark in marks.items():
         ax.plot([], [], label=key.label, **mark)
-    legend(figure, ax)
+    canvas.legend(figure, ax)
     return Drawing(figure, titles)

@@ -10,20 +10,8 @@ import numpy as np
 from acclimate.core.wording import count
 from acclimate.data.inspection import Inspection, all_domains, label_counts
 from acclimate.data.manifest import Manifest
-from acclimate.report.figures import label_shares
-from acclimate.report.figures.canvas import (
-    INKS,
-    MOST_DOMAINS,
-    TEXT,
-    WIDTH,
-    Drawing,
-    figure_of,
-    headline,
-    legend,
-    plain,
-    short,
-    write_figure,
-)
+from acclimate.report.figures import canvas, label_shares
+from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, TEXT, Drawing
 from acclimate.results.material import Labels
 
 if TYPE_CHECKING:
@@ -48,7 +36,7 @@ def write_label_plots(inspection: Inspection, manifest: Manifest, folder: Path) 
     for name, drawing in drawings.items():
         if drawing is not None:
             paths.append(folder / f"{name}.png")
-            write_figure(drawing, paths[-1], "png", dpi=_DOTS_PER_INCH)
+            canvas.write_figure(drawing, paths[-1], "png", dpi=_DOTS_PER_INCH)
     return paths
 
 
@@ -70,9 +58,9 @@ def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:
     rows = np.sort(_by_shift(inspection)[:MOST_DOMAINS])
     columns = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]
     cells = counts[np.ix_(rows, columns)]
-    figure = figure_of(0.19 * len(rows) + 2.2, max(WIDTH, 0.18 * len(columns) + 3.2))
+    figure = canvas.figure_of(0.19 * len(rows) + 2.2, max(canvas.WIDTH, 0.18 * len(columns) + 3.2))
     ax = figure.subplots()
-    plain(ax, "")
+    canvas.plain(ax, "")
     ax.set_facecolor("#EDEDED")
     image = ax.imshow(
         np.ma.masked_equal(cells, 0),
@@ -81,8 +69,8 @@ def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:
         aspect="auto",
         interpolation="nearest",
     )
-    domains = [short(inspection.domains[i].domain, 24) for i in rows]
-    classes = [short(manifest.classes[c], 20) for c in columns]
+    domains = [canvas.short(inspection.domains[i].domain, 24) for i in rows]
+    classes = [canvas.short(manifest.classes[c], 20) for c in columns]
     ax.set_yticks(range(len(rows)), domains, parse_math=False)
     ax.set_xticks(range(len(columns)), classes, rotation=90, parse_math=False)
     ax.tick_params(length=0)
@@ -96,7 +84,7 @@ def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:
         _write_counts(ax, cells)
     total, shown = len(manifest.classes), len(columns)
     named = f"{total} classes" if shown == total else f"the {shown} largest of {total} classes"
-    headline(ax, f"Rows of {_some(len(rows), inspection)} in {named}")
+    canvas.headline(ax, f"Rows of {_some(len(rows), inspection)} in {named}")
     return Drawing(figure)
 
 
@@ -119,7 +107,7 @@ def draw_shift(inspection: Inspection) -> Drawing | None:
     distances = [domain.total_variation or 0.0 for domain in shown]
     divergences = [domain.jensen_shannon or 0.0 for domain in shown]
     places = range(len(shown))
-    figure = figure_of(0.19 * len(shown) + 1.5)
+    figure = canvas.figure_of(0.19 * len(shown) + 1.5)
     ax = figure.subplots()
     ax.barh(places, distances, color=INKS["blue"], height=0.72, label="total variation")
     ax.scatter(
@@ -128,14 +116,14 @@ def draw_shift(inspection: Inspection) -> Drawing | None:
     )  # fmt: skip
     for place, distance in enumerate(distances):
         ax.text(distance + 0.008, place, f"{distance:.2f}", va="center", fontsize=7)
-    ax.set_yticks(places, [short(domain.domain, 28) for domain in shown], parse_math=False)
+    ax.set_yticks(places, [canvas.short(domain.domain, 28) for domain in shown], parse_math=False)
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlim(0, min(1.08, max(0.1, *distances) * 1.12))
     ax.set_xlabel("distance from the labels of the other domains pooled")
-    plain(ax, "")
+    canvas.plain(ax, "")
     ax.tick_params(axis="y", length=0)
-    headline(ax, f"Label shift of {_some(len(shown), inspection)}")
-    legend(figure, ax)
+    canvas.headline(ax, f"Label shift of {_some(len(shown), inspection)}")
+    canvas.legend(figure, ax)
     return Drawing(figure)
 
 

@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acclimate.report.figures.canvas import (
-    INKS,
-    TEXT,
-    Drawing,
-    figure_of,
-    headline,
-    legend,
-    plain,
-    short,
-)
-from acclimate.report.figures.subject import Illustration, Subject, of_data
-from acclimate.results.material import Labels
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration, of_data
+from acclimate.results.material import Labels, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +22,9 @@ _ROLES = {"test": "blue", "val": "green"}
 HEADING = "Label distributions"
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    names = subject.datasets
-    found = [one for one in subject.report.labels if not names or one.name in names]
+def illustrate(report: Report) -> Iterable[Illustration]:
+    names = report.datasets
+    found = [one for one in report.labels if not names or one.name in names]
     found.sort(key=lambda labels: names.index(labels.name) if names else 0)
     for labels in found:
         drawing = draw(labels)
@@ -105,15 +96,15 @@ def draw(labels: Labels) -> Drawing | None:
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     named = len(order) <= _NAMED
-    names = [short(labels.classes[c], 12) for c in order] if named else []
-    figure = figure_of(1.2 * rows + (0.075 * max(map(len, names), default=0)) + 0.8)
+    names = [canvas.short(labels.classes[c], 12) for c in order] if named else []
+    figure = canvas.figure_of(1.2 * rows + (0.075 * max(map(len, names), default=0)) + 0.8)
     axes: list[Axes] = list(
         figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
     )
     for ax, shift in zip(axes, shown, strict=False):
         _panel(ax, shares[shift.domain], pooled, _ROLES.get(shift.role, "faint"))
         note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
-        headline(ax, short(shift.domain, 16) + note)
+        canvas.headline(ax, canvas.short(shift.domain, 16) + note)
     highest = max(float(found.max()) for found in (pooled, *shares.values()))
     if groups_of(len(order)) > 1:
         axes[0].set_yscale("function", functions=(_root, np.square))
@@ -125,7 +116,7 @@ def draw(labels: Labels) -> Drawing | None:
         ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False, fontsize=TEXT)
     figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
     _entries(axes[0], shown)
-    legend(figure, axes[0])
+    canvas.legend(figure, axes[0])
     return Drawing(figure)
 
 
@@ -147,7 +138,7 @@ def _panel(ax: Axes, shares: np.ndarray, pooled: np.ndarray, ink: str) -> None:
     ax.stairs(100 * shares, edges, fill=True, color=INKS[ink], alpha=0.75)
     ax.stairs(100 * pooled, edges, color=INKS["orange"], linewidth=1.4)
     ax.set_xlim(edges[0], edges[-1])
-    plain(ax, "y")
+    canvas.plain(ax, "y")
 
 
 def _entries(ax: Axes, shown: Sequence[Shift]) -> None:

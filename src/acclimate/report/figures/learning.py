@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from acclimate.config import AlgorithmName
-from acclimate.report.figures.canvas import Drawing, figure_of, headline, legend, plain
-from acclimate.report.figures.subject import Illustration, Subject
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import Drawing, Illustration
+from acclimate.results.material import Report
 from acclimate.results.runs import Key, RunView
 
 MOST_CURVES = 40
@@ -21,17 +22,17 @@ _PANELS = {
 }
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    runs = [run for run in subject.report.runs if run.problem is None]
+def illustrate(report: Report) -> Iterable[Illustration]:
+    runs = [run for run in report.runs if run.problem is None]
     which = "One line per run"
     if len(runs) > MOST_CURVES:
-        runs = [run for run in subject.summary.runs if run.problem is None] or runs
+        runs = [run for run in report.summary.runs if run.problem is None] or runs
         every = -(-len(runs) // MOST_CURVES)
         which = "One line per chosen run" + (
             f", of which {len(runs[::every])} of {len(runs)} are drawn" if every > 1 else ""
         )
         runs = runs[::every]
-    drawing = draw(runs, subject.colours)
+    drawing = draw(runs, canvas.colours_of(report))
     if drawing is not None:
         yield Illustration(
             "Learning curves",
@@ -55,19 +56,19 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
     style: dict[str, Any] = (
         {"linewidth": 0.8, "alpha": 0.4} if many else {"linewidth": 1.1, "alpha": 0.8}
     )
-    figure = figure_of(1.65 * len(order) + 0.4)
+    figure = canvas.figure_of(1.65 * len(order) + 0.4)
     for ax, name in zip(figure.subplots(len(order), squeeze=False)[:, 0], order, strict=True):
         for run, steps, values in panels[name]:
             # One point makes no line.
             marks = "o" if len(steps) == 1 else "-" if many else ".-"
             ax.plot(steps, values, marks, color=colours[run.algorithm], markersize=4, **style)
-        headline(ax, _PANELS.get(name, f"{name}: loss"))
-        plain(ax, "y")
+        canvas.headline(ax, _PANELS.get(name, f"{name}: loss"))
+        canvas.plain(ax, "y")
     ax.set_xlabel("training step")
     drawn = {run.algorithm for found in panels.values() for run, _, _ in found}
     for algorithm in (name for name in colours if name in drawn):
         ax.plot([], [], color=colours[algorithm], label=Key.usual(algorithm).label)
-    legend(figure, ax)
+    canvas.legend(figure, ax)
     return Drawing(figure)
 
 
@@ -77,9 +78,7 @@ def _adaptive_first(run: RunView) -> tuple[bool, str]:
 
 def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
     panels: dict[str, list[_Curve]] = defaultdict(list)
-    for run in sorted(
-        runs, key=lambda run: (not AlgorithmName.of(run.algorithm).adaptive, run.name)
-    ):
+    for run in sorted(runs, key=_adaptive_first):
         for phase in dict.fromkeys(loss.phase for loss in run.records.losses):
             losses = [loss for loss in run.records.losses if loss.phase == phase]
             panels[phase].append((run, [x.step for x in losses], [x.risk for x in losses]))

@@ -9,20 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from acclimate.config import RunConfig, Search, flat
-from acclimate.report.figures.canvas import (
-    INKS,
-    Drawing,
-    figure_of,
-    headline,
-    is_logarithmic,
-    legend,
-    log_axis,
-    markers_of,
-    plain,
-    short,
-    spread,
-)
-from acclimate.report.figures.subject import Illustration, Subject, of_data
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.runs import NAMES, Key
@@ -36,12 +24,12 @@ MOST_PANELS = 12
 _FEW_VALUES = 4
 
 
-def illustrate(subject: Subject) -> Iterable[Illustration]:
-    sweep = subject.report.sweep
+def illustrate(report: Report) -> Iterable[Illustration]:
+    sweep = report.sweep
     for dataset in () if sweep is None else sweep.datasets:
         assert sweep is not None
-        points = tried(subject.report, subject.rule, dataset.name)
-        drawing = draw(points, drawn_settings(sweep, dataset.name), subject.colours)
+        points = tried(report, report.rule, dataset.name)
+        drawing = draw(points, drawn_settings(sweep, dataset.name), canvas.colours_of(report))
         if drawing is not None:
             yield Illustration(
                 "Hyperparameters",
@@ -127,22 +115,22 @@ def draw(
         return None
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
-    figure = figure_of(1.75 * rows + 0.5)
+    figure = canvas.figure_of(1.75 * rows + 0.5)
     axes: list[Axes] = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
     for ax, (path, found) in zip(axes, shown, strict=False):
         _panel(ax, path, _thinned(found), colours)
-        headline(ax, path if len(path) <= 25 else "…" + path[-24:])
+        canvas.headline(ax, path if len(path) <= 25 else "…" + path[-24:])
     for ax in axes[len(shown) :]:
         ax.set_visible(False)
     figure.supylabel("validation accuracy, %", fontsize=9, color=INKS["ink"])
-    markers = markers_of(colours)
+    markers = canvas.markers_of(colours)
     drawn = {point.algorithm for _, found in shown for point in found}
     for name in (name for name in colours if name in drawn):
         label = Key.usual(name).label
         axes[0].plot([], [], markers[name], color=colours[name], markersize=4, label=label)
     ring: dict[str, Any] = {"color": INKS["ink"], "markerfacecolor": "none", "markersize": 8}
     axes[0].plot([], [], "o", **ring, label="chosen")
-    legend(figure, axes[0])
+    canvas.legend(figure, axes[0])
     return Drawing(figure)
 
 
@@ -164,7 +152,7 @@ def _panel(ax: Axes, path: str, points: Sequence[Tried], colours: Mapping[str, s
     # Few values: one place each, with the algorithms side by side.
     names = sorted(set(values)) if numeric else sorted({str(value) for value in values})
     algorithms = [name for name in colours if any(p.algorithm == name for p in points)]
-    for algorithm, offset in zip(algorithms, spread(len(algorithms), 0.13), strict=True):
+    for algorithm, offset in zip(algorithms, canvas.spread(len(algorithms), 0.13), strict=True):
         mine = [point for point in points if point.algorithm == algorithm]
         x = [
             float(p.settings[path])
@@ -172,15 +160,15 @@ def _panel(ax: Axes, path: str, points: Sequence[Tried], colours: Mapping[str, s
             else names.index(p.settings[path] if numeric else str(p.settings[path])) + offset
             for p in mine
         ]
-        _marks(ax, x, mine, colours[algorithm], markers_of(colours)[algorithm])
-    plain(ax, "y")
+        _marks(ax, x, mine, colours[algorithm], canvas.markers_of(colours)[algorithm])
+    canvas.plain(ax, "y")
     if not scaled:
-        ticks = [f"{name:.3g}" if numeric else short(name, 8) for name in names]
+        ticks = [f"{name:.3g}" if numeric else canvas.short(name, 8) for name in names]
         ax.set_xticks(range(len(names)), ticks, parse_math=False)
         ax.set_xlim(-0.6, len(names) - 0.4)
-    elif min(values) > 0 and (_searched_by_log(path) or is_logarithmic(values)):
+    elif min(values) > 0 and (_searched_by_log(path) or canvas.is_logarithmic(values)):
         ax.set_xscale("log")
-        log_axis(ax.xaxis)
+        canvas.log_axis(ax.xaxis)
 
 
 def _marks(ax: Axes, x: Sequence[float], points: Sequence[Tried], colour: str, marker: str) -> None:
