@@ -24,8 +24,8 @@ from acclimate.runs.records import Loss, append
 from acclimate.sweep import conduct, estimate
 from acclimate.sweep.driver import Event, Tally
 from acclimate.sweep.launchers import LaunchOptions
-from acclimate.sweep.progress import Progress, progress_of
 from acclimate.sweep.queue import Queue
+from acclimate.sweep.task import Progress, progress_of
 from fixtures.settings import TINY, as_flags
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "200"}

@@ -31,7 +31,7 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.html import page_of, write_page
-from acclimate.report.measured import facts
+from acclimate.report.sections import facts
 from acclimate.results.load import load_report
 from acclimate.results.material import Labels, Report
 from acclimate.results.protocol import Axis

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from acclimate.core.wording import percent, signed
-from acclimate.report.grid import Cell, Grid, accuracy, difference, share
-from acclimate.report.latex import latex_table
+from acclimate.report.grid import Cell, Grid, accuracy, difference, latex_table, share
 from acclimate.report.markup import table
 from acclimate.results.statistics import Estimate
 from acclimate.sweep.ablations.verdict import Level, level_table

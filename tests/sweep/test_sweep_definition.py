@@ -21,6 +21,7 @@ from acclimate.results.protocol import Axis, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.identity import embedding_identity
 from acclimate.runs.plan import make_plan
+from acclimate.sweep.contenders import draw, parse_range, parse_search, ranges
 from acclimate.sweep.definition import (
     SweepConfig,
     data_name,
@@ -28,7 +29,6 @@ from acclimate.sweep.definition import (
     open_data,
     read_definition,
 )
-from acclimate.sweep.draws import draw, parse_range, parse_search, ranges
 from acclimate.sweep.estimate import FROM_RUNS, FROM_STEPS, estimate
 from acclimate.sweep.groups import held_out, scored_groups
 from acclimate.sweep.jobs import count, define, notes

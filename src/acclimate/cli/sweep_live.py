@@ -16,8 +16,8 @@ from acclimate.core.wording import duration
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Event, Listener
-from acclimate.sweep.progress import Progress, progress_of
 from acclimate.sweep.queue import Queue
+from acclimate.sweep.task import Progress, progress_of
 
 PLACES = ("done", "running", "failed", "waiting")
 LEAST_DONE = 0.5  # runs' worth of work, before which nothing is said of the time left

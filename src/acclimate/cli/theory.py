@@ -40,7 +40,7 @@ def theory(
     unknown, so that only the course of the terms means something, not their size.
     """
     from acclimate.learn.guarantees import Question, answer
-    from acclimate.results.consistency import read_consistency
+    from acclimate.results.runs import read_consistency
 
     asked = Question(
         radius=radius, delta=delta, domains=domains, points=points, budget=budget, ratio=ratio

@@ -2,9 +2,9 @@
 
 sentences.py  what it says, the first sentence first
 grid.py       the model of a table; tables.py fills it: which tables there are, column by column
-export.py     those tables as text, Markdown, LaTeX (latex.py), CSV and JSON values
+export.py     those tables as text, Markdown, LaTeX, CSV and JSON values
 figures/      every figure; its table is in __init__.py
-html.py       one self-contained page, of sections.py, markup.py, measured.py and assets.py
+html.py       one self-contained page, of sections.py, markup.py and assets.py
 """
 
 from acclimate.report.figures import write_figures

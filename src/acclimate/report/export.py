@@ -11,8 +11,7 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
-from acclimate.report.grid import markdown
-from acclimate.report.latex import latex_table
+from acclimate.report.grid import latex_table, markdown
 from acclimate.report.sentences import first_sentence, headline, notes
 from acclimate.report.tables import results_grid, tests_grid
 from acclimate.results.material import Report, alike

@@ -12,7 +12,6 @@ from acclimate.report.assets import PAGE, SCRIPT, STYLE
 from acclimate.report.figures import illustrations
 from acclimate.report.figures.label_shares import HEADING as LABELS
 from acclimate.report.markup import bullets, figure, folded, paragraph, section, slug, table
-from acclimate.report.measured import facts
 from acclimate.results.material import Report
 from acclimate.results.statistics import ENOUGH_SEEDS
 from acclimate.results.summary import Summary
@@ -65,7 +64,7 @@ def page_of(report: Report, intro: str = "") -> str:
         sections.failures(report),
         sections.uncounted(report.runs),
         sections.quarantined(report.runs),
-        _measured(report),
+        sections.measured(report.runs),
     ]
     parts = [part for part in parts if part]
     return PAGE.format(
@@ -158,12 +157,3 @@ def _by_domain(summary: Summary) -> str:
     grid = table("Accuracy on each unseen domain", tables.by_domain(summary))
     title = f"Table of {count(len(summary.domains), 'domain')}, means over seeds, in percent"
     return section("Every unseen domain", folded(title, grid))
-
-
-def _measured(report: Report) -> str:
-    if not report.runs:
-        return ""
-    listed = "".join(
-        f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>\n" for term, text in facts(report.runs)
-    )
-    return section("What was measured", f"<dl>\n{listed}</dl>")

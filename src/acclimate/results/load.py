@@ -1,17 +1,25 @@
 """From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from acclimate.core.errors import RunError, unknown
 from acclimate.core.layout import RUN
 from acclimate.results import missing
-from acclimate.results.domainbed import RESULTS
-from acclimate.results.history import load_domainbed
+from acclimate.results.domainbed import (
+    RESULTS,
+    RULES_BY_NAME,
+    History,
+    Outcome,
+    read_domainbed,
+    selected,
+)
 from acclimate.results.material import Labels, Report
 from acclimate.results.observations import (
+    Frame,
+    Observation,
     domains_of_a_trial,
     frames_of,
     observations,
@@ -19,14 +27,12 @@ from acclimate.results.observations import (
     without_rows,
 )
 from acclimate.results.protocol import Sweep
-from acclimate.results.published_rows import with_published
+from acclimate.results.published import with_published
 from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs
 from acclimate.results.selection import Candidate, applicable, candidate, select
-from acclimate.results.summary import summarise
+from acclimate.results.summary import Summary, summarise, summary_of
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 from acclimate.results.tabulate import Results, merged, tabulate
-
-__all__ = ["load_domainbed", "load_report"]
 
 
 def load_report(
@@ -183,3 +189,75 @@ def _labels(folder: Path) -> Iterable[Labels]:
             yield Labels(str(stored["name"]), tuple(map(str, stored["classes"])), domains)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a plot less; nothing else rests on it
+
+
+def load_domainbed(
+    folder: Path,
+    *,
+    title: str | None = None,
+    baseline: Key | None = None,
+    published: bool = False,
+) -> Report:
+    """A sweep of DomainBed under those of its selection rules that can choose something."""
+    history = read_domainbed(folder)
+    every = {rule: selected(history, rule) for rule in RULES_BY_NAME}
+    able = {
+        rule: found for rule, found in every.items() if any(one.top1 is not None for one in found)
+    }
+    outcomes = able or every
+    _check_baseline(
+        folder, baseline, (one.algorithm for found in outcomes.values() for one in found)
+    )
+    baseline = baseline or ERM
+    report = Report(
+        folder=folder,
+        title=title or f"DomainBed sweep in {folder.resolve().name}",
+        rules=tuple(outcomes),
+        summaries={rule: _outcome_summary(found, baseline) for rule, found in outcomes.items()},
+        results={
+            rule: tabulate(_seen(found), _outcome_frames(found), rule=rule, baseline=baseline)
+            for rule, found in outcomes.items()
+        },
+        choices=dict.fromkeys(outcomes, ()),
+        notes=tuple(_history_notes(history, outcomes)),
+    )
+    return with_published(report) if published else report
+
+
+def _seen(outcomes: Iterable[Outcome]) -> list[Observation]:
+    return [
+        Observation(one.dataset, Key.usual(one.algorithm), "", one.trial, one.domain, one.top1)
+        for one in outcomes
+        if one.top1 is not None
+    ]
+
+
+def _outcome_summary(outcomes: Sequence[Outcome], baseline: Key) -> Summary:
+    """A line's runs are its trials on each data set, each of all their domains together."""
+    trials = {(one.dataset, one.algorithm, one.trial) for one in outcomes}
+    made = Counter(Key.usual(algorithm) for _, algorithm, _ in trials)
+    expected = domains_of_a_trial(_outcome_frames(outcomes).values())
+    return summary_of(_seen(outcomes), made, baseline, expected)
+
+
+def _outcome_frames(outcomes: Iterable[Outcome]) -> dict[str, Frame]:
+    columns: dict[str, dict[str, None]] = defaultdict(dict)
+    keys: dict[str, dict[Key, None]] = defaultdict(dict)
+    for one in sorted(outcomes, key=lambda one: (one.dataset, one.domain)):
+        columns[one.dataset][one.domain] = None
+        keys[one.dataset][Key.usual(one.algorithm)] = None
+    return {name: Frame(tuple(columns[name]), tuple(keys[name])) for name in columns}
+
+
+def _history_notes(history: History, outcomes: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
+    yield 'Accuracies are those that DomainBed\'s own collector selects, on its "in" splits.'
+    if history.empty:
+        yield f"Without results, and left out: {missing.named(history.empty)}."
+    if history.torn:
+        yield f"The last line is cut off, and left out: {missing.named(history.torn)}."
+    for rule, found in outcomes.items():
+        expected = [(one.dataset, Key.usual(one.algorithm), "", one.trial) for one in found]
+        for sentence in missing.of_scores(
+            _seen(found), _outcome_frames(found), expected=expected, trial="trial"
+        ):
+            yield f"Under {rule}, {sentence}"

@@ -1,18 +1,44 @@
-"""What a sweep compares: each algorithm under each variant, with its settings and ranges."""
+"""What a sweep compares: each algorithm under each variant, with its settings and where they are
+drawn.
 
-from collections.abc import Mapping
+Random settings go by name: draw `h` of trial `t` depends on the algorithm, the setting, `h` and
+`t`, never on the domains that are held out, as cross-validation compares one draw over several of
+them. A further setting does not shift the others, and `da-coral` gets what `coral` gets.
+"""
+
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
-from acclimate.config import RunConfig, Search, as_dict, flat, from_dict, layered, merged
-from acclimate.config.presets import preset
+from acclimate.config import (
+    AlgorithmName,
+    EmbeddingConfig,
+    RunConfig,
+    Search,
+    as_dict,
+    flat,
+    from_dict,
+    layered,
+    merged,
+    nested,
+    settings_of,
+)
+from acclimate.config.presets import PRESETS, preset
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.randomness import stream
 from acclimate.learn.algorithms import choose, names
+from acclimate.learn.embeddings import embedding_settings
 from acclimate.runs.optimisation import check_batches
 from acclimate.runs.plan import check_components
-from acclimate.sweep.definition import SweepConfig
-from acclimate.sweep.draws import draw, has_setting, parse_search, ranges
+from acclimate.sweep.definition import OWN, SweepConfig
+
+HPARAMS = "hparams."
+SHARED = "embedding."  # drawn only where asked for, so that all draws share one Φ
+_RANGE = re.compile(r"\s*(log10|log2|uniform|choice)\s*\((.*)\)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -101,3 +127,152 @@ def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         if has_setting(algorithm, f"hparams.{name}")
     }
     return {**settings, "hparams": own}
+
+
+def parse_search(search: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Search]:
+    """The user's ranges; each must be of a setting that some run has, and within its limits."""
+    found = {}
+    for key, text in search.items():
+        owners = _owners(key, list(algorithms))
+        found[key] = parse_range(text, key)
+        for value in _extremes(found[key], whole=_whole(key, owners[0])):
+            for owner in owners:
+                _check(key, value, owner)
+    return found
+
+
+def parse_range(text: str, key: str) -> Search:
+    """ "log10(-5, -3.5)", "log2(3, 5.5)", "uniform(0, 5)" or "choice(0.0, 0.1, 0.5)" """
+    matched = _RANGE.fullmatch(text)
+    try:
+        values = tuple(tomllib.loads(f"values = [{matched[2]}]")["values"]) if matched else ()
+    except tomllib.TOMLDecodeError:
+        values = ()
+    if matched and values and matched[1] == "choice":
+        return Search("choice", options=values)
+    numbers = [value for value in values if type(value) in (int, float)]
+    if matched and len(values) == len(numbers) == 2 and numbers[0] <= numbers[1]:
+        scale = cast(Any, matched[1])
+        return Search(scale, float(numbers[0]), float(numbers[1]))
+    raise ConfigError(
+        f"search: '{key}' cannot be drawn from {text!r}; write log10(low, high), log2(low, high), "
+        f"uniform(low, high) or choice(one, another)"
+    )
+
+
+def ranges(
+    algorithm: str,
+    *,
+    preset: str = "",
+    fixed: Collection[str] = (),
+    asked: Mapping[str, Search] | None = None,
+) -> dict[str, Search]:
+    """Where each setting of an algorithm is drawn: as declared beside it, by the preset's grids,
+    as asked, the later before the earlier. What the user fixed is drawn only where asked."""
+    declared = _declared(algorithm)
+    found = {key: search for key, search in declared.items() if not key.startswith(SHARED)}
+    if preset:
+        grids = PRESETS[preset].grids
+        # A preset that was searched says where; what else it sets is how the search ended.
+        ended = PRESETS[preset].settings if grids else {}
+        found = {key: search for key, search in found.items() if key not in ended}
+        found |= {key: grid for key, grid in grids.items() if not key.startswith(SHARED)}
+    # Whoever fixes the steps has fixed the length of a run.
+    settled = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
+    found = {key: search for key, search in found.items() if key not in settled}
+    found |= asked or {}
+    return {key: search for key, search in sorted(found.items()) if has_setting(algorithm, key)}
+
+
+def draw(
+    searched: Mapping[str, Search], algorithm: str, *, seed: int, draw: int, trial: int
+) -> dict[str, Any]:
+    """The settings that draw `draw` lays over the given ones, nested; draw 0 lays none."""
+    if draw == 0:
+        return {}
+    base = AlgorithmName.of(algorithm).base
+    return nested(
+        {
+            key: _drawn(
+                search, stream(seed, "draw", base, key, draw, trial), whole=_whole(key, algorithm)
+            )
+            for key, search in searched.items()
+        }
+    )
+
+
+def has_setting(algorithm: str, key: str) -> bool:
+    """An algorithm has its own hparams, and Φ only if it is adaptive."""
+    if key.startswith(HPARAMS):
+        return key in _own_fields(algorithm)
+    return not key.startswith(SHARED) or AlgorithmName.of(algorithm).adaptive
+
+
+def _drawn(search: Search, rng: Any, *, whole: bool) -> Any:
+    if search.scale == "choice":
+        return search.options[int(rng.integers(len(search.options)))]
+    return _scaled(search, float(rng.uniform(search.low, search.high)), whole=whole)
+
+
+def _scaled(search: Search, value: float, *, whole: bool) -> float | int:
+    base = {"log10": 10.0, "log2": 2.0}.get(search.scale)
+    scaled = value if base is None else base**value
+    return int(scaled) if whole else scaled
+
+
+def _extremes(search: Search, *, whole: bool) -> tuple[Any, ...]:
+    if search.scale == "choice":
+        return search.options
+    return tuple(_scaled(search, end, whole=whole) for end in (search.low, search.high))
+
+
+def _owners(key: str, algorithms: list[str]) -> list[str]:
+    """The algorithms that have the setting; a name that none has, or that is not to be drawn, is
+    refused."""
+    if key in OWN:
+        raise ConfigError(f"search: '{key}' is for the sweep to set and cannot be drawn")
+    owners = [name for name in algorithms if has_setting(name, key)]
+    plain = set(_run_fields()) - {*OWN, "hparams"}
+    if not owners or not (key.startswith(HPARAMS) or key in plain):
+        own = (_own_fields(name) for name in algorithms)
+        raise unknown(f"search: there is no setting '{key}'", key, plain.union(*own))
+    return owners
+
+
+def _check(key: str, value: Any, algorithm: str) -> None:
+    if key.startswith(HPARAMS):
+        settings = {key.removeprefix(HPARAMS): value}
+        from_dict(choose(algorithm).build.Config, settings, where="search", prefix=HPARAMS)
+    else:
+        run = from_dict(RunConfig, nested({key: value}), where="search")
+        embedding_settings(run.embedding)
+
+
+def _whole(key: str, algorithm: str) -> bool:
+    """Is the setting a whole number?"""
+    fields = _own_fields(algorithm) if key.startswith(HPARAMS) else _run_fields()
+    return fields[key][0] is int
+
+
+def _declared(algorithm: str) -> dict[str, Search]:
+    """Settings with a search range beside their default."""
+    fields = {**_run_fields(), **_own_fields(algorithm)}
+    return {key: search for key, (_, search) in fields.items() if search is not None}
+
+
+@cache
+def _own_fields(algorithm: str) -> dict[str, tuple[Any, Search | None]]:
+    return _fields(choose(algorithm).build.Config(), HPARAMS)
+
+
+@cache
+def _run_fields() -> dict[str, tuple[Any, Search | None]]:
+    found = _fields(RunConfig())
+    for name, settings in embedding_settings(EmbeddingConfig()).items():
+        found |= _fields(settings, f"{SHARED}{name}.")
+    return found
+
+
+def _fields(config: Any, prefix: str = "") -> dict[str, tuple[Any, Search | None]]:
+    """Type and search range of every setting, by its whole name."""
+    return {s.name: (s.kind, s.facts.get("search")) for s in settings_of(config, prefix)}

@@ -1,4 +1,4 @@
-"""One job, as a worker does it. The same code under every launcher."""
+"""One job, as a worker does it, and how far it is. The same code under every launcher."""
 
 import errno
 import traceback
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from acclimate.config import RunConfig, from_dict
-from acclimate.core.errors import AcclimateError, RunBusy, SweepError
+from acclimate.core.errors import AcclimateError, RecordError, RunBusy, RunError, SweepError
 from acclimate.core.files import clear_temporary
 from acclimate.data.manifest import Manifest
 from acclimate.results.sweep_folder import Failure, SweepFolder
@@ -129,3 +129,31 @@ def _disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a running job is, from what it has written: the same under every launcher."""
+
+    phase: str  # "" before the first step
+    step: int = 0
+    total: int = 0  # 0: not known
+
+
+def progress_of(folder: RunFolder) -> Progress:
+    """Of the run or the embedding in `folder`, which somebody may be writing."""
+    try:
+        losses = folder.records().losses
+    except (OSError, RecordError):
+        return Progress("")
+    if not losses:
+        return Progress("")
+    return Progress(losses[-1].phase, losses[-1].step, _steps(folder, losses[-1].phase))
+
+
+def _steps(folder: RunFolder, phase: str) -> int:
+    try:
+        settings = folder.identity()["config"]
+        return int(settings["train" if phase == "main" else "embedding"]["steps"])
+    except (OSError, RunError, ValueError, KeyError, TypeError):
+        return 0
