@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import RecordError, UnknownName
-from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep
+from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
     Candidate,
@@ -42,31 +43,21 @@ def run(
     """A run whose groups are written as "a" or "a b"."""
     groups = tuple(tuple(group.split()) for group in held_out)
     name = f"{dataset}-{algorithm}{variant}-{'+'.join(held_out)}-{trial}-{draw}"
-    return Candidate(
-        run=name,
+    job = Job(
+        id=name,
         dataset=dataset,
         algorithm=algorithm,
         variant=variant,
         trial=trial,
         draw=draw,
         groups=groups,
-        training=training,
-        validation=validation,
-        unseen=unseen,
-    )
-
-
-def job_of(one: Candidate) -> Job:
-    return Job(
-        id=one.run,
-        dataset=one.dataset,
-        algorithm=one.algorithm,
-        variant=one.variant,
-        groups=one.groups,
-        draw=one.draw,
-        trial=one.trial,
         config={},
     )
+    return Candidate(job=job, training=training, validation=validation, unseen=unseen)
+
+
+def as_job(one: Candidate, **changes: Any) -> Candidate:
+    return replace(one, job=replace(one.job, **changes))
 
 
 def only(choices: list[Choice]) -> Choice:
@@ -126,7 +117,7 @@ def test_equal_accuracies_tie_whatever_the_last_bit_of_their_sums() -> None:
     # 0.9 + 0.7 + 0.8 is not 3 * 0.8 in floating point, and the same accuracies all the same.
     runs = [run(0, "a b c", a=0.7, b=0.8, c=0.9), run(1, "a b c", a=0.8, b=0.8, c=0.8)]
     assert only(select(runs, "oracle")).draw == 0
-    swapped = [replace(runs[0], draw=1), replace(runs[1], draw=0)]
+    swapped = [as_job(runs[0], draw=1), as_job(runs[1], draw=0)]
     assert only(select(swapped, "oracle")).draw == 0
 
 
@@ -212,12 +203,12 @@ def test_a_pair_serves_both_of_its_domains() -> None:
         "pacs-erm-b-0-1",
         "pacs-erm-c-0-1",
     ]
-    turned = [replace(one, groups=one.groups[::-1]) for one in three_domains()]
+    turned = [as_job(one, groups=one.job.groups[::-1]) for one in three_domains()]
     assert chosen(select(turned, "leave-one-out")) == {"a": 0, "b": 1, "c": 1}
 
 
 def test_a_draw_without_every_fold_is_no_candidate() -> None:
-    runs = [one for one in three_domains() if not one.run.endswith("a+b-0-0")]
+    runs = [one for one in three_domains() if not one.job.id.endswith("a+b-0-0")]
     choices = select(runs, "leave-one-out")
     assert chosen(choices) == {"a": 1, "b": 1, "c": 1}
     assert [choice.candidates for choice in choices] == [1, 1, 2]
@@ -231,24 +222,26 @@ def test_a_fold_that_is_not_a_number_takes_the_draw_out(bad: float | None) -> No
 
 
 def test_a_draw_without_its_scored_run_cannot_be_chosen() -> None:
-    runs = [one for one in three_domains() if one.run != "pacs-erm-b-0-1"]
+    runs = [one for one in three_domains() if one.job.id != "pacs-erm-b-0-1"]
     choices = select(runs, "leave-one-out")
     assert chosen(choices) == {"a": 0, "b": 0, "c": 1}
 
 
 def test_expected_jobs_say_which_folds_are_missing() -> None:
     """No draw has finished a pair with c: without the plan, nothing says that there is one."""
-    runs = [one for one in three_domains() if len(one.groups) == 1 or ("c",) not in one.groups]
+    runs = [
+        one for one in three_domains() if len(one.job.groups) == 1 or ("c",) not in one.job.groups
+    ]
     blind = select(runs, "leave-one-out")
     assert chosen(blind)["a"] == 0
-    planned = select(runs, "leave-one-out", expected=[job_of(one) for one in three_domains()])
+    planned = select(runs, "leave-one-out", expected=[one.job for one in three_domains()])
     assert chosen(planned) == {"a": None, "b": None, "c": None}
     assert planned[0].reason == "no draw has an accuracy for each of the 2 further folds"
 
 
 def test_expected_jobs_name_targets_without_a_run() -> None:
-    jobs = [job_of(one) for one in three_domains()]
-    runs = [one for one in three_domains() if one.groups != (("b",),)]
+    jobs = [one.job for one in three_domains()]
+    runs = [one for one in three_domains() if one.job.groups != (("b",),)]
     choices = select(runs, "oracle", expected=jobs)
     assert chosen(choices) == {"a": 1, "b": None, "c": 1}
     assert choices[1].reason == "no finished run is scored on b"
@@ -264,7 +257,7 @@ def test_with_one_draw_there_is_nothing_to_choose() -> None:
     first = select(two, "leave-one-out")[0]
     assert first.draw is None
     assert first.reason == "no run holds out a further domain beside a"
-    planned = select(alone, "leave-one-out", expected=[job_of(one) for one in two])
+    planned = select(alone, "leave-one-out", expected=[one.job for one in two])
     assert chosen(planned) == {"a": None, "b": None}
     assert select([run(0, "a", a=NAN)], "leave-one-out")[0].draw is None
 
@@ -326,7 +319,8 @@ def test_trials_algorithms_variants_and_data_sets_are_chosen_apart() -> None:
 def test_the_pairs_of_another_trial_do_not_help() -> None:
     runs = three_domains()
     moved = [
-        replace(one, trial=1) if len(one.groups) == 2 and one.draw == 0 else one for one in runs
+        as_job(one, trial=1) if len(one.job.groups) == 2 and one.job.draw == 0 else one
+        for one in runs
     ]
     assert chosen(select(moved, "leave-one-out")) == {"a": 1, "b": 1, "c": 1}
 
@@ -334,7 +328,7 @@ def test_the_pairs_of_another_trial_do_not_help() -> None:
 @pytest.mark.parametrize("groups", [(("a",),), (("a",), ("b",)), (("b",), ("a",))])
 def test_the_same_run_twice_is_refused(groups: tuple[Group, ...]) -> None:
     runs = three_domains()
-    again = replace(runs[0 if len(groups) == 1 else 3], run="copy", groups=groups)
+    again = as_job(runs[0 if len(groups) == 1 else 3], id="copy", groups=groups)
     with pytest.raises(RecordError) as error:
         select([*runs, again], "oracle")
     first = "pacs-erm-a-0-0" if len(groups) == 1 else "pacs-erm-a+b-0-0"
@@ -361,7 +355,7 @@ def test_rules_that_can_choose() -> None:
     assert applicable(three_domains(), asked="oracle") == ["leave-one-out", "oracle"]
     some = [run(0, "t", t=0.5), run(0, "t", "a", a=0.5), run(0, "t", "b", b=0.5)]
     assert applicable(some) == ["leave-one-out", "oracle"]  # a and b are no targets themselves
-    planned = [job_of(one) for one in [*folds, run(0, "t", "c d")]]
+    planned = [one.job for one in [*folds, run(0, "t", "c d")]]
     assert applicable(folds, expected=planned) == ["oracle"]
 
 
@@ -387,13 +381,13 @@ def grids(draw: st.DrawFn) -> list[Candidate]:
 def brute_force(runs: list[Candidate]) -> dict[str, int | None]:
     """Leave-one-out for singletons, by tables of accuracies and a search through all draws."""
     table = {
-        (one.draw, frozenset(one.unseen), domain): value
+        (one.job.draw, frozenset(one.unseen), domain): value
         for one in runs
         for domain, value in one.unseen.items()
     }
-    draws = sorted({one.draw for one in runs})
+    draws = sorted({one.job.draw for one in runs})
     found: dict[str, int | None] = {}
-    for target in sorted({one.groups[0][0] for one in runs if len(one.groups) == 1}):
+    for target in sorted({group for (group,) in targets([one.job for one in runs])}):
         pairs = {frozenset(one.unseen) for one in runs} - {frozenset(target)}
         others = sorted({other for pair in pairs if target in pair for other in pair - {target}})
         best, winner = -1.0, None
@@ -480,14 +474,9 @@ JOB = Job(
 @pytest.mark.parametrize(("algorithm", "method"), [("erm", "none"), ("da-erm", "embedding")])
 def test_a_run_is_read_as_its_algorithm_is_used(algorithm: str, method: str) -> None:
     records = Records(tuple(recorded(method)))
-    assert candidate(replace(JOB, algorithm=algorithm), records) == Candidate(
-        run="job",
-        dataset="pacs",
-        algorithm=algorithm,
-        variant="v",
-        trial=1,
-        draw=3,
-        groups=(("t",),),
+    job = replace(JOB, algorithm=algorithm)
+    assert candidate(job, records) == Candidate(
+        job=job,
         training=pytest.approx(0.7),
         validation=None,
         unseen={"t": 0.5},
@@ -528,6 +517,6 @@ def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
         title="", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=jobs
     )
     found = candidates(tmp_path, sweep)
-    assert [one.run for one in found] == ["job"]
+    assert [one.job.id for one in found] == ["job"]
     choice = only(select(found, sweep.rule, expected=sweep.jobs))
     assert (choice.run, choice.draw, choice.score, choice.candidates) == ("job", 3, 0.5, 1)

@@ -15,9 +15,10 @@ from acclimate.cli import main
 from acclimate.config import flat
 from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.sweep.ablations.study import Asked, Study, prepare, write_data
+from acclimate.sweep.ablations.study import Asked, prepare, write_data
 from acclimate.sweep.ablations.table import ABLATIONS
 from acclimate.sweep.ablations.verdict import Level, gap, verdict
+from acclimate.sweep.conduct import Prepared
 from fixtures.settings import TINY, as_flags
 
 TRAINING = tuple(f"site-{number}" for number in range(6))
@@ -50,8 +51,8 @@ def rows_of(manifest: Manifest, domain: str) -> set[bytes]:
     return {manifest.features()[row].tobytes() for row in manifest.rows(domain=domain)}
 
 
-def of_values(study: Study) -> dict[str, Manifest]:
-    return {label: study.manifests[name] for label, name in study.data_of_variant.items()}
+def of_values(study: Prepared) -> dict[str, Manifest]:
+    return {job.variant: study.manifests[job.dataset] for job in study.sweep.jobs}
 
 
 def trained_on(manifest: Manifest) -> set[str]:
@@ -180,7 +181,7 @@ def test_points_count_in_training_and_after(sites: Path, tmp_path: Path) -> None
     for label in ("8", "16", "32"):
         assert settings[label]["embedding.points"] == int(label)
         assert settings[label]["adapt.points"] == int(label)
-    assert study.data == {"sites": sites}
+    assert study.places == {"sites": sites}
     axis = study.sweep.axis
     assert axis is not None
     assert axis.places == {"8": 8.0, "16": 16.0, "32": 32.0}
@@ -204,7 +205,7 @@ def test_plain_models_have_heads_of_the_same_size(sites: Path, tmp_path: Path) -
 def test_values_with_the_same_data_are_left_out_and_said(sites: Path, tmp_path: Path) -> None:
     # A pool of 80 images a class gives 56 at most: 60 and 70 are the same data.
     study = prepare(asked("per-class", sites, tmp_path, values=("20", "600", "700")))
-    assert list(study.data_of_variant) == ["20", "600"]
+    assert list(of_values(study)) == ["20", "600"]
     assert study.notes == ("700 is left out: the data are those of per-class-600",)
     assert {job.variant for job in study.sweep.jobs} == {"20", "600"}
 
@@ -213,12 +214,12 @@ def test_built_data_are_written_once_and_found_again(sites: Path, tmp_path: Path
     out = tmp_path / "out"
     study = prepare(asked("domains", sites, out))
     write_data(study, out)
-    stamps = {path: path.stat().st_mtime_ns for path in study.data.values()}
-    for name, path in study.data.items():
+    stamps = {path: path.stat().st_mtime_ns for path in study.places.values()}
+    for name, path in study.places.items():
         assert path.stem == name
         assert Manifest.read(path).digest() == study.manifests[name].digest()
     write_data(prepare(asked("domains", sites, out)), out)
-    assert {path: path.stat().st_mtime_ns for path in study.data.values()} == stamps
+    assert {path: path.stat().st_mtime_ns for path in study.places.values()} == stamps
     # Data of one's own stay where they are.
     write_data(prepare(asked("points", sites, tmp_path / "two", values=("4", "8"))), tmp_path)
     assert not (tmp_path / "two").exists()
@@ -277,7 +278,7 @@ def test_taking_domains_away_needs_others_to_test_on(features: Manifest, tmp_pat
     )
     study = prepare(asked("domains", path, tmp_path / "out", test_domains=("site-0", "site-3")))
     assert {job.groups for job in study.sweep.jobs} == {(("site-0", "site-3"),)}
-    assert list(study.data_of_variant) == ["2", "3"]
+    assert list(of_values(study)) == ["2", "3"]
 
 
 def level(algorithm: str, variant: str, *values: float, method: str = "none") -> Level:

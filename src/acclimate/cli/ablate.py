@@ -20,8 +20,8 @@ from acclimate.cli.sweep import (
 )
 
 if TYPE_CHECKING:
-    from acclimate.sweep.ablations.study import Study
     from acclimate.sweep.ablations.verdict import Level
+    from acclimate.sweep.conduct import Prepared
     from acclimate.sweep.launchers import LaunchOptions
 
 
@@ -66,8 +66,10 @@ def ablate(
 
     Repeating the command resumes it. Data that an ablation changes are built below --out.
     """
+    from acclimate.cli.sweep_run import announce
     from acclimate.config import parse_assignments
     from acclimate.sweep.ablations.study import Asked, prepare
+    from acclimate.sweep.conduct import Conduct
 
     asked = Asked(
         name=name,
@@ -87,22 +89,13 @@ def ablate(
     )
     study = prepare(asked)
     if dry_run:
-        _announce(out, study, launch, json=json)
+        announce(out, study, Conduct(launch=launch), json=json)
         return
-    _run_study(out, study, launch, retry_failed=retry_failed)
-    _show_study(out, study, json=json)
+    _run(out, study, launch, retry_failed=retry_failed)
+    _show(out, study, json=json)
 
 
-def _announce(out: Path, study: "Study", launch: "LaunchOptions", *, json: bool) -> None:
-    from acclimate.cli.sweep_run import announce
-    from acclimate.sweep.conduct import Conduct, Prepared
-
-    runs = {study.sweep.rule: len(study.sweep.jobs)}
-    plan = Prepared(study.sweep, study.manifests, study.data, runs, study.notes)
-    announce(out, plan, Conduct(launch=launch), json=json)
-
-
-def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_failed: bool) -> None:
+def _run(out: Path, study: "Prepared", launch: "LaunchOptions", *, retry_failed: bool) -> None:
     from acclimate.cli.sweep_live import progress_shown
     from acclimate.sweep.ablations.study import write_data
     from acclimate.sweep.driver import look, run_sweep
@@ -120,7 +113,7 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
             run_sweep(
                 out,
                 study.sweep,
-                study.data,
+                study.places,
                 launch=chosen,
                 retry_failed=retry_failed,
                 listener=listener,
@@ -128,7 +121,7 @@ def _run_study(out: Path, study: "Study", launch: "LaunchOptions", *, retry_fail
         write_labels(out, study.sweep, study.manifests)
 
 
-def _show_study(out: Path, study: "Study", *, json: bool) -> None:
+def _show(out: Path, study: "Prepared", *, json: bool) -> None:
     from acclimate.report.figures import illustrations
     from acclimate.report.figures.canvas import write_figure
     from acclimate.report.html import write_page
@@ -173,7 +166,7 @@ def _show_study(out: Path, study: "Study", *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_levels(found: "list[Level]", study: "Study") -> None:
+def _show_levels(found: "list[Level]", study: "Prepared") -> None:
     """A row per value, a column per algorithm and use."""
     from acclimate.sweep.ablations.verdict import level_table
 

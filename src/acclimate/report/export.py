@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from acclimate.report.sentences import first_sentence, headline, notes
 from acclimate.report.tables import results_grid, tests_grid
 from acclimate.results.material import Report, alike
 from acclimate.results.protocol import RULES
+from acclimate.results.runs import RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.summary import Line, Summary
 from acclimate.results.tabulate import ALL, AVERAGE, Results
@@ -166,10 +167,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "headline": first_sentence(report),
         "title": report.title,
         "rules": list(report.rules),
-        "runs": [
-            {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
-            for run in report.runs
-        ],
+        "runs": _runs(report.runs),
         "results": [_results(results) for results in every(report)],
         "choices": {rule: [asdict(one) for one in report.choices[rule]] for rule in report.rules},
         "failures": [asdict(failure) for failure in report.failures],
@@ -212,12 +210,16 @@ def summary_values(summary: Summary) -> dict[str, Any]:
             }
             for row in summary.domains
         ],
-        "runs": [
-            {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
-            for run in summary.runs
-        ],
+        "runs": _runs(summary.runs),
         "notes": list(notes(summary)),
     }
+
+
+def _runs(found: Sequence[RunView]) -> list[dict[str, Any]]:
+    return [
+        {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
+        for run in found
+    ]
 
 
 def _results(results: Results) -> dict[str, Any]:

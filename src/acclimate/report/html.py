@@ -22,7 +22,6 @@ NOISE = (
     "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0; fewer "
     f"than {ENOUGH_SEEDS} seeds are too few to call it anything."
 )
-KINDS = "Controls are meant to fail; ceilings use what no method may know."
 _LONG = 5  # from so many sections on, a page has a table of contents
 
 
@@ -120,7 +119,7 @@ def _comparison(summary: Summary, caution: Sequence[str]) -> str:
             f"seed; “better than {base}” is the share of (domain, seed) pairs that improve. "
             f"{NOISE} "
         )
-    note += KINDS
+    note += sections.KINDS
     return section("Comparison", f"{grid}\n{paragraph(note)}\n{bullets(caution, 'note')}")
 
 

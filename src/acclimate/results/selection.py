@@ -11,30 +11,22 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
 
 from acclimate.config import AlgorithmName
 from acclimate.core.errors import RecordError, unknown
-from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep
+from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.records import Records, Score
 
 Key = tuple[str, str, str, int]  # data set, algorithm, variant, trial
 _MOST_NAMED = 3  # domains in a sentence
-One = TypeVar("One", "Candidate", Job)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What selection may know of one run, whoever wrote it."""
+    """What selection may know of a job that is done."""
 
-    run: str
-    dataset: str
-    algorithm: str
-    variant: str = ""
-    trial: int
-    draw: int
-    groups: tuple[Group, ...]  # one: scored on it; two: only helps to choose
+    job: Job
     training: float | None  # mean over the training domains' validation splits, kept weights
     validation: float | None  # mean over the validation domains, kept weights
     unseen: Mapping[str, float | None]  # held-out domain -> accuracy, used as the algorithm is used
@@ -112,13 +104,7 @@ def candidate(job: Job, records: Records) -> Candidate | None:
     ]
     held_out = set(job.held_out)
     return Candidate(
-        run=job.id,
-        dataset=job.dataset,
-        algorithm=job.algorithm,
-        variant=job.variant,
-        trial=job.trial,
-        draw=job.draw,
-        groups=job.groups,
+        job=job,
         training=_while_training(s for s in scores if s.role == "train" and s.split == "val"),
         validation=_while_training(s for s in scores if s.role == "val"),
         unseen={s.domain: s.top1 for s in scores if s.moment == "final" and s.domain in held_out},
@@ -142,14 +128,18 @@ def select(
     """
     if rule not in RULES_BY_NAME:
         raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
-    _refuse_duplicates(candidates)
-    runs, planned = _by_key(candidates), _by_key(expected)
+    _refuse_duplicates(one.job for one in candidates)
+    runs: dict[Key, list[Candidate]] = defaultdict(list)
+    known: dict[Key, list[Job]] = defaultdict(list)
+    for one in candidates:
+        runs[_key(one.job)].append(one)
+    for job in (*expected, *(one.job for one in candidates)):
+        known[_key(job)].append(job)
     choices = []
-    for key in sorted({*runs, *planned}):
-        known: list[Candidate | Job] = [*planned.get(key, ()), *runs.get(key, ())]
-        draws = {one.draw for one in known}
-        for target in sorted({one.groups[0] for one in known if len(one.groups) == 1}):
-            contest = _contest(target, runs.get(key, ()), _folds(target, known))
+    for key, jobs in sorted(known.items()):
+        draws = {job.draw for job in jobs}
+        for target in sorted(targets(jobs)):
+            contest = _contest(target, runs[key], _folds(target, jobs))
             choices.append(_choose(key, contest, rule, only_draw=len(draws) == 1))
     return choices
 
@@ -162,7 +152,7 @@ def applicable(
     Cross-validation is listed once, where runs were made for it: under the name that was `asked`
     for, otherwise by what was held out, `leave-one-out` if single domains and `k-fold` if not.
     """
-    folds = {one.groups[1] for one in candidates if len(one.groups) == 2}
+    folds = {one.job.groups[1] for one in candidates if len(one.job.groups) == 2}
     by_size = "leave-one-out" if all(len(fold) == 1 for fold in folds) else "k-fold"
     named = asked if asked in CROSS_VALIDATED else by_size
     unfit = CROSS_VALIDATED - ({named} if folds else set())
@@ -190,7 +180,7 @@ def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice
         variant=variant,
         trial=trial,
         target=contest.target,
-        run=None if draw is None else contest.scored[draw].run,
+        run=None if draw is None else contest.scored[draw].job.id,
         draw=draw,
         score=None if draw is None else fit.get(draw),
         candidates=len(draws),
@@ -221,15 +211,16 @@ def _contest(target: Group, runs: Iterable[Candidate], folds: Iterable[Group]) -
     scored: dict[int, Candidate] = {}
     helping: dict[Group, dict[int, Candidate]] = {fold: {} for fold in folds}
     for run in runs:
-        others = [group for group in run.groups if group != target]
-        if run.groups == (target,):
-            scored[run.draw] = run
-        elif len(run.groups) == 2 and len(others) == 1 and others[0] in helping:
-            helping[others[0]][run.draw] = run
+        groups, draw = run.job.groups, run.job.draw
+        others = [group for group in groups if group != target]
+        if groups == (target,):
+            scored[draw] = run
+        elif len(groups) == 2 and len(others) == 1 and others[0] in helping:
+            helping[others[0]][draw] = run
     return Contest(target=target, scored=scored, folds=helping)
 
 
-def _folds(target: Group, known: Iterable[Candidate | Job]) -> list[Group]:
+def _folds(target: Group, known: Iterable[Job]) -> list[Group]:
     """What is held out beside `target`, over all draws.
 
     A pair {T, F} serves T and F alike. With folds of several domains, F's own folds may cover T
@@ -242,28 +233,21 @@ def _folds(target: Group, known: Iterable[Candidate | Job]) -> list[Group]:
     return sorted(own | shared)
 
 
-def _key(one: Candidate | Job) -> Key:
-    return (one.dataset, one.algorithm, one.variant, one.trial)
+def _key(job: Job) -> Key:
+    return (job.dataset, job.algorithm, job.variant, job.trial)
 
 
-def _by_key(found: Iterable[One]) -> dict[Key, list[One]]:
-    grouped: dict[Key, list[One]] = defaultdict(list)
-    for one in found:
-        grouped[_key(one)].append(one)
-    return grouped
-
-
-def _refuse_duplicates(candidates: Iterable[Candidate]) -> None:
+def _refuse_duplicates(jobs: Iterable[Job]) -> None:
     runs: dict[object, str] = {}
-    for one in candidates:
-        place = (*_key(one), one.draw, frozenset(one.groups))
+    for job in jobs:
+        place = (*_key(job), job.draw, frozenset(job.groups))
         if place in runs:
-            first, second = sorted((runs[place], one.run))
+            first, second = sorted((runs[place], job.id))
             raise RecordError(
-                f"{first} and {second} are the same run twice ({one.dataset}, {one.algorithm}, "
-                f"trial {one.trial}, draw {one.draw}); remove one of the two folders"
+                f"{first} and {second} are the same run twice ({job.dataset}, {job.algorithm}, "
+                f"trial {job.trial}, draw {job.draw}); remove one of the two folders"
             )
-        runs[place] = one.run
+        runs[place] = job.id
 
 
 def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:

@@ -119,19 +119,18 @@ class SweepFolder:
     def job_state(self, job: str) -> State:
         """From what is on disk alone, so that any process, at any time, sees the same."""
         run = self.run(job)
-        if run.complete():
-            return "done"
-        if self.failure_file(job).exists():
-            return "failed"
-        return "started" if run.exists else "waiting"
+        return self._state(job, run, begun=run.exists)
 
     def embedding_state(self, embedding: str) -> State:
         shared = self.embedding(embedding)
-        if shared.complete():
+        return self._state(embedding, shared, begun=shared.path.exists())
+
+    def _state(self, id: str, place: RunFolder, *, begun: bool) -> State:
+        if place.complete():
             return "done"
-        if self.failure_file(embedding).exists():
+        if self.failure_file(id).exists():
             return "failed"
-        return "started" if shared.path.exists() else "waiting"
+        return "started" if begun else "waiting"
 
     def labels(self) -> Iterator[Mapping[str, Any]]:
         """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""

@@ -81,7 +81,7 @@ def choose(folder: Path, sweep: Sweep) -> Chosen:
     able = applicable(found, expected=sweep.jobs, asked=sweep.rule)
     rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
     by_rule = {rule: select(found, rule, expected=sweep.jobs) for rule in rules}
-    runs = {candidate.run: candidate for candidate in found}
+    runs = {candidate.job.id: candidate for candidate in found}
     taken = [choice for choices in by_rule.values() for choice in choices]
     accuracy = {}
     for choice in taken:

@@ -61,7 +61,7 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
     winners = {(_contest(choice), choice.draw) for choice in report.choices.get(rule, ())}
     configs = settings_of(report)
     points = []
-    for draw in sorted({one.draw for one in known}):
+    for draw in sorted({one.job.draw for one in known}):
         for choice in _unopposed(known, jobs, rule, draw):
             if choice.run is not None and choice.score is not None:
                 chosen = (_contest(choice), draw) in winners
@@ -84,7 +84,7 @@ def _unopposed(
     known: Sequence[Candidate], jobs: Sequence[Job], rule: str, draw: int
 ) -> Iterable[Choice]:
     """With one draw in the running, each choice carries that draw's own score."""
-    mine = [one for one in known if one.draw == draw]
+    mine = [one for one in known if one.job.draw == draw]
     return select(mine, rule, expected=[job for job in jobs if job.draw == draw])
 
 

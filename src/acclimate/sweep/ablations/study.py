@@ -27,6 +27,7 @@ from acclimate.sweep.ablations.table import (
     Value,
     find_ablation,
 )
+from acclimate.sweep.conduct import Prepared
 from acclimate.sweep.definition import ROLES, SweepConfig
 from acclimate.sweep.jobs import define
 
@@ -48,19 +49,7 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """An ablation, ready to run."""
-
-    sweep: Sweep
-    config: SweepConfig
-    manifests: Mapping[str, Manifest]
-    data: Mapping[str, Path]
-    data_of_variant: Mapping[str, str]
-    notes: tuple[str, ...]
-
-
-def prepare(asked: Asked) -> Study:
+def prepare(asked: Asked) -> Prepared:
     """Check everything, build the data in memory, and list the runs; nothing is written."""
     ablation = find_ablation(asked.name)
     _refuse_own(asked, ablation)
@@ -87,14 +76,9 @@ def prepare(asked: Asked) -> Study:
         label: None if isinstance(value, str) else float(value) for label, value in labels.items()
     }
     axis = Axis(label=ablation.label, places=places)
-    return Study(
-        sweep=_defined(config, sets.manifests, sets.of_variant, axis),
-        config=config,
-        manifests=sets.manifests,
-        data=sets.places,
-        data_of_variant=sets.of_variant,
-        notes=sets.notes,
-    )
+    sweep = _defined(config, sets.manifests, sets.of_variant, axis)
+    runs = {sweep.rule: len(sweep.jobs)}
+    return Prepared(sweep, sets.manifests, sets.places, runs, sets.notes)
 
 
 def _defaults(asked: Asked) -> dict[str, Any]:
@@ -279,9 +263,9 @@ def _place(asked: Asked, name: str, manifest: Manifest) -> Path:
     return asked.out / "data" / manifest.digest()[:8] / f"{name}.parquet"
 
 
-def write_data(study: Study, out: Path) -> None:
+def write_data(study: Prepared, out: Path) -> None:
     """The data that were built for the study, below `out`; what is there already stays."""
-    for name, path in study.data.items():
+    for name, path in study.places.items():
         if path.is_relative_to(out / "data") and not _holds(path, study.manifests[name]):
             study.manifests[name].write(path)
 
