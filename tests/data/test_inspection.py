@@ -20,7 +20,8 @@ from acclimate.data.inspection import (
 )
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import label_shares
-from acclimate.report.figures.inspection import draw_counts, labels_of, write_label_plots
+from acclimate.report.figures.inspection import draw_counts, write_label_plots
+from acclimate.results.material import Labels
 
 
 def of(counts: dict[str, list[int]], **columns: list[object]) -> Manifest:
@@ -183,7 +184,7 @@ def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
     # Domain number i leans by i rows; the middle ones are nearest to the others pooled.
     manifest = of({f"d{i:02d}": [100 + 5 * i, 100] for i in range(70)})
     inspection = inspect(manifest)
-    drawing = label_shares.draw(labels_of(manifest))
+    drawing = label_shares.draw(Labels.of("x", manifest))
     assert drawing is not None
     titles = [ax.get_title(loc="left").split(", ")[0] for ax in drawing.figure.axes]
     shift = {domain.domain: domain.total_variation for domain in inspection.domains}

@@ -18,8 +18,8 @@ from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
-from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep
-from acclimate.sweep.driver import Event
+from acclimate.sweep.driver import Event, run_sweep
+from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
 from acclimate.sweep.launchers.ray_cluster import gpu_share
 from acclimate.sweep.launchers.slurm import parameters_of
 from acclimate.sweep.queue import Queue
@@ -155,7 +155,8 @@ def test_what_a_killed_driver_left_running_is_waited_for(
     code = (
         "import sys; from pathlib import Path\n"
         "from acclimate.results.sweep_folder import SweepFolder\n"
-        "from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep\n"
+        "from acclimate.sweep.driver import run_sweep\n"
+        "from acclimate.sweep.launchers import LaunchOptions, chosen_launcher\n"
         "options = LaunchOptions(launcher='slurm', slurm_cluster='local', device='cpu')\n"
         "folder, data = map(Path, sys.argv[1:])\n"
         "launch = chosen_launcher(options)\n"

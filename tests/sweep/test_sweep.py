@@ -20,11 +20,10 @@ from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
-from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep, write_labels
-from acclimate.sweep.driver import Event
-from acclimate.sweep.launchers import Died, expected_workers
+from acclimate.sweep.driver import Event, run_sweep
+from acclimate.sweep.launchers import Died, LaunchOptions, chosen_launcher, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
-from acclimate.sweep.opening import opened
+from acclimate.sweep.opening import opened, write_labels
 from acclimate.sweep.queue import Queue
 from acclimate.sweep.task import Task, TaskResult, note_failure, perform
 
@@ -464,7 +463,8 @@ def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
     code = (
         "import sys; from pathlib import Path\n"
         "from acclimate.results.sweep_folder import SweepFolder\n"
-        "from acclimate.sweep import LaunchOptions, chosen_launcher, run_sweep\n"
+        "from acclimate.sweep.driver import run_sweep\n"
+        "from acclimate.sweep.launchers import LaunchOptions, chosen_launcher\n"
         "launch = chosen_launcher(LaunchOptions(max_parallel=2, device='cpu'))\n"
         "folder, data = map(Path, sys.argv[1:])\n"
         "run_sweep(folder, SweepFolder(folder).read(), {'sites': data}, launch=launch)\n"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from acclimate.core.errors import unknown
 from acclimate.results.protocol import Axis, Sweep
@@ -12,6 +13,9 @@ from acclimate.results.summary import Summary
 from acclimate.results.sweep_folder import Failure
 from acclimate.results.tabulate import ALL, Results
 
+if TYPE_CHECKING:
+    from acclimate.data.manifest import Manifest
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -19,12 +23,23 @@ class Labels:
 
     @dataclass(frozen=True)
     class Domain:
-        role: str
+        role: str | None
         counts: tuple[int, ...]  # in the order of the classes
 
     name: str
     classes: tuple[str, ...]
     domains: Mapping[str, Domain] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, manifest: "Manifest") -> "Labels":
+        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
+
+        roles, counts = manifest.roles(), label_counts(manifest).tolist()
+        domains = {
+            domain: cls.Domain(roles.get(domain), tuple(row))
+            for domain, row in zip(all_domains(manifest), counts, strict=True)
+        }
+        return cls(name, manifest.classes, domains)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,8 @@
-"""Sweeps: many runs from one definition, whatever happens to the machines they run on."""
+"""Sweeps: many runs from one definition, whatever happens to the machines they run on.
 
-from acclimate.sweep.driver import Event, Tally, look, run_sweep
-from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
-from acclimate.sweep.opening import write_labels
-
-__all__ = [
-    "Event",
-    "LaunchOptions",
-    "Tally",
-    "chosen_launcher",
-    "look",
-    "run_sweep",
-    "write_labels",
-]
+definition.py  what a sweep is asked to be: groups.py what it holds out, contenders.py what competes
+jobs.py        the list of its jobs; checks.py that each could start, estimate.py how long they take
+conduct.py     run it (driver.py, queue.py), choose, and keep the chosen (cards.py)
+launchers/     where jobs run; task.py and worker.py: one of them there
+ablations/     the paper's, each a sweep in which one thing varies
+"""

@@ -107,22 +107,21 @@ def _read(folder: RunFolder) -> _Facts:
 
 
 def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
-    parts = [
-        f"# {facts.config['algorithm']} on {choices[0].dataset}",
-        "",
-        *_what(facts),
-        *_data(facts),
-        *_chosen(sweep, choices, rule),
-        *_scores(facts),
-        *_use(facts),
-        *_limits(facts),
-        *_settings(facts),
-        *_made(facts, sweep),
-    ]
-    return "\n".join(parts).rstrip() + "\n"
+    sections = {
+        "Data": _data(facts),
+        "How it was chosen": _chosen(sweep, choices, rule),
+        "Scores on unseen domains": _scores(facts),
+        "Use": _use(facts),
+        "Limits": _limits(facts),
+        "Settings that differ from the defaults": _settings(facts),
+        "Made": _made(facts, sweep),
+    }
+    parts = [f"# {facts.config['algorithm']} on {choices[0].dataset}", _what(facts)]
+    parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _what(facts: _Facts) -> list[str]:
+def _what(facts: _Facts) -> str:
     model = facts.config["model"]
     weights = "pretrained weights" if model["pretrained"] else "random weights"
     if model["backbone"] in ("small-cnn", "mlp"):
@@ -134,21 +133,16 @@ def _what(facts: _Facts) -> list[str]:
         if facts.adaptive
         else "It is the same for every domain."
     )
-    return [
+    return (
         f"A classifier of {len(facts.run['classes'])} classes: backbone {model['backbone']}, "
-        f"started from {weights}, trained with {facts.config['algorithm']}. {kind}",
-        "",
-    ]
+        f"started from {weights}, trained with {facts.config['algorithm']}. {kind}"
+    )
 
 
-def _data(facts: _Facts) -> list[str]:
+def _data(facts: _Facts) -> Iterable[str]:
     run = facts.run
-    lines = [
-        "## Data",
-        "",
-        f"- Source: {run['source']}, SHA-256 {run['data']}",
-        f"- Trained on {_listed(run['train_domains'])}",
-    ]
+    yield f"- Source: {run['source']}, SHA-256 {run['data']}"
+    yield f"- Trained on {_listed(run['train_domains'])}"
     if run["val_domains"]:
         used = facts.finished.kept_by == "validation domains"
         use = (
@@ -156,102 +150,91 @@ def _data(facts: _Facts) -> list[str]:
             if used
             else "Validation domains, not trained on:"
         )
-        lines.append(f"- {use} {_listed(run['val_domains'])}")
+        yield f"- {use} {_listed(run['val_domains'])}"
     if run["test_domains"]:
-        lines.append(f"- Never looked at in training: {_listed(run['test_domains'])}")
+        yield f"- Never looked at in training: {_listed(run['test_domains'])}"
     classes = run["classes"]
     more = len(classes) - SHOWN_CLASSES
     shown = _listed(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
-    return [*lines, f"- Classes: {shown}", ""]
+    yield f"- Classes: {shown}"
 
 
-def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[str]:
-    lines = ["## How it was chosen", ""]
+def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> Iterable[str]:
     for choice in choices:
         compared = "" if choice.score is None else f" at {percent(choice.score)} %"
         variant = f", variant {choice.variant}" if choice.variant else ""
-        lines.append(
+        yield (
             f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
             f"the settings, out of {choice.candidates}, by {rule} ({RULES[rule]}){compared}"
         )
-    return [*lines, f"- Sweep: {sweep.title}", ""]
+    yield f"- Sweep: {sweep.title}"
 
 
-def _scores(facts: _Facts) -> list[str]:
-    lines = ["## Scores on unseen domains", ""]
+def _scores(facts: _Facts) -> Iterable[str]:
     if not facts.unseen:
-        return [*lines, "None was held out.", ""]
-    lines += [
-        "| domain | role | adapted by | images | top-1 | top-5 |",
-        "|---|---|---|--:|--:|--:|",
-    ]
+        yield "None was held out."
+        return
+    yield "| domain | role | adapted by | images | top-1 | top-5 |"
+    yield "|---|---|---|--:|--:|--:|"
     for score in facts.unseen:
         by = MEANS.get(score.method, score.method)
         if score.adapt_n is not None:
             by += f", from {score.adapt_n} images ({score.adapted_on})"
         cells = (score.domain, score.role, by, str(score.n))
         numbers = (percent(score.top1), percent(score.top5))
-        lines.append("| " + " | ".join(_cell(text) for text in (*cells, *numbers)) + " |")
-    return [*lines, ""]
+        yield "| " + " | ".join(_cell(text) for text in (*cells, *numbers)) + " |"
 
 
-def _use(facts: _Facts) -> list[str]:
-    name = facts.place.name
+def _use(facts: _Facts) -> Iterable[str]:
     if is_pruned(facts.place):
-        gone = (
-            "Its weights were pruned; to have them again, delete this folder and repeat the sweep."
-        )
-        return ["## Use", "", gone, ""]
-    lines = ["## Use", "", "```"]
+        again = "to have them again, delete this folder and repeat the sweep"
+        yield f"Its weights were pruned; {again}."
+        return
+    name, domain = facts.place.name, ""
+    yield "```"
     if facts.adaptive:
-        lines.append(f"acclimate adapt {name} new-domain/ --out new-domain.safetensors")
+        yield f"acclimate adapt {name} new-domain/ --out new-domain.safetensors"
         domain = " --domain new-domain.safetensors"
-    else:
-        domain = ""
-    lines.append(f"acclimate predict {name} new-domain/{domain} --out predictions.csv")
-    return [*lines, "```", ""]
+    yield f"acclimate predict {name} new-domain/{domain} --out predictions.csv"
+    yield "```"
 
 
-def _limits(facts: _Facts) -> list[str]:
+def _limits(facts: _Facts) -> Iterable[str]:
     counts = [score.n for score in facts.unseen if score.method in ("none", "embedding")]
-    lines = ["## Limits", ""]
     if counts:
         fewest, most = min(counts), max(counts)
         images = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        lines.append(
+        yield (
             f"- The scores are measured on {images} images a domain, of one data set; a domain "
             f"unlike those in training may fare worse."
         )
     else:
-        lines.append("- Nothing is known of how it fares on domains that it was not trained on.")
+        yield "- Nothing is known of how it fares on domains that it was not trained on."
     if facts.adaptive:
         points = facts.config["adapt"]["points"]
-        lines.append(
+        yield (
             f"- Adaptation needs unlabelled images that are typical of the new domain; up to "
             f"{points} were used above. All of them must come from one domain."
         )
-    lines.append("- It knows the classes above and no others: any image is given one of them.")
+    yield "- It knows the classes above and no others: any image is given one of them."
     if facts.finished.quarantined:
-        lines.append(f"- {facts.finished.quarantined} unreadable images were left out.")
-    return [*lines, ""]
+        yield f"- {facts.finished.quarantined} unreadable images were left out."
 
 
-def _settings(facts: _Facts) -> list[str]:
+def _settings(facts: _Facts) -> Iterable[str]:
     usual = flat(as_dict(RunConfig()))
     own = {
         key: value
         for key, value in flat(facts.config).items()
         if value != usual.get(key) and key not in SAID_ELSEWHERE
     }
-    lines = ["## Settings that differ from the defaults", ""]
     if not own:
-        return [*lines, "None.", ""]
-    lines += ["| setting | value |", "|---|---|"]
-    lines += [f"| `{key}` | {_cell(json.dumps(value))} |" for key, value in sorted(own.items())]
-    return [*lines, ""]
+        return ["None."]
+    rows = (f"| `{key}` | {_cell(json.dumps(value))} |" for key, value in sorted(own.items()))
+    return ["| setting | value |", "|---|---|", *rows]
 
 
-def _made(facts: _Facts, sweep: Sweep) -> list[str]:
+def _made(facts: _Facts, sweep: Sweep) -> Iterable[str]:
     finished, starts = facts.finished, facts.starts
     versions = dict.fromkeys(start.version for start in starts)
     devices = dict.fromkeys(start.device for start in starts)
@@ -260,13 +243,11 @@ def _made(facts: _Facts, sweep: Sweep) -> list[str]:
         worked += " without Step A, which it shares with other runs"
     if len(starts) > 1:
         worked += f", in {len(starts)} sittings"
-    return [
-        "## Made",
-        "",
-        f"- acclimate {_listed(versions)}, on {_listed(devices)}",
+    yield f"- acclimate {_listed(versions)}, on {_listed(devices)}"
+    yield (
         f"- Started {starts[0].time}, {worked}; weights of step "
-        f"{finished.kept_step}, kept by {finished.kept_by}",
-    ]
+        f"{finished.kept_step}, kept by {finished.kept_by}"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,13 +6,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from acclimate.config import flat
 from acclimate.core.errors import SweepError
 from acclimate.core.files import write_json
-from acclimate.data.inspection import all_domains, label_counts
 from acclimate.data.manifest import Manifest
+from acclimate.results.material import Labels
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.folder import holds_something
@@ -101,17 +99,4 @@ def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) 
     for data in sweep.datasets:
         path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
-            write_json(path, _labels(data.name, manifests[data.name]))
-
-
-def _labels(name: str, manifest: Manifest) -> dict[str, object]:
-    counts: np.ndarray = label_counts(manifest)
-    roles = manifest.roles()
-    return {
-        "name": name,
-        "classes": list(manifest.classes),
-        "domains": {
-            domain: {"role": roles.get(domain), "counts": row.tolist()}
-            for domain, row in zip(all_domains(manifest), counts, strict=True)
-        },
-    }
+            write_json(path, asdict(Labels.of(data.name, manifests[data.name])))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from acclimate.core.wording import count
-from acclimate.data.inspection import Inspection, all_domains, label_counts
+from acclimate.data.inspection import Inspection, label_counts
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import canvas, label_shares
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, TEXT, Drawing
@@ -28,7 +28,7 @@ def write_label_plots(inspection: Inspection, manifest: Manifest, folder: Path) 
     Without labels there are no distributions, and one domain alone has no shift.
     """
     drawings = {
-        "label_distributions": label_shares.draw(labels_of(manifest)),
+        "label_distributions": label_shares.draw(Labels.of(manifest.source, manifest)),
         "label_counts": draw_counts(inspection, manifest),
         "label_shift": draw_shift(inspection),
     }
@@ -38,15 +38,6 @@ def write_label_plots(inspection: Inspection, manifest: Manifest, folder: Path) 
             paths.append(folder / f"{name}.png")
             canvas.write_figure(drawing, paths[-1], "png", dpi=_DOTS_PER_INCH)
     return paths
-
-
-def labels_of(manifest: Manifest) -> Labels:
-    roles = manifest.roles()
-    domains = {
-        name: Labels.Domain(roles.get(name) or "", tuple(row.tolist()))
-        for name, row in zip(all_domains(manifest), label_counts(manifest), strict=True)
-    }
-    return Labels(manifest.source, manifest.classes, domains)
 
 
 def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:

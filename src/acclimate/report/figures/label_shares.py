@@ -71,10 +71,9 @@ def shifts(labels: Labels) -> list[Shift]:
         distance = None
         if others.any():
             distance = float(np.abs(counts / rows - others / others.sum()).sum() / 2)
-        top = int(counts.argmax())
-        found.append(
-            Shift(name, domain.role, rows, distance, labels.classes[top], float(counts[top] / rows))
-        )
+        top, share = int(counts.argmax()), float(counts.max() / rows)
+        role = domain.role or ""
+        found.append(Shift(name, role, rows, distance, labels.classes[top], share))
     return sorted(found, key=lambda shift: (-(shift.distance or 0.0), shift.domain))
 
 
