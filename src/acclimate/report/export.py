@@ -169,7 +169,9 @@ def to_dict(report: Report) -> dict[str, Any]:
         "rules": list(report.rules),
         "runs": _runs(report.runs),
         "results": [_results(results) for results in every(report)],
-        "choices": {rule: [asdict(one) for one in report.choices[rule]] for rule in report.rules},
+        "choices": {
+            rule: [asdict(one) for one in report.choices.get(rule, ())] for rule in report.rules
+        },
         "failures": [asdict(failure) for failure in report.failures],
         "waiting": report.waiting,
         "notes": [*report.notes, *notes(report.summary)],

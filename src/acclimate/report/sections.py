@@ -5,7 +5,7 @@ from html import escape
 
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.wording import DASH, count, duration
-from acclimate.report.figures.search import drawn_settings, settings_of
+from acclimate.report.figures.search import drawn_settings, resolved_settings
 from acclimate.report.markup import bullets, folded, paragraph, section, table
 from acclimate.report.tables import choices_grid, labels_grid, whole_grid
 from acclimate.results.material import Labels, Report, alike
@@ -101,7 +101,7 @@ def choices(report: Report) -> str:
     sweep = report.sweep
     if sweep is None or not any(report.choices.values()):
         return ""
-    configs = settings_of(report)
+    configs = resolved_settings(report)
     drawn = {found.name: drawn_settings(sweep, found.name) for found in sweep.datasets}
 
     def part(rule: str) -> str:

@@ -26,19 +26,17 @@ def first_sentence(report: Report) -> str:
 
 def _course(report: Report) -> str:
     """An ablation from its first value to its last; "" for anything else, or with too few runs."""
-    sweep = report.sweep
-    if sweep is None or sweep.axis is None or len(report.tables) != 1:
+    axis = report.axis
+    if axis is None or len(report.tables) != 1:
         return ""
-    results = report.tables[0]
-    places, label = sweep.axis.places, sweep.axis.label
-    order = [job.variant for job in sweep.jobs if job.variant in places]
-    if None not in places.values():
-        order.sort(key=lambda name: places[name] or 0.0)
-    rows = _by_algorithm(results, list(dict.fromkeys(order)))
+    results, order = report.tables[0], list(axis.places)
+    if axis.ordered:
+        order.sort(key=lambda name: axis.places[name] or 0.0)
+    rows = _by_algorithm(results, order)
     if sum(map(len, rows.values())) < 2:
         return ""
-    said = _categories(rows) if None in places.values() else _ends(rows, results.baseline)
-    return said and f"Accuracy on domains never seen in training, by {label}{said}"
+    said = _ends(rows, results.baseline) if axis.ordered else _categories(rows)
+    return said and f"Accuracy on domains never seen in training, by {axis.label}{said}"
 
 
 def _adaptive_first(name: str) -> tuple[bool, str]:

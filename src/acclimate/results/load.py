@@ -1,7 +1,7 @@
 """From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from acclimate.results.protocol import Sweep
 from acclimate.results.published import with_published
 from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs
 from acclimate.results.selection import Candidate, applicable, candidate, select
-from acclimate.results.summary import Summary, summarise, summary_of
+from acclimate.results.summary import summarise, summary_of
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 from acclimate.results.tabulate import Results, merged, tabulate
 
@@ -77,7 +77,6 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
         rules=("",),
         summaries={"": summary},
         results={"": tabulate(found, frames, rule="", baseline=summary.baseline)},
-        choices={"": ()},
         labels=tuple(_labels(folder)),
         notes=(
             *([f"Sweeps below this folder are left out: {left_out}."] if sweeps else []),
@@ -205,21 +204,28 @@ def load_domainbed(
         rule: found for rule, found in every.items() if any(one.top1 is not None for one in found)
     }
     outcomes = able or every
-    _check_baseline(
-        folder, baseline, (one.algorithm for found in outcomes.values() for one in found)
-    )
+    known = (one.algorithm for found in outcomes.values() for one in found)
+    _check_baseline(folder, baseline, known)
     baseline = baseline or ERM
+    summaries, results, notes = {}, {}, list(_history_notes(history))
+    for rule, outcome in outcomes.items():
+        seen, frames = _seen(outcome), _outcome_frames(outcome)
+        trials = dict.fromkeys(
+            (one.dataset, Key.usual(one.algorithm), "", one.trial) for one in outcome
+        )
+        # A line's runs are its trials on each data set, each of all their domains together.
+        made = Counter(key for _, key, _, _ in trials)
+        summaries[rule] = summary_of(seen, made, baseline, domains_of_a_trial(frames.values()))
+        results[rule] = tabulate(seen, frames, rule=rule, baseline=baseline)
+        lacking = missing.of_scores(seen, frames, expected=trials, trial="trial")
+        notes += [f"Under {rule}, {sentence}" for sentence in lacking]
     report = Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
         rules=tuple(outcomes),
-        summaries={rule: _outcome_summary(found, baseline) for rule, found in outcomes.items()},
-        results={
-            rule: tabulate(_seen(found), _outcome_frames(found), rule=rule, baseline=baseline)
-            for rule, found in outcomes.items()
-        },
-        choices=dict.fromkeys(outcomes, ()),
-        notes=tuple(_history_notes(history, outcomes)),
+        summaries=summaries,
+        results=results,
+        notes=tuple(notes),
     )
     return with_published(report) if published else report
 
@@ -232,14 +238,6 @@ def _seen(outcomes: Iterable[Outcome]) -> list[Observation]:
     ]
 
 
-def _outcome_summary(outcomes: Sequence[Outcome], baseline: Key) -> Summary:
-    """A line's runs are its trials on each data set, each of all their domains together."""
-    trials = {(one.dataset, one.algorithm, one.trial) for one in outcomes}
-    made = Counter(Key.usual(algorithm) for _, algorithm, _ in trials)
-    expected = domains_of_a_trial(_outcome_frames(outcomes).values())
-    return summary_of(_seen(outcomes), made, baseline, expected)
-
-
 def _outcome_frames(outcomes: Iterable[Outcome]) -> dict[str, Frame]:
     columns: dict[str, dict[str, None]] = defaultdict(dict)
     keys: dict[str, dict[Key, None]] = defaultdict(dict)
@@ -249,15 +247,9 @@ def _outcome_frames(outcomes: Iterable[Outcome]) -> dict[str, Frame]:
     return {name: Frame(tuple(columns[name]), tuple(keys[name])) for name in columns}
 
 
-def _history_notes(history: History, outcomes: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
+def _history_notes(history: History) -> Iterable[str]:
     yield 'Accuracies are those that DomainBed\'s own collector selects, on its "in" splits.'
     if history.empty:
         yield f"Without results, and left out: {missing.named(history.empty)}."
     if history.torn:
         yield f"The last line is cut off, and left out: {missing.named(history.torn)}."
-    for rule, found in outcomes.items():
-        expected = [(one.dataset, Key.usual(one.algorithm), "", one.trial) for one in found]
-        for sentence in missing.of_scores(
-            _seen(found), _outcome_frames(found), expected=expected, trial="trial"
-        ):
-            yield f"Under {rule}, {sentence}"

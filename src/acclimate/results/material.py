@@ -73,8 +73,12 @@ class Report:
 
     @property
     def axis(self) -> Axis | None:
-        """What an ablation varies."""
-        return None if self.sweep is None else self.sweep.axis
+        """What an ablation varies, as its jobs have it: a sweep file keeps no order of places."""
+        if self.sweep is None or self.sweep.axis is None:
+            return None
+        places = self.sweep.axis.places
+        order = dict.fromkeys(job.variant for job in self.sweep.jobs if job.variant in places)
+        return replace(self.sweep.axis, places={name: places[name] for name in order})
 
     @property
     def datasets(self) -> Sequence[str]:

@@ -34,6 +34,10 @@ class Axis:
     label: str
     places: Mapping[str, float | None]
 
+    @property
+    def ordered(self) -> bool:
+        return None not in self.places.values()
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingJob:

@@ -56,14 +56,11 @@ def _planned(job: Job, config: RunConfig, manifest: Manifest, *, check_files: bo
 
 def without_images(manifest: Manifest) -> Manifest:
     """The same rows with nothing in them, for plans that need not look at images."""
-    names = [name for name in ("label", "domain", "split", "role") if name in _columns(manifest)]
+    names = [
+        name for name in ("label", "domain", "split", "role") if name in manifest.table.column_names
+    ]
     blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
     return replace(manifest, table=manifest.table.select(names).append_column("features", blank))
-
-
-def _columns(manifest: Manifest) -> list[str]:
-    names: list[str] = manifest.table.column_names
-    return names
 
 
 def _looked_at_in(job: Job) -> tuple[object, ...]:

@@ -104,10 +104,6 @@ def _per_image(step: Callable[[int], object], images: int, device: torch.device)
 def _timed(step: Callable[[int], object], number: int, device: torch.device) -> float:
     started = time.perf_counter()
     step(number)
-    _wait(device)
-    return time.perf_counter() - started
-
-
-def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter() - started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from acclimate.report.figures import canvas
@@ -23,12 +22,9 @@ _MARKS = {"method": "o", "control": "v", "ceiling": "^"}
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    sweep = report.sweep
-    if sweep is None or sweep.axis is None:
-        return
-    axis = _in_order(sweep.axis, (job.variant for job in sweep.jobs))
-    drawing = draw(report.tables, axis, canvas.colours_of(report))
-    if drawing is not None:
+    axis = report.axis
+    drawing = axis and draw(report.tables, axis, canvas.colours_of(report))
+    if axis and drawing:
         yield Illustration(
             "Ablation",
             f"Accuracy on unseen domains by {axis.label}. Whiskers are one standard error over "
@@ -36,12 +32,6 @@ def illustrate(report: Report) -> Iterable[Illustration]:
             "up: ceilings, which use what no method may know.",
             drawing,
         )
-
-
-def _in_order(axis: Axis, variants: Iterable[str]) -> Axis:
-    """The variants as the jobs have them: a sweep file does not keep the order of places."""
-    order = [name for name in dict.fromkeys(variants) if name in axis.places]
-    return replace(axis, places={name: axis.places[name] for name in order})
 
 
 def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Drawing | None:
@@ -61,8 +51,9 @@ def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Dr
             label = key.label if key.label not in labels else ""
             labels.add(key.label)
             gid = f"line-{number}-{algorithm}-{method}"
-            joined = None not in axis.places.values()
-            titles |= _draw_line(ax, rows, places, colours[algorithm], label, gid, joined=joined)
+            titles |= _draw_line(
+                ax, rows, places, colours[algorithm], label, gid, joined=axis.ordered
+            )
         _scale(ax, axis, places)
         ax.set_ylabel("accuracy, %")
         canvas.plain(ax, "y")
@@ -76,7 +67,7 @@ def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Dr
 
 def _places(axis: Axis) -> dict[str, float]:
     """Where each variant stands: its own place, or its turn where variants have no order."""
-    if any(place is None for place in axis.places.values()):
+    if not axis.ordered:
         return {name: float(turn) for turn, name in enumerate(axis.places)}
     return {name: float(place or 0.0) for name, place in axis.places.items()}
 
@@ -129,7 +120,7 @@ def _draw_line(
 
 
 def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
-    if any(place is None for place in axis.places.values()):
+    if not axis.ordered:
         turn = len(places) > 5 or any(len(name) > 9 for name in places)
         ax.set_xticks(
             list(places.values()),
@@ -144,10 +135,9 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
     elif canvas.is_logarithmic(list(places.values())):
         ax.set_xscale("log")
         canvas.log_axis(ax.xaxis)
-    if len(places) <= _FEW_PLACES and None not in axis.places.values():
-        ax.set_xticks(
-            sorted(set(places.values())), [f"{x:g}" for x in sorted(set(places.values()))]
-        )
+    if len(places) <= _FEW_PLACES and axis.ordered:
+        ticks = sorted(set(places.values()))
+        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
 
 
 def _one_legend(panels: Sequence[Axes]) -> None:

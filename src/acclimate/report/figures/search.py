@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from acclimate.config import RunConfig, Search, flat
+from acclimate.config import RunConfig, Search, flat, settings_of
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
@@ -59,7 +58,7 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
     found = [candidate(job, runs[job.id]) for job in jobs if job.id in runs]
     known = [one for one in found if one is not None]
     winners = {(_contest(choice), choice.draw) for choice in report.choices.get(rule, ())}
-    configs = settings_of(report)
+    configs = resolved_settings(report)
     points = []
     for draw in sorted({one.job.draw for one in known}):
         for choice in _unopposed(known, jobs, rule, draw):
@@ -70,7 +69,7 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
     return points
 
 
-def settings_of(report: Report) -> dict[str, dict[str, Any]]:
+def resolved_settings(report: Report) -> dict[str, dict[str, Any]]:
     """Of each job, as its run resolved them: a sweep leaves open what follows from the rest."""
     jobs = () if report.sweep is None else report.sweep.jobs
     found = {job.id: flat(job.config) for job in jobs}
@@ -183,11 +182,6 @@ def _marks(ax: Axes, x: Sequence[float], points: Sequence[Tried], colour: str, m
 
 def _searched_by_log(path: str) -> bool:
     """Whether the setting's own search range is logarithmic; an algorithm's are not known here."""
-    cls: Any = RunConfig
-    *folders, name = path.split(".")
-    for folder in folders:
-        cls = get_type_hints(cls).get(folder) if dataclasses.is_dataclass(cls) else None
-    if not dataclasses.is_dataclass(cls):
-        return False
-    search = {f.name: f.metadata.get("search") for f in dataclasses.fields(cls)}.get(name)
+    declared = {found.name: found.facts.get("search") for found in settings_of(RunConfig())}
+    search = declared.get(path)
     return isinstance(search, Search) and search.scale in ("log10", "log2")

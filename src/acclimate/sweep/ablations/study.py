@@ -109,7 +109,7 @@ def _defined(
     axis: Axis,
 ) -> Sweep:
     """With a variant `none`, plain algorithms run under it and adaptive ones under the others."""
-    if axis.places and not any(place is None for place in axis.places.values()):
+    if axis.places and axis.ordered:
         return define(config, manifests, data_of_variant=of_variant, axis=axis)
     plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
     adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
