@@ -3,15 +3,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
 
-from acclimate.build.domainbed.builder import FolderBuild, build_domainbed
-from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, Edition, benchmark, folded
-from acclimate.build.folder import build_folder
+from acclimate.build.domainbed.builder import DomainBed
+from acclimate.build.domainbed.check import FolderCheck
+from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark, folded
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import ManifestError, UnknownName
+from acclimate.core.watch import unwatched
 from acclimate.data.manifest import Manifest
 
 load_commands()
@@ -32,10 +34,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, name: str, *editions: Mapping[str, i
     smaller = Benchmark(
         **{
             **{field: getattr(known, field) for field in known.__dataclass_fields__},
-            "editions": tuple(
-                Edition(name=f"edition {number}", images=images)
-                for number, images in enumerate(editions, 1)
-            ),
+            "editions": {f"edition {number}": images for number, images in enumerate(editions, 1)},
         }
     )
     monkeypatch.setitem(BENCHMARKS, name, smaller)
@@ -49,8 +48,15 @@ def pacs(root: Path, domains: tuple[str, ...] = tuple(PACS)) -> Path:
     return tree(root, {f"{domain}/{label}": 1 for domain in domains for label in CLASSES})
 
 
-def built(root: Path, tmp_path: Path, name: str = "pacs", **options: object) -> FolderBuild:
-    return build_domainbed(name, root, tmp_path / "out.parquet", **options)  # type: ignore[arg-type]
+class Made(NamedTuple):
+    manifest: Manifest
+    check: FolderCheck
+
+
+def built(root: Path, tmp_path: Path, name: str = "pacs", **options: Any) -> Made:
+    builder = DomainBed(root=root, dataset=name, out=tmp_path / "out.parquet", **options)
+    builder.build(unwatched)
+    return Made(*builder.checked())
 
 
 @pytest.mark.parametrize(
@@ -68,8 +74,8 @@ def test_expectations_add_up_to_the_published_totals(
 ) -> None:
     known = benchmark(name)
     assert len({folded(label) for label in known.classes}) == classes
-    assert [edition.total for edition in known.editions] == totals
-    assert all(tuple(edition.images) == known.domains for edition in known.editions)
+    assert [sum(images.values()) for images in known.editions.values()] == totals
+    assert all(tuple(images) == known.domains for images in known.editions.values())
     assert set(known.aliases.values()) <= set(known.domains)
     assert set(known.class_aliases.values()) <= set(known.classes)
     names = [folded(domain) for domain in known.domains]
@@ -78,9 +84,9 @@ def test_expectations_add_up_to_the_published_totals(
 
 
 def test_duplicates_of_domainnet_are_the_difference_of_its_editions() -> None:
-    clean, full = BENCHMARKS["domainnet"].editions
+    clean, full = BENCHMARKS["domainnet"].editions.values()
     listed = {"clipart": 704, "infograph": 1596, "painting": 3493, "real": 2380, "sketch": 1258}
-    found = {name: full.images[name] - clean.images[name] for name in clean.images}
+    found = {name: full[name] - clean[name] for name in clean}
     assert found == {**listed, "quickdraw": 0}
 
 
@@ -103,7 +109,7 @@ def test_as_expected_is_the_same_manifest_as_the_plain_folder(
     result = built(root, tmp_path)
     assert result.check.differences() == []
     assert (result.check.images, result.check.expected) == (28, 28)
-    assert result.manifest.digest() == build_folder(root, tmp_path / "plain.parquet").digest()
+    assert result.manifest.digest() == Manifest.from_folder(root).digest()
     assert Manifest.read(tmp_path / "out.parquet").digest() == result.manifest.digest()
 
 

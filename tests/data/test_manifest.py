@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from acclimate.build.folder import build_folder
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data.checks import _spelling
 from acclimate.data.manifest import Manifest
@@ -374,7 +373,8 @@ def test_val_share_out_of_range(share: float) -> None:
 
 def test_round_trip_after_moving_both_elsewhere(pets: Path, tmp_path: Path) -> None:
     (pets.parent / "lists").mkdir()
-    written = build_folder(pets, pets.parent / "lists" / "pets.parquet", seed=3)
+    written = Manifest.from_folder(pets, seed=3)
+    written.write(pets.parent / "lists" / "pets.parquet")
     moved = tmp_path / "a new" / "place"
     for name in ("pets", "lists"):
         shutil.move(tmp_path / name, moved / name)

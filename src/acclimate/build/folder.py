@@ -10,21 +10,10 @@ from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 
 
-def build_folder(
-    root: str | Path, out: str | Path, *, val_share: float = 0.2, seed: int = 0
-) -> Manifest:
-    """Check the tree under `root`, write its manifest to `out` and return it.
-
-    Paths are stored relative to `root`, and `root` relative to `out`: move them together.
-    """
-    manifest = Manifest.from_folder(root, val_share=val_share, seed=seed)
-    manifest.check()
-    manifest.write(out)
-    return manifest
-
-
 @dataclass(frozen=True, kw_only=True)
 class Folder(Builder):
+    """Paths are stored relative to `root`, and `root` relative to `out`: move them together."""
+
     example = "acclimate build folder PACS --out pacs.parquet"
 
     root: Path = argument("A domain/class/image tree.")
@@ -34,5 +23,7 @@ class Folder(Builder):
 
     def build(self, watch: Watch) -> Built:
         require_share(self.val_share)
-        made = build_folder(self.root, self.out, val_share=self.val_share, seed=self.seed)
+        made = Manifest.from_folder(self.root, val_share=self.val_share, seed=self.seed)
+        made.check()
+        made.write(self.out)
         return Built(manifest=made, out=self.out)

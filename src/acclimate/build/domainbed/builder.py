@@ -29,12 +29,6 @@ from acclimate.data.manifest import Manifest
 _PARTS = {"full": None, "train": "train", "crossval": "val", "val": "val", "test": "test"}
 
 
-@dataclass(frozen=True, eq=False)
-class FolderBuild:
-    manifest: Manifest
-    check: FolderCheck
-
-
 class _Row(NamedTuple):
     image: str
     domain: str
@@ -43,58 +37,84 @@ class _Row(NamedTuple):
     name: str  # <domain>/<what the path says below it>, as in drop lists
 
 
-def build_domainbed(
-    name: str,
-    root: str | Path,
-    out: str | Path,
-    *,
-    drop_list: str | Path | None = None,
-    only_expected: bool = False,
-    val_share: float = 0.2,
-    seed: int = 0,
-) -> FolderBuild:
-    """Write the manifest of the data set `name` (vlcs, pacs, office-home…) under `root` to `out`.
+@dataclass(frozen=True, kw_only=True)
+class DomainBed(Builder):
+    """Domains and classes get the names that their authors gave them, whatever the folders are
+    called."""
 
-    Domains and classes get the names that their authors gave them, whatever the folders are called.
-    `drop_list` names images to leave out, one path on each line; with `only_expected` images of
-    domains and classes that the data set does not have go as well.
-    """
-    expected = benchmark(name)
-    drops = None if drop_list is None else _drop_list(Path(drop_list).expanduser(), expected)
-    folder = _domain_folder(Path(root).expanduser(), expected)
-    source = f"{folder.resolve().name}/"
-    folders, rows, left_out = _read(folder, source, expected)
-    unlisted = 0
-    if drops is not None:
-        unlisted = len(drops - {row.name for row in rows})
-        rows = _without(rows, [row.name in drops for row in rows], "drop list", left_out)
-    if only_expected:
-        strange = [
-            row.domain not in expected.domains or row.label not in expected.classes for row in rows
-        ]
-        rows = _without(rows, strange, "not a domain or class of the data set", left_out)
-    if not any(row.label in expected.classes for row in rows):
-        raise ManifestError(
-            f"{source} has no class of {expected.title} ({listed(expected.classes)}); "
-            "check --dataset and the folder"
+    example = "acclimate build domainbed --dataset pacs data/PACS --out pacs.parquet"
+
+    root: Path = argument("The folder that holds the domains.")
+    dataset: str = required("vlcs, pacs, office-home, domainnet or terra-incognita.")
+    out: Path = required(OUT)
+    drop_list: Path | None = setting(
+        None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
+    )
+    only_expected: bool = flag("Leave out domains and classes that are extra.")
+    val_share: float = setting(0.2, VAL_SHARE)
+    seed: int = setting(0, SEED)
+
+    def build(self, watch: Watch) -> Built:
+        require_share(self.val_share)
+        manifest, check = self.checked()
+        manifest.write(self.out)
+        facts, told = {"check": check.as_dict()}, [*_told(check), in_short(manifest)]
+        return Built(manifest=manifest, out=self.out, facts=facts, told=told)
+
+    def checked(self) -> tuple[Manifest, FolderCheck]:
+        """The manifest of the folder, and the folder beside what it should be."""
+        expected = benchmark(self.dataset)
+        drops = None if self.drop_list is None else _drop_list(self.drop_list, expected)
+        folder = _domain_folder(self.root.expanduser(), expected)
+        source = f"{folder.resolve().name}/"
+        folders, rows, left_out = _read(folder, source, expected)
+        unlisted = 0
+        if drops is not None:
+            unlisted = len(drops - {row.name for row in rows})
+            rows = _without(rows, [row.name in drops for row in rows], "drop list", left_out)
+        if self.only_expected:
+            strange = [
+                row.domain not in expected.domains or row.label not in expected.classes
+                for row in rows
+            ]
+            rows = _without(rows, strange, "not a domain or class of the data set", left_out)
+        if not any(row.label in expected.classes for row in rows):
+            raise ManifestError(
+                f"{source} has no class of {expected.title} ({listed(expected.classes)}); "
+                "check --dataset and the folder"
+            )
+        manifest = _manifest(rows, folder, source, val_share=self.val_share, seed=self.seed)
+        manifest.check()
+        found = [(row.domain, row.label) for row in rows]
+        return manifest, compare(expected, folders, found, left_out, unlisted, _others(folder))
+
+
+def _told(check: FolderCheck) -> list[str | Listing]:
+    header = ("domain", "folder", "images", "expected", "classes", "expected")
+    rows = [
+        (
+            domain.domain,
+            domain.folder or DASH,
+            str(domain.images),
+            DASH if domain.expected is None else str(domain.expected),
+            str(domain.classes),
+            str(domain.expected_classes),
         )
-    manifest = _manifest(rows, folder, source, val_share=val_share, seed=seed)
-    manifest.check()
-    manifest.write(out)
-    found = [(row.domain, row.label) for row in rows]
-    check = compare(expected, folders, found, left_out, unlisted, _others(folder))
-    return FolderBuild(manifest, check)
-
-
-def where_to_get(expected: Benchmark) -> str:
-    return f"get it from {' or '.join(expected.sources)}; licence: {expected.licence}"
+        for domain in check.domains
+    ]
+    return [
+        f"{check.title}, nearest edition: {check.edition} ({check.expected} images)",
+        Listing(header, rows),
+        *([f"warning: {difference}" for difference in check.differences()] or ["as expected"]),
+    ]
 
 
 def _domain_folder(root: Path, expected: Benchmark) -> Path:
     """`root`, or the folder in it that archives make, whichever holds domains."""
     if not root.is_dir():
         raise ManifestError(
-            f"there is no folder '{root}' with {expected.title}; {where_to_get(expected)}"
+            f"there is no folder '{root}' with {expected.title}; "
+            f"get it from {' or '.join(expected.sources)}; licence: {expected.licence}"
         )
     inside = sorted(entry for entry in root.iterdir() if entry.is_dir())
     known = {folded(name) for name in expected.folders}
@@ -196,6 +216,7 @@ def _parted(paths: Sequence[Sequence[str]]) -> dict[str, set[str]]:
 
 
 def _drop_list(path: Path, expected: Benchmark) -> set[str]:
+    path = path.expanduser()
     if not path.is_file():
         raise ManifestError(f"there is no drop list '{path}'; check the path")
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
@@ -241,56 +262,3 @@ def _others(root: Path) -> tuple[str, ...]:
             if not name.startswith(".") and not (image and below.parts):
                 found.append((below / name).as_posix())
     return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DomainBed(Builder):
-    example = "acclimate build domainbed --dataset pacs data/PACS --out pacs.parquet"
-
-    root: Path = argument("The folder that holds the domains.")
-    dataset: str = required("vlcs, pacs, office-home, domainnet or terra-incognita.")
-    out: Path = required(OUT)
-    drop_list: Path | None = setting(
-        None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
-    )
-    only_expected: bool = flag("Leave out domains and classes that are extra.")
-    val_share: float = setting(0.2, VAL_SHARE)
-    seed: int = setting(0, SEED)
-
-    def build(self, watch: Watch) -> Built:
-        require_share(self.val_share)
-        built = build_domainbed(
-            self.dataset,
-            self.root,
-            self.out,
-            drop_list=self.drop_list,
-            only_expected=self.only_expected,
-            val_share=self.val_share,
-            seed=self.seed,
-        )
-        return Built(
-            manifest=built.manifest,
-            out=self.out,
-            facts={"check": built.check.as_dict()},
-            told=[*_told(built.check), in_short(built.manifest)],
-        )
-
-
-def _told(check: FolderCheck) -> list[str | Listing]:
-    header = ("domain", "folder", "images", "expected", "classes", "expected")
-    rows = [
-        (
-            domain.domain,
-            domain.folder or DASH,
-            str(domain.images),
-            DASH if domain.expected is None else str(domain.expected),
-            str(domain.classes),
-            str(domain.expected_classes),
-        )
-        for domain in check.domains
-    ]
-    return [
-        f"{check.title}, nearest edition: {check.edition} ({check.expected} images)",
-        Listing(header, rows),
-        *([f"warning: {difference}" for difference in check.differences()] or ["as expected"]),
-    ]

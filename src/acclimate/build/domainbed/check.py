@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from acclimate.build.domainbed.expected import Benchmark, Edition
+from acclimate.build.domainbed.expected import Benchmark
 from acclimate.core.wording import count
 
 _SHOWN = 5
@@ -67,7 +67,10 @@ def compare(
     held: dict[str, set[str]] = defaultdict(set)
     for domain, label in rows:
         held[domain].add(label)
-    edition = min(expected.editions, key=lambda edition: _distance(edition, images))
+    edition, numbers = min(
+        expected.editions.items(),
+        key=lambda item: sum(abs(images[domain] - number) for domain, number in item[1].items()),
+    )
     extra = sorted(set(images) - set(expected.domains))
     known = set(expected.classes)
     domains = tuple(
@@ -75,7 +78,7 @@ def compare(
             domain=domain,
             folder=folders.get(domain),
             images=images[domain],
-            expected=edition.images.get(domain),
+            expected=numbers.get(domain),
             classes=len(held[domain]),
             expected_classes=len(known),
             missing_classes=tuple(sorted(known - held[domain])) if images[domain] else (),
@@ -85,18 +88,14 @@ def compare(
     )
     return FolderCheck(
         title=expected.title,
-        edition=edition.name,
+        edition=edition,
         images=len(rows),
-        expected=edition.total,
+        expected=sum(numbers.values()),
         domains=domains,
         left_out=left_out,
         unlisted=unlisted,
         others=others,
     )
-
-
-def _distance(edition: Edition, images: Mapping[str, int]) -> int:
-    return sum(abs(images.get(domain, 0) - number) for domain, number in edition.images.items())
 
 
 def _differences(found: DomainCheck) -> list[str]:

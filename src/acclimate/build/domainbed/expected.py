@@ -6,21 +6,9 @@ VLCS against `vlcs_files.txt`, DomainNet with and without the 9,431 files of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from acclimate.core.errors import unknown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edition:
-    """A state in which a data set is, or was, given out: images of each domain."""
-
-    name: str
-    images: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.images.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +16,17 @@ class Benchmark:
     """A data set's expected content, and other names that its folders go by."""
 
     title: str
-    editions: tuple[Edition, ...]
+    editions: Mapping[str, Mapping[str, int]]  # as it is, or was, given out: images of each domain
     classes: tuple[str, ...]
     sources: tuple[str, ...]  # official pages
     licence: str
     aliases: Mapping[str, str]  # of domains
-    class_aliases: Mapping[str, str]
     folders: tuple[str, ...]  # in which archives put the domains
+    class_aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def domains(self) -> tuple[str, ...]:
-        return tuple(self.editions[0].images)
+        return tuple(next(iter(self.editions.values())))
 
 
 def benchmark(name: str) -> Benchmark:
@@ -99,12 +87,9 @@ zebra zigzag
 BENCHMARKS: dict[str, Benchmark] = {
     "vlcs": Benchmark(
         title="VLCS",
-        editions=(
-            Edition(
-                name="as given out",
-                images={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
-            ),
-        ),
+        editions={
+            "as given out": {"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
+        },
         classes=("bird", "car", "chair", "dog", "person"),
         sources=("https://github.com/facebookresearch/DomainBed (download.py, download_vlcs)",),
         licence="see the four data sets that it is made of",
@@ -119,12 +104,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "pacs": Benchmark(
         title="PACS",
-        editions=(
-            Edition(
-                name="as given out",
-                images={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
-            ),
-        ),
+        editions={
+            "as given out": {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
+        },
         classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
         sources=(
             "https://github.com/facebookresearch/DomainBed (download.py, download_pacs)",
@@ -137,17 +119,13 @@ BENCHMARKS: dict[str, Benchmark] = {
             **dict.fromkeys(("photos", "p"), "photo"),
             **dict.fromkeys(("sketches", "s"), "sketch"),
         },
-        class_aliases={},
         folders=("PACS", "kfold", "pacs_data"),
     ),
     "office-home": Benchmark(
         title="OfficeHome",
-        editions=(
-            Edition(
-                name="10 July 2016",
-                images={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
-            ),
-        ),
+        editions={
+            "10 July 2016": {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
+        },
         classes=tuple(_OFFICE_HOME.split()),
         sources=("https://www.hemanthdv.org/officeHomeDataset.html",),
         licence="for non-commercial research and teaching, under fair use; see the page",
@@ -157,35 +135,28 @@ BENCHMARKS: dict[str, Benchmark] = {
             **dict.fromkeys(("p", "products"), "Product"),
             **dict.fromkeys(("real", "rw", "r"), "Real World"),
         },
-        class_aliases={},
         folders=("office_home", "OfficeHomeDataset_10072016", "OfficeHome"),
     ),
     "domainnet": Benchmark(
         title="DomainNet",
-        editions=(
-            Edition(
-                name="without duplicates",
-                images={
-                    "clipart": 48129,
-                    "infograph": 51605,
-                    "painting": 72266,
-                    "quickdraw": 172500,
-                    "real": 172947,
-                    "sketch": 69128,
-                },
-            ),
-            Edition(
-                name="with duplicates",
-                images={
-                    "clipart": 48833,
-                    "infograph": 53201,
-                    "painting": 75759,
-                    "quickdraw": 172500,
-                    "real": 175327,
-                    "sketch": 70386,
-                },
-            ),
-        ),
+        editions={
+            "without duplicates": {
+                "clipart": 48129,
+                "infograph": 51605,
+                "painting": 72266,
+                "quickdraw": 172500,
+                "real": 172947,
+                "sketch": 69128,
+            },
+            "with duplicates": {
+                "clipart": 48833,
+                "infograph": 53201,
+                "painting": 75759,
+                "quickdraw": 172500,
+                "real": 175327,
+                "sketch": 70386,
+            },
+        },
         classes=tuple(_DOMAINNET.split()),
         sources=("https://ai.bu.edu/M3SDA/ (take the cleaned version of clipart and painting)",),
         licence="for non-commercial research and teaching, under fair use; see the page",
@@ -197,31 +168,24 @@ BENCHMARKS: dict[str, Benchmark] = {
             **dict.fromkeys(("r",), "real"),
             **dict.fromkeys(("s",), "sketch"),
         },
-        class_aliases={},
         folders=("domain_net", "DomainNet"),
     ),
     "terra-incognita": Benchmark(
         title="TerraIncognita",
-        editions=(
-            Edition(
-                name="as given out now",
-                images={
-                    "location_100": 4741,
-                    "location_38": 9736,
-                    "location_43": 3970,
-                    "location_46": 5883,
-                },
-            ),
-            Edition(
-                name="as in DomainBed's paper",
-                images={
-                    "location_100": 4879,
-                    "location_38": 9767,
-                    "location_43": 4020,
-                    "location_46": 6122,
-                },
-            ),
-        ),
+        editions={
+            "as given out now": {
+                "location_100": 4741,
+                "location_38": 9736,
+                "location_43": 3970,
+                "location_46": 5883,
+            },
+            "as in DomainBed's paper": {
+                "location_100": 4879,
+                "location_38": 9767,
+                "location_43": 4020,
+                "location_46": 6122,
+            },
+        },
         classes=(
             *("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit"),
             *("raccoon", "squirrel"),
@@ -237,7 +201,6 @@ BENCHMARKS: dict[str, Benchmark] = {
             for number in (100, 38, 43, 46)
             for alias in (f"l{number}", f"{number}", f"loc{number}")
         },
-        class_aliases={},
         folders=("terra_incognita", "TerraIncognita"),
     ),
 }
