@@ -8,10 +8,10 @@ dictionaries. What is not needed for tables of plain columns is refused.
 
 import mmap
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from acclimate.core.errors import ManifestError
 
@@ -20,6 +20,7 @@ MAX_CONTAINERS = 50_000_000
 _DISTRUST = "it was not run: do not trust the file, and fetch it again from its authors"
 
 Buffer = bytes | mmap.mmap
+Container = TypeVar("Container")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,15 @@ class _Reader:
         self.memo: list[object] = []  # numbered on end, as all known writers do
         self.other_memo: dict[int, object] = {}
         self.containers = 0
-        self.steps: list[Callable[[], None]] = [self.unknown] * 256
-        for code, step in _STEPS.items():
-            self.steps[code] = step.__get__(self)
 
     def read(self) -> object:
-        content, steps = self.content, self.steps
+        content = self.content
+        steps = [_STEPS.get(code, _Reader.unknown) for code in range(256)]
         try:
             while True:
                 code = content[self.at]
                 self.at += 1
-                steps[code]()
+                steps[code](self)
         except _Done:
             pass
         except (IndexError, KeyError, struct.error):
@@ -120,17 +119,33 @@ class _Reader:
         self.at += count
         return self.content[self.at - count : self.at]
 
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
+    def byte(self) -> int:
+        value = self.content[self.at]
+        self.at += 1
+        return value
 
-    def contained(self) -> None:
+    def number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "little", signed=signed)
+
+    def text(self, size: int) -> str:
+        return self.take(size).decode("utf-8", "surrogatepass")
+
+    def container(self, made: Container) -> Container:
         self.containers += 1
         if self.containers > MAX_CONTAINERS:
             raise self.refused(f"holds more than {MAX_CONTAINERS} lists, tuples and dictionaries")
+        return made
 
     def since_mark(self) -> list[Any]:
         items = self.stack
         self.stack = self.marks.pop()
+        return items
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        if len(self.stack) < count:
+            raise self.broken()
+        items = tuple(self.stack[-count:])
+        del self.stack[-count:]
         return items
 
     def line(self) -> str:
@@ -143,28 +158,11 @@ class _Reader:
         code = self.content[self.at - 1]
         raise self.refused(f"has the instruction 0x{code:02x}, which no table needs,")
 
-    # Instructions, in the order of their likely number.
+    # Instructions that are more than a row of the table below.
 
-    def binget(self) -> None:
-        self.recall(self.content[self.at])
-        self.at += 1
-
-    def long_binget(self) -> None:
-        self.recall(self.number(4))
-
-    def recall(self, number: int) -> None:
+    def recalled(self, number: int) -> object:
         memo = self.memo
-        self.stack.append(memo[number] if number < len(memo) else self.other_memo[number])
-
-    def memoize(self) -> None:
-        self.note(len(self.memo) + len(self.other_memo))
-
-    def binput(self) -> None:
-        self.note(self.content[self.at])
-        self.at += 1
-
-    def long_binput(self) -> None:
-        self.note(self.number(4))
+        return memo[number] if number < len(memo) else self.other_memo[number]
 
     def note(self, number: int) -> None:
         memo = self.memo
@@ -175,53 +173,9 @@ class _Reader:
         else:
             self.other_memo[number] = self.stack[-1]
 
-    def binint1(self) -> None:
-        self.stack.append(self.content[self.at])
-        self.at += 1
-
-    def binint2(self) -> None:
-        self.stack.append(self.number(2))
-
-    def binint(self) -> None:
-        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
-
-    def long1(self) -> None:
-        self.stack.append(int.from_bytes(self.take(self.number(1)), "little", signed=True))
-
-    def binfloat(self) -> None:
-        self.stack.append(struct.unpack(">d", self.take(8))[0])
-
-    def short_binunicode(self) -> None:
-        self.stack.append(self.take(self.number(1)).decode("utf-8", "surrogatepass"))
-
-    def binunicode(self) -> None:
-        self.stack.append(self.take(self.number(4)).decode("utf-8", "surrogatepass"))
-
-    def binunicode8(self) -> None:
-        self.stack.append(self.take(self.number(8)).decode("utf-8", "surrogatepass"))
-
-    def short_binbytes(self) -> None:
-        self.stack.append(self.take(self.number(1)))
-
-    def binbytes(self) -> None:
-        self.stack.append(self.take(self.number(4)))
-
-    def binbytes8(self) -> None:  # bytes and bytearrays alike: nobody writes to them
-        self.stack.append(self.take(self.number(8)))
-
-    def none(self) -> None:
-        self.stack.append(None)
-
-    def true(self) -> None:
-        self.stack.append(True)
-
-    def false(self) -> None:
-        self.stack.append(False)
-
     def mark(self) -> None:
         self.marks.append(self.stack)
-        self.stack = []
-        self.contained()
+        self.stack = self.container([])
 
     def pop(self) -> None:
         if self.stack:
@@ -229,39 +183,13 @@ class _Reader:
         else:
             self.since_mark()
 
-    def pop_mark(self) -> None:
-        self.since_mark()
-
-    def empty_list(self) -> None:
-        self.contained()
-        self.stack.append([])
-
-    def append(self) -> None:
-        value = self.stack.pop()
-        self.listed().append(value)
-
-    def appends(self) -> None:
-        values = self.since_mark()
-        self.listed().extend(values)
-
-    def listed(self) -> list[Any]:
+    def extend(self, values: Sequence[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
             raise self.refused("appends to what is no list")
-        return target
+        target.extend(values)
 
-    def empty_dict(self) -> None:
-        self.contained()
-        self.stack.append({})
-
-    def setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.filled([key, value])
-
-    def setitems(self) -> None:
-        self.filled(self.since_mark())
-
-    def filled(self, items: list[Any]) -> None:
+    def fill(self, items: Sequence[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not dict:
             raise self.refused("sets an entry of what is no dictionary")
@@ -271,51 +199,20 @@ class _Reader:
                 raise self.refused("has a dictionary key that is neither text nor a small number")
             target[key] = value
 
-    def tuple_(self) -> None:
-        self.contained()
-        items = tuple(self.since_mark())
-        self.stack.append(items)
-
-    def tuple0(self) -> None:
-        self.stack.append(())
-
-    def tuple1(self) -> None:
-        self.tupled(1)
-
-    def tuple2(self) -> None:
-        self.tupled(2)
-
-    def tuple3(self) -> None:
-        self.tupled(3)
-
-    def tupled(self, count: int) -> None:
-        self.contained()
-        if len(self.stack) < count:
-            raise self.broken()
-        self.stack[-count:] = [tuple(self.stack[-count:])]
-
-    def global_(self) -> None:
-        module = self.line()
-        self.named(module, self.line())
-
-    def stack_global(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.named(module, name)
-
-    def named(self, module: object, name: object) -> None:
+    def named(self, module: object, name: object) -> Global:
         if type(module) is not str or type(name) is not str:
             raise self.refused("builds a name from what is no text")
         found = Global(module, name)
         if found not in self.allowed:
-            raise self.refused(f"asks for {_shown(str(found))}, which is no part of a table,")
-        self.stack.append(found)
+            shown = ascii(str(found)[:80])[1:-1]
+            raise self.refused(f"asks for {shown}, which is no part of a table,")
+        return found
 
-    def called(self) -> None:
-        arguments, target = self.stack.pop(), self.stack.pop()
+    def called(self) -> Call:
+        target, arguments = self.last(2)
         if type(target) is not Global or type(arguments) is not tuple:
             raise self.refused("calls what is no function")
-        self.contained()
-        self.stack.append(Call(target, arguments))
+        return self.container(Call(target, arguments))
 
     def build(self) -> None:
         state = self.stack.pop()
@@ -329,58 +226,61 @@ class _Reader:
         if not 2 <= version <= 5:
             raise self.broken(f"protocol {version}")
 
-    def frame(self) -> None:  # only says how much to read at once
-        self.take(8)
-
     def stop(self) -> None:
         raise _Done
 
 
-def _shown(name: str) -> str:
-    return ascii(name[:80])[1:-1]
+def _push(read: Callable[[_Reader], object]) -> Callable[[_Reader], None]:
+    """The instruction that puts what `read` gives on the stack."""
+
+    def step(reader: _Reader) -> None:
+        value = read(reader)  # first: it may go back to the stack before a mark
+        reader.stack.append(value)
+
+    return step
 
 
-_STEPS: dict[int, Callable[[_Reader], None]] = {
-    ord("h"): _Reader.binget,
-    ord("j"): _Reader.long_binget,
-    0x94: _Reader.memoize,
-    ord("q"): _Reader.binput,
-    ord("r"): _Reader.long_binput,
-    ord("K"): _Reader.binint1,
-    ord("M"): _Reader.binint2,
-    ord("J"): _Reader.binint,
-    0x8A: _Reader.long1,
-    ord("G"): _Reader.binfloat,
-    0x8C: _Reader.short_binunicode,
-    ord("X"): _Reader.binunicode,
-    0x8D: _Reader.binunicode8,
-    ord("C"): _Reader.short_binbytes,
-    ord("B"): _Reader.binbytes,
-    0x8E: _Reader.binbytes8,
-    0x96: _Reader.binbytes8,
-    ord("N"): _Reader.none,
-    0x88: _Reader.true,
-    0x89: _Reader.false,
+_STEPS: dict[int, Callable[[_Reader], object]] = {
+    ord("h"): _push(lambda r: r.recalled(r.byte())),
+    ord("j"): _push(lambda r: r.recalled(r.number(4))),
+    0x94: lambda r: r.note(len(r.memo) + len(r.other_memo)),
+    ord("q"): lambda r: r.note(r.byte()),
+    ord("r"): lambda r: r.note(r.number(4)),
+    ord("K"): _push(_Reader.byte),
+    ord("M"): _push(lambda r: r.number(2)),
+    ord("J"): _push(lambda r: r.number(4, signed=True)),
+    0x8A: _push(lambda r: r.number(r.number(1), signed=True)),
+    ord("G"): _push(lambda r: struct.unpack(">d", r.take(8))[0]),
+    0x8C: _push(lambda r: r.text(r.number(1))),
+    ord("X"): _push(lambda r: r.text(r.number(4))),
+    0x8D: _push(lambda r: r.text(r.number(8))),
+    ord("C"): _push(lambda r: r.take(r.number(1))),
+    ord("B"): _push(lambda r: r.take(r.number(4))),
+    0x8E: _push(lambda r: r.take(r.number(8))),
+    0x96: _push(lambda r: r.take(r.number(8))),  # a bytearray, to which nobody writes here
+    ord("N"): _push(lambda r: None),
+    0x88: _push(lambda r: True),
+    0x89: _push(lambda r: False),
     ord("("): _Reader.mark,
     ord("0"): _Reader.pop,
-    ord("1"): _Reader.pop_mark,
-    ord("]"): _Reader.empty_list,
-    ord("a"): _Reader.append,
-    ord("e"): _Reader.appends,
-    ord("}"): _Reader.empty_dict,
-    ord("s"): _Reader.setitem,
-    ord("u"): _Reader.setitems,
-    ord("t"): _Reader.tuple_,
-    ord(")"): _Reader.tuple0,
-    0x85: _Reader.tuple1,
-    0x86: _Reader.tuple2,
-    0x87: _Reader.tuple3,
-    ord("c"): _Reader.global_,
-    0x93: _Reader.stack_global,
-    ord("R"): _Reader.called,
-    0x81: _Reader.called,
+    ord("1"): _Reader.since_mark,
+    ord("]"): _push(lambda r: r.container([])),
+    ord("a"): lambda r: r.extend(r.last(1)),
+    ord("e"): lambda r: r.extend(r.since_mark()),
+    ord("}"): _push(lambda r: r.container({})),
+    ord("s"): lambda r: r.fill(r.last(2)),
+    ord("u"): lambda r: r.fill(r.since_mark()),
+    ord("t"): _push(lambda r: r.container(tuple(r.since_mark()))),
+    ord(")"): _push(lambda r: ()),
+    0x85: _push(lambda r: r.container(r.last(1))),
+    0x86: _push(lambda r: r.container(r.last(2))),
+    0x87: _push(lambda r: r.container(r.last(3))),
+    ord("c"): _push(lambda r: r.named(r.line(), r.line())),
+    0x93: _push(lambda r: r.named(*r.last(2))),
+    ord("R"): _push(_Reader.called),
+    0x81: _push(_Reader.called),
     ord("b"): _Reader.build,
     0x80: _Reader.proto,
-    0x95: _Reader.frame,
+    0x95: lambda r: r.take(8),  # a frame: only says how much to read at once
     ord("."): _Reader.stop,
 }
