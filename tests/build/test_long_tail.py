@@ -20,7 +20,8 @@ from acclimate.build.long_tail import (
     facts,
     raised_total,
 )
-from acclimate.build.long_tail.class_lists import ClassList, open_pool, recorded
+from acclimate.build.long_tail.pools import open_pool
+from acclimate.build.long_tail.settings import recorded
 from acclimate.cli import main
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
@@ -483,41 +484,41 @@ def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
     root = image_net(tmp_path / "imagenet")
     (root / "README.txt").touch()
     (root / "empty").mkdir()
-    pool = open_pool(root, ClassList())
+    pool = open_pool(root, LongTailSettings())
     assert pool.classes == SYNSETS
     assert (pool.domains, len(pool)) == (("all",), 60)
     assert pool.image_name(0) == "n01440764/n01440764_0.JPEG"
     pool.check()
-    fewer = open_pool(root, ClassList(only=SYNSETS[:3], exclude=("n02131653",)))
+    fewer = open_pool(root, LongTailSettings(only=SYNSETS[:3], exclude=("n02131653",)))
     assert fewer.classes == ("n01440764", "n02132136")
-    assert open_pool(root, ClassList(exclude_ilsvrc12=True)).classes == (
+    assert open_pool(root, LongTailSettings(exclude_ilsvrc12=True)).classes == (
         *("n02131653", "n04407435", "n07739125"),
     )
     # With a level more it is a tree of domains, whatever the names and whatever lies about.
     deep = image_net(tmp_path / "deep" / "train").parent
-    assert open_pool(deep, ClassList()).domains == ("train",)
+    assert open_pool(deep, LongTailSettings()).domains == ("train",)
     (deep / "train" / "stray.JPEG").touch()
     with pytest.raises(ManifestError, match="images without a class folder"):
-        open_pool(deep, ClassList())
+        open_pool(deep, LongTailSettings())
 
 
 def test_lists_that_fit_nothing(tmp_path: Path) -> None:
-    def message(classes: ClassList) -> str:
+    def message(classes: LongTailSettings) -> str:
         with pytest.raises(ManifestError) as error:
             classes.allowed(CLASSES, "base")
         return str(error.value)
 
-    assert message(ClassList(exclude_ilsvrc12=True)) == (
+    assert message(LongTailSettings(exclude_ilsvrc12=True)) == (
         "no class of base is a synset such as n01440764; leave --exclude-ilsvrc12 away, or name "
         "the classes by their synsets"
     )
-    assert message(ClassList(only=("x", "y"))) == (
+    assert message(LongTailSettings(only=("x", "y"))) == (
         "base has none of the 2 classes that --only lists; it has a, b, c: check the names"
     )
     root = image_net(tmp_path / "imagenet", each=0)
     (root / "n01440764" / "x.JPEG").touch()
     with pytest.raises(ManifestError) as error:
-        open_pool(root, ClassList(only=("n02131653",)))
+        open_pool(root, LongTailSettings(only=("n02131653",)))
     assert str(error.value) == "imagenet/ has no image in the folders of its classes; add some"
 
 

@@ -1,11 +1,10 @@
 """A manifest from a domain/class/image tree."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from acclimate.build.base import OUT, Builder, Built, argument, required
-from acclimate.build.splits import SEED, VAL_SHARE, require_share
-from acclimate.config import setting
+from acclimate.build.splits import SplitSettings
 from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 
@@ -18,12 +17,10 @@ class Folder(Builder):
 
     root: Path = argument("A domain/class/image tree.")
     out: Path = required(OUT)
-    val_share: float = setting(0.2, VAL_SHARE)
-    seed: int = setting(0, SEED)
+    splits: SplitSettings = field(default_factory=SplitSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_share(self.val_share)
-        made = Manifest.from_folder(self.root, val_share=self.val_share, seed=self.seed)
+        made = Manifest.from_folder(self.root, **asdict(self.splits))
         made.check()
         made.write(self.out)
         return Built(manifest=made, out=self.out)

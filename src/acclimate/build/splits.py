@@ -1,10 +1,21 @@
 """Settings of splits and roles that several builders share."""
 
+from dataclasses import dataclass
+
+from acclimate.config import setting
 from acclimate.core.errors import ConfigError
 
-VAL_SHARE = "Share of each domain kept for validation."
 SEED = "Seed of the splits."
 Split = tuple[int, int, int]  # domains to train, validate and test on
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings:
+    val_share: float = setting(0.2, "Share of each domain kept for validation.")
+    seed: int = setting(0, SEED)
+
+    def __post_init__(self) -> None:
+        require_share(self.val_share)
 
 
 def require_share(val_share: float) -> None:

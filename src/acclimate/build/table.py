@@ -1,10 +1,10 @@
 """A manifest from any table that names images, labels and domains."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from acclimate.build.base import OUT, Builder, Built, argument, required
-from acclimate.build.splits import SEED, VAL_SHARE, require_share
+from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
@@ -17,14 +17,10 @@ class Table(Builder):
     file: Path = argument("CSV, Parquet or JSON lines: image, label, domain.")
     out: Path = required(OUT)
     root: Path | None = setting(None, "Folder that image paths start from. [default: FILE's]")
-    val_share: float = setting(0.2, VAL_SHARE)
-    seed: int = setting(0, SEED)
+    splits: SplitSettings = field(default_factory=SplitSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_share(self.val_share)
-        made = Manifest.from_table(
-            self.file, root=self.root, val_share=self.val_share, seed=self.seed
-        )
+        made = Manifest.from_table(self.file, root=self.root, **asdict(self.splits))
         made.check()
         made.write(self.out)
         return Built(manifest=made, out=self.out)

@@ -114,12 +114,9 @@ def seeded_splits(table: pa.Table, *, val_share: float, seed: int) -> pa.Array:
     if not 0 <= val_share < 1:
         raise ConfigError(f"val_share is {val_share}; give a share of at least 0 and less than 1")
     domains, domain = encode(table["domain"])
-    image = _image_codes(table)
-    by_domain = np.argsort(domain, kind="stable")
-    bounds = np.searchsorted(domain[by_domain], np.arange(len(domains) + 1))
+    image = image_codes(table, "image")
     held_out = np.zeros(table.num_rows, dtype=bool)
-    for code, name in enumerate(domains):
-        rows = by_domain[bounds[code] : bounds[code + 1]]
+    for name, rows in grouped(domain, domains).items():
         _, first, group = np.unique(image[rows], return_index=True, return_inverse=True)
         # Numbered by first appearance in this domain: codes depend on the other domains.
         group = np.argsort(np.argsort(first))[group]
@@ -129,15 +126,18 @@ def seeded_splits(table: pa.Table, *, val_share: float, seed: int) -> pa.Array:
     return pa.array(np.where(held_out, "val", "train").tolist(), pa.string())
 
 
-def _image_codes(table: pa.Table) -> np.ndarray:
-    """int64 [n], equal where two rows name the same image."""
-    row = np.arange(table.num_rows)
-    if "image" not in table.column_names:
-        return row
-    column = table["image"]
-    codes: np.ndarray = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
-    unnamed: np.ndarray = pc.is_null(column).to_numpy()
-    return np.where(unnamed, table.num_rows + row, codes)
+def image_codes(table: pa.Table, *names: str) -> np.ndarray:
+    """int64 [n], equal where two rows hold the same in one of the columns; else a row is its own.
+
+    Of several columns the last that is not null counts.
+    """
+    codes = np.arange(table.num_rows)
+    for name in [name for name in names if name in table.column_names]:
+        column = table[name]
+        found = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
+        # After all codes so far, so that a path and a row without one cannot be the same.
+        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + found, codes)
+    return codes
 
 
 def digest(table: pa.Table, classes: Sequence[str]) -> str:

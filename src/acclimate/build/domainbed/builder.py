@@ -7,7 +7,7 @@ the check, and extra images stay unless they are asked to go.
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from acclimate.build.base import OUT, Builder, Built, Listing, argument, flag, in_short, required
 from acclimate.build.domainbed.check import FolderCheck, compare, listed
 from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark, folded
-from acclimate.build.splits import SEED, VAL_SHARE, require_share
+from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch
@@ -51,11 +51,9 @@ class DomainBed(Builder):
         None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
     )
     only_expected: bool = flag("Leave out domains and classes that are extra.")
-    val_share: float = setting(0.2, VAL_SHARE)
-    seed: int = setting(0, SEED)
+    splits: SplitSettings = field(default_factory=SplitSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_share(self.val_share)
         manifest, check = self.checked()
         manifest.write(self.out)
         facts, told = {"check": check.as_dict()}, [*_told(check), in_short(manifest)]
@@ -83,7 +81,7 @@ class DomainBed(Builder):
                 f"{source} has no class of {expected.title} ({listed(expected.classes)}); "
                 "check --dataset and the folder"
             )
-        manifest = _manifest(rows, folder, source, val_share=self.val_share, seed=self.seed)
+        manifest = _manifest(rows, folder, source, self.splits)
         manifest.check()
         found = [(row.domain, row.label) for row in rows]
         return manifest, compare(expected, folders, found, left_out, unlisted, _others(folder))
@@ -232,9 +230,7 @@ def _without(
     return [row for row, drop in zip(rows, dropped, strict=True) if not drop]
 
 
-def _manifest(
-    rows: Sequence[_Row], root: Path, source: str, *, val_share: float, seed: int
-) -> Manifest:
+def _manifest(rows: Sequence[_Row], root: Path, source: str, drawn: SplitSettings) -> Manifest:
     text = pa.string()
     table = pa.table(
         {
@@ -246,7 +242,7 @@ def _manifest(
     if all(row.split for row in rows):
         splits = pa.array([row.split for row in rows], text)
     else:
-        splits = seeded_splits(table, val_share=val_share, seed=seed)
+        splits = seeded_splits(table, val_share=drawn.val_share, seed=drawn.seed)
     classes = tuple(sorted({row.label for row in rows}))
     return Manifest(table.append_column("split", splits), classes, root.resolve(), source)
 

@@ -15,15 +15,21 @@ import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.geo_yfcc.labels import read_names, short
-from acclimate.build.long_tail.class_lists import not_in_data, open_pool, recorded
 from acclimate.build.long_tail.pools import (
     Part,
     Pool,
     choose_classes,
     draw_domains,
+    not_in_data,
+    open_pool,
     split_into_pools,
 )
-from acclimate.build.long_tail.settings import LT_IMAGENET, LongTailSettings, raised_total
+from acclimate.build.long_tail.settings import (
+    LT_IMAGENET,
+    LongTailSettings,
+    raised_total,
+    recorded,
+)
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.watch import Watch
@@ -176,7 +182,7 @@ class LongTail(Builder):
 
     def build(self, watch: Watch) -> Built:
         settings = self._settings()
-        base = open_pool(self.data, settings.list_of_classes)
+        base = open_pool(self.data, settings)
         base.check()
         made = build_long_tail(base, settings)
         made.write(self.out)

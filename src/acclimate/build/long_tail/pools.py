@@ -1,24 +1,55 @@
 """Pools that share no image, the classes that have enough in each, and draws from them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 
 from acclimate.build.long_tail.settings import LongTailSettings
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.columns import SPLITS, grouped
+from acclimate.data import readers
+from acclimate.data.columns import SPLITS, grouped, image_codes
 from acclimate.data.manifest import Manifest
 
 _KEYS = 1 << 40
+_DOMAIN = "all"  # of images that come without one
+
+
+def open_pool(path: str | Path, settings: LongTailSettings) -> Manifest:
+    """Images to sample from: whatever a manifest can be made of, or a folder class/image.
+
+    Of such a folder, which may hold all of ImageNet, only allowed classes are looked into.
+    """
+    root = Path(path).expanduser()
+    folders = readers.class_folders(root) if root.is_dir() else None
+    if folders is None:
+        return Manifest.open(root)
+    source = f"{root.resolve().name}/"
+    table = readers.read_class_folders(root, source, settings.allowed(folders, source))
+    for name, value in (("domain", _DOMAIN), ("split", "train")):
+        table = table.append_column(name, pa.repeat(value, table.num_rows))
+    found = tuple(sorted(table["label"].unique().to_pylist()))
+    return Manifest(table, found, root.resolve(), source)
+
+
+def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[str]:
+    """Those of `names` that are no classes of the data at `path`, opened as `base`.
+
+    Of a folder class/image all folders count, also those that were not looked into.
+    """
+    root = Path(path).expanduser()
+    folders = readers.class_folders(root) if root.is_dir() else None
+    known = set(base.classes if folders is None else folders)
+    return [name for name in names if name not in known]
 
 
 def split_into_pools(base: Manifest, settings: LongTailSettings) -> dict[str, np.ndarray]:
     """Rows of each pool; an image is in one pool only, under whatever labels it has."""
     usable = np.flatnonzero(base.label_index >= 0)
-    images = _image_codes(base)
+    images = image_codes(base.table, "bytes", "image")
     pairs = images[usable] * len(base.classes) + base.label_index[usable]
     rows = usable[np.sort(np.unique(pairs, return_index=True)[1])]  # each (image, label) once
     _, first, image = np.unique(images[rows], return_index=True, return_inverse=True)
@@ -50,25 +81,11 @@ def _dealt(
     return pool
 
 
-def _image_codes(base: Manifest) -> np.ndarray:
-    """int64 [n], equal where two rows hold the same image; feature vectors are all their own."""
-    codes = np.arange(len(base))
-    for name in ("bytes", "image"):
-        if name not in base.table.column_names:
-            continue
-        column = base.table[name].combine_chunks()
-        named = pc.is_valid(column).to_numpy(zero_copy_only=False)
-        found = pc.index_in(column, value_set=pc.unique(column)).to_numpy(zero_copy_only=False)
-        # After all codes so far, so that a path and a row without one cannot be the same.
-        codes = np.where(named, codes.max(initial=0) + 1 + found.astype(np.int64), codes)
-    return codes
-
-
 def choose_classes(
     base: Manifest, pools: Mapping[str, np.ndarray], settings: LongTailSettings
 ) -> tuple[np.ndarray, list[str]]:
     """(chosen classes, as sorted indices into the base's; those with too few images)"""
-    names = frozenset(settings.list_of_classes.allowed(base.classes, base.source))
+    names = frozenset(settings.allowed(base.classes, base.source))
     allowed = [i for i, name in enumerate(base.classes) if name in names]
     present = [
         np.bincount(base.label_index[rows], minlength=len(base.classes)) > 0

@@ -1,12 +1,17 @@
 """LT(N, K, A, f): how many domains, and how many images of which classes they get."""
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from acclimate.build.base import flag, require_limits
-from acclimate.build.long_tail.class_lists import ClassList
+from acclimate.build.geo_yfcc.labels import ilsvrc12_synsets, is_synset, short
 from acclimate.config import setting
-from acclimate.core.errors import ConfigError
+from acclimate.core.errors import ConfigError, ManifestError
+
+_RECORDED = 1000  # names; of longer lists a digest is enough to tell them apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +41,23 @@ class LongTailSettings:
     )
     seed: int = setting(0, "Seed of classes, pools and domains.", at_least=0)
 
-    @property
-    def list_of_classes(self) -> ClassList:
-        return ClassList(
-            only=self.only, exclude=self.exclude, exclude_ilsvrc12=self.exclude_ilsvrc12
-        )
+    def allowed(self, classes: Sequence[str], source: str) -> list[str]:
+        """Those of `classes` that may be sampled, in their order."""
+        excluded = set(self.exclude)
+        if self.exclude_ilsvrc12:
+            if not any(map(is_synset, classes)):
+                raise ManifestError(
+                    f"no class of {source} is a synset such as n01440764; leave "
+                    "--exclude-ilsvrc12 away, or name the classes by their synsets"
+                )
+            excluded |= ilsvrc12_synsets()
+        listed = set(self.only or classes)
+        if listed.isdisjoint(classes):
+            raise ManifestError(
+                f"{source} has none of the {len(listed)} classes that --only lists; it has "
+                f"{', '.join(map(short, classes[:3])) or 'none'}: check the names"
+            )
+        return [name for name in classes if name in listed and name not in excluded]
 
     def wanted(self, split: str) -> tuple[int, int]:
         """(images of a head class, images of a tail class) in a domain's `split`."""
@@ -84,3 +101,11 @@ def raised_total(settings: LongTailSettings, classes: int) -> tuple[int, int] | 
     raised = head < 1 or (tails and round(head * settings.tail) < 1)
     found = total(settings)
     return (found, asked) if raised and found > asked else None
+
+
+def recorded(names: Sequence[str]) -> list[str] | str:
+    """What a manifest says of a list: the names, or of a long one their number and a digest."""
+    if len(names) <= _RECORDED:
+        return list(names)
+    digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+    return f"{len(names)} names, SHA-256 {digest}"
