@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from acclimate.build import Built
 from acclimate.build.released import pickled
 from acclimate.build.released.arrays import value
-from acclimate.build.released.builder import COLUMNS, ReleasedSettings, build_released
+from acclimate.build.released.builder import COLUMNS, Released, ReleasedSettings
 from acclimate.build.released.frames import ALLOWED, read_columns
 from acclimate.build.released.pickled import Call, Global, read_pickle
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.core.watch import unwatched
 from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest
 from fixtures.pandas_pickles import (
@@ -41,6 +43,10 @@ from fixtures.pandas_pickles import (
 )
 
 load_commands()
+
+
+def built_from(file: Path, out: Path, **options: Any) -> Built:
+    return Released(file=file, out=out, **options).build(unwatched)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -159,8 +165,8 @@ def labels(tmp_path: Path) -> Path:
 
 def test_the_manifest_has_the_schema_of_the_raw_builder(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pkl", frame(released()))
-    built = build_released(path, tmp_path / "geo.parquet", labels=labels(tmp_path))
-    assert (built.photos, built.lost, built.notes) == (6, {}, {})
+    built = built_from(path, tmp_path / "geo.parquet", labels=labels(tmp_path))
+    assert built.facts == {"photos": 6, "lost": {}, "notes": {}}
     manifest = Manifest.read(tmp_path / "geo.parquet")
     assert manifest.table.column_names == [
         *("image", "label", "domain", "split", "role", "synset", "photo_id"),
@@ -196,7 +202,7 @@ def test_the_manifest_has_the_schema_of_the_raw_builder(tmp_path: Path) -> None:
 
 def test_without_a_label_map_classes_are_numbers(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pkl", frame(released()))
-    manifest = build_released(path, tmp_path / "geo.parquet").manifest
+    manifest = built_from(path, tmp_path / "geo.parquet").manifest
     assert manifest.classes == ("0010", "0020", "0030")
 
 
@@ -213,7 +219,7 @@ def test_validation_is_a_seeded_share_of_training_photos(tmp_path: Path) -> None
     }
     path = saved(tmp_path / "x.pkl", frame(columns))
     manifests = [
-        build_released(path, tmp_path / "a.parquet", ReleasedSettings(seed=seed)).manifest
+        built_from(path, tmp_path / "a.parquet", settings=ReleasedSettings(seed=seed)).manifest
         for seed in (0, 0, 1)
     ]
     assert [m.rows(split=s).size for m in manifests[:1] for s in ("train", "val", "test")] == [
@@ -250,9 +256,9 @@ METADATA = {
 def test_metadata_in_whatever_form(tmp_path: Path, kind: str) -> None:
     metadata = [METADATA[kind], *[line(3000 + n) for n in range(1, 6)]]
     path = saved(tmp_path / "x.pkl", frame(released(yfcc_metadata=objects(metadata))))
-    table = build_released(path, tmp_path / "geo.parquet").manifest.table
+    table = built_from(path, tmp_path / "geo.parquet").manifest.table
     plain = saved(tmp_path / "y.pkl", frame(released()))
-    assert table == build_released(plain, tmp_path / "plain.parquet").manifest.table
+    assert table == built_from(plain, tmp_path / "plain.parquet").manifest.table
 
 
 def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
@@ -262,16 +268,16 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
         in_5k_label_ids=objects([[10, 99], [20], [99], [10], [30], [20]]),
         yfcc_metadata=objects([None, "x", "y", "file:///etc/passwd", line(3003), "z"]),
     )
-    built = build_released(
+    built = built_from(
         saved(tmp_path / "x.pkl", frame(columns)),
         tmp_path / "geo.parquet",
         labels=labels(tmp_path),
     )
-    assert built.lost == {
+    assert built.facts["lost"] == {
         "no country, or an id that is out of range": 2,
         "no label that is known": 1,
     }
-    assert built.notes == {
+    assert built.facts["notes"] == {
         "labels outside the list": 2,
         "metadata without a photo id": 2,
         "metadata without a URL": 2,
@@ -289,7 +295,7 @@ def test_a_label_list_that_all_photos_share_does_not_fill_the_memory(
     made = frame(released(in_5k_label_ids=objects([shared] * 6)))
     monkeypatch.setattr(module, "MAX_LABELS", 5000)
     with pytest.raises(ManifestError) as caught:
-        build_released(saved(tmp_path / "x.pkl", made), tmp_path / "geo.parquet")
+        built_from(saved(tmp_path / "x.pkl", made), tmp_path / "geo.parquet")
     assert str(caught.value) == "x.pkl has more than 5000 labels; give the file as released"
 
 
@@ -298,32 +304,32 @@ def test_only_web_addresses_are_kept(tmp_path: Path) -> None:
     fields[13], fields[14] = "javascript:x", "file:///etc/passwd"
     metadata = ["\t".join(fields), *[line(3000 + n) for n in range(1, 6)]]
     path = saved(tmp_path / "x.pkl", frame(released(yfcc_metadata=objects(metadata))))
-    built = build_released(path, tmp_path / "geo.parquet")
-    assert built.notes == {"metadata without a URL": 1}
+    built = built_from(path, tmp_path / "geo.parquet")
+    assert built.facts["notes"] == {"metadata without a URL": 1}
     [row] = [row for row in built.manifest.table.to_pylist() if row["photo_id"] == 3000]
     assert (row["url"], row["page"]) == (None, None)
 
 
 def test_the_same_photo_again_is_counted(tmp_path: Path) -> None:
     metadata = objects([line(3000)] * 6)
-    built = build_released(
+    built = built_from(
         saved(tmp_path / "x.pkl", frame(released(yfcc_metadata=metadata))),
         tmp_path / "geo.parquet",
     )
-    assert (built.photos, built.lost) == (4, {"the same photo again": 2})
+    assert (built.facts["photos"], built.facts["lost"]) == (4, {"the same photo again": 2})
 
 
 def test_a_country_with_two_ids_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pkl", frame(released(country_id=np.array([0, 1, 39, 40, 40, 61]))))
     with pytest.raises(ManifestError) as caught:
-        build_released(path, tmp_path / "geo.parquet")
+        built_from(path, tmp_path / "geo.parquet")
     assert str(caught.value) == ("x.pkl gives 'France' the ids 0 and 1; give the file as released")
 
 
 def test_a_frame_without_a_column_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pkl", frame({"country": objects(["x"])}))
     with pytest.raises(ManifestError) as caught:
-        build_released(path, tmp_path / "geo.parquet")
+        built_from(path, tmp_path / "geo.parquet")
     assert str(caught.value) == "x.pkl has no column 'yfcc_row_id'; it has country"
 
 
@@ -350,7 +356,7 @@ def test_a_frame_without_a_column_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_such_pickle_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.pkl").write_bytes(content)
     with pytest.raises(ManifestError) as caught:
-        build_released(tmp_path / "x.pkl", tmp_path / "geo.parquet")
+        built_from(tmp_path / "x.pkl", tmp_path / "geo.parquet")
     assert str(caught.value) == message
     assert not (tmp_path / "geo.parquet").exists()
 
@@ -369,9 +375,9 @@ def test_split_that_is_no_split_is_refused() -> None:
 
 def test_truth_may_be_written_as_numbers(tmp_path: Path) -> None:
     numbers = released(is_train=np.array([1, 0, 1, 1, 0, 7]))
-    built = build_released(saved(tmp_path / "x.pkl", frame(numbers)), tmp_path / "a.parquet")
-    assert built.lost == {"is_train is neither true nor false": 1}
-    every = build_released(saved(tmp_path / "x.pkl", frame(released())), tmp_path / "b.parquet")
+    built = built_from(saved(tmp_path / "x.pkl", frame(numbers)), tmp_path / "a.parquet")
+    assert built.facts["lost"] == {"is_train is neither true nor false": 1}
+    every = built_from(saved(tmp_path / "x.pkl", frame(released())), tmp_path / "b.parquet")
     expected = every.manifest.without_domains("Fiji").table["split"]
     assert built.manifest.table["split"].equals(expected)
 
@@ -734,7 +740,7 @@ def test_damage_is_an_error_of_ours_or_another_table(
     for _ in range(600):
         (tmp_path / "x.pkl").write_bytes(spoil(whole, rng))
         try:
-            build_released(tmp_path / "x.pkl", tmp_path / "geo.parquet")
+            built_from(tmp_path / "x.pkl", tmp_path / "geo.parquet")
         except ManifestError:
             refusals += 1
     assert refusals > 100

@@ -148,7 +148,7 @@ def _selected(
     names = countries.names if countries else ()
     if sources.places is not None:
         names, country = read_places(sources.places, photos.photo_id, watch=watch)
-        photos = photos.at(country)
+        photos = replace(photos, country=country)
     counts = sum((part.counts for part in parts), Counter())
     counts["duplicates of a photo"] = counts["candidates"] - len(photos)
     held = [photos]

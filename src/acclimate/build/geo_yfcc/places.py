@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.build.geo_yfcc.grid import NOWHERE
-from acclimate.build.geo_yfcc.rows import Damage, Rows, blocks, compressed, whole
+from acclimate.build.geo_yfcc.rows import PHOTO_ID, Damage, Rows, blocks, compressed, whole
 from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch, unwatched
 
 # A line is a photo id, a tab, and places such as 23424829:Germany:Country between commas.
 _COUNTRY = r"(?:^|,)[0-9]*:(?P<name>[^:,]+):Country(?:,|$)"
-_PHOTO_ID = r"^[1-9][0-9]{0,17}$"
 
 
 def read_places(
@@ -53,7 +52,7 @@ def _note_countries(
 ) -> None:
     every = np.arange(len(lines))
     text = lines.values("photo_id", every)
-    numeric = np.asarray(pc.match_substring_regex(text, _PHOTO_ID))
+    numeric = np.asarray(pc.match_substring_regex(text, PHOTO_ID))
     ids = text.filter(pa.array(numeric)).cast(pa.large_string()).cast(pa.int64()).to_numpy()
     place = np.minimum(np.searchsorted(photo_id, ids), max(len(photo_id) - 1, 0))
     wanted = photo_id[place] == ids if len(photo_id) else np.zeros(len(ids), dtype=bool)

@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 
 from acclimate.build.geo_yfcc.countries import Countries
 from acclimate.build.geo_yfcc.grid import NOWHERE
-from acclimate.build.geo_yfcc.rows import Rows, gathered
+from acclimate.build.geo_yfcc.rows import PHOTO_ID, Rows, gathered
 from acclimate.build.geo_yfcc.tags import Vocabulary
 
 _DEGREES = r"^[-+]?[0-9]{1,3}(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?$"
-_PHOTO_ID = r"^[1-9][0-9]{0,17}$"
 _PHOTO, _VIDEO = b"01"
 _PLACEHOLDERS = {"at 0/0": 0.0, "at -1/-1": -1.0}
 
@@ -160,7 +159,7 @@ def _without(placed: _Placed, lost: np.ndarray, name: str, losses: Counter[str])
 
 def _numbered(table: pa.Table, losses: Counter[str]) -> pa.Table:
     """`table` with its photo ids as numbers, without the rows that have none."""
-    numeric = pc.match_substring_regex(table["photo_id"], _PHOTO_ID)
+    numeric = pc.match_substring_regex(table["photo_id"], PHOTO_ID)
     losses["photo id is no number"] += table.num_rows - (pc.sum(numeric).as_py() or 0)
     table = table.filter(numeric)
     number = table["photo_id"].cast(pa.large_string()).cast(pa.int64())

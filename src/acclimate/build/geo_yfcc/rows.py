@@ -20,6 +20,7 @@ from acclimate.core.errors import ManifestError
 
 BLOCK = 16 << 20
 LINE = 16 << 20  # no row is as long; a download that was cut short may end in zeros without end
+PHOTO_ID = r"^[1-9][0-9]{0,17}$"
 _NEWLINE, _RETURN, _TAB = b"\n\r\t"
 _FIELDS = (
     *("photo_id", "user", "nickname", "taken", "uploaded", "device", "title", "description"),

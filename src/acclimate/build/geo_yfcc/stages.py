@@ -78,10 +78,6 @@ class Photos:
             self.photo_id[rows], self.country[rows], first, self.label[index], self.place[rows]
         )
 
-    def at(self, country: np.ndarray) -> "Photos":
-        """The same photos in these countries: int16 [n]."""
-        return replace(self, country=country)
-
     def with_labels(self, kept: np.ndarray) -> "Photos":
         """kept: bool [labels]. Photos that keep none go."""
         mask = kept[self.label]

@@ -102,8 +102,8 @@ def read_all(
     todo = [piece for path in files for piece in pieces(path, piece_size)]
     progress = _Progress({piece: _size(piece) for piece in todo})
     kept: dict[Piece, Part] = {}
-    for piece in todo:
-        path = work / f"{_name(piece, files[piece.path], key, keep_damaged)}.parquet"
+    paths = {piece: work / _name(piece, files[piece.path], key, keep_damaged) for piece in todo}
+    for piece, path in paths.items():
         if path.is_file():
             kept[piece] = Part(path, _stored_counts(path))
             progress.done[piece] = progress.sizes[piece]
@@ -111,9 +111,9 @@ def read_all(
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         running = {
             pool.submit(
-                _read, piece, files[piece.path], reader, work, key, keep_damaged, progress
+                _read, piece, files[piece.path], reader, path, keep_damaged, progress
             ): piece
-            for piece in todo
+            for piece, path in paths.items()
             if piece not in kept
         }
         try:
@@ -142,8 +142,7 @@ def _read(
     piece: Piece,
     columns: int,
     reader: Reader,
-    work: Path,
-    key: str,
+    path: Path,
     keep_damaged: bool,
     progress: _Progress,
 ) -> Part:
@@ -162,7 +161,6 @@ def _read(
             raise _damaged(piece.path, counts["rows"], error) from error
         counts["damaged files"] += 1
     progress.note(piece, piece.start + progress.sizes[piece], 0)
-    path = work / f"{_name(piece, columns, key, keep_damaged)}.parquet"
     table = pa.concat_tables(tables).replace_schema_metadata({_COUNTS: json.dumps(counts)})
     write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
     return Part(path, counts)
@@ -186,7 +184,8 @@ def _name(piece: Piece, columns: int, key: str, keep_damaged: bool) -> str:
         *(piece.start, piece.stop),
         *(columns, key, keep_damaged),
     )
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    return f"{digest.hexdigest()}.parquet"
 
 
 def _stored_counts(path: Path) -> Counter[str]:

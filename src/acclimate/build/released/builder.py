@@ -42,16 +42,6 @@ class ReleasedSettings:
         require_share(self.val_share)
 
 
-@dataclass(frozen=True, eq=False)
-class ReleasedBuild:
-    """A built benchmark, and what could not be used of the released table."""
-
-    manifest: Manifest
-    photos: int
-    lost: dict[str, int]
-    notes: dict[str, int]
-
-
 @dataclass(frozen=True, slots=True)
 class _Photo:
     image: str
@@ -71,36 +61,47 @@ class _Count:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def build_released(
-    pickle: str | Path,
-    out: str | Path,
-    settings: ReleasedSettings | None = None,
-    *,
-    labels: str | Path | None = None,
-    images: str | Path | None = None,
-) -> ReleasedBuild:
-    """Write the manifest of the released table to `out`.
+@dataclass(frozen=True, kw_only=True)
+class Released(Builder):
+    """With `labels` classes are named as `build geo-yfcc` names them; without, they are
+    ImageNet-5K's numbers."""
 
-    With `labels`, the authors' in5k_map.json, classes are named as `build geo-yfcc` names them;
-    without, they are ImageNet-5K's numbers. `images` is the root of the photos, `images/` beside
-    `out` unless given.
-    """
-    settings = settings or ReleasedSettings()
-    out = Path(out).expanduser()
-    require_name(out)
-    known = None if labels is None else _numbered(Path(labels).expanduser())
-    source = Path(pickle).expanduser().name
-    columns = read_columns(pickle, COLUMNS)
-    count = _Count()
-    photos = _photos(columns, known, settings, count, source)
-    if not photos:
-        why = ", ".join(f"{reason}: {number}" for reason, number in count.lost.items())
-        raise ManifestError(f"no row of {source} can be used ({why}); give the file as released")
-    root = Path(images).expanduser() if images is not None else out.parent / "images"
-    manifest = _manifest(photos, settings, root, out.name)
-    manifest.check(check_files=False)
-    manifest.write(out)
-    return ReleasedBuild(manifest, len(photos), dict(+count.lost), dict(+count.notes))
+    example = (
+        "acclimate build geo-yfcc-released geoyfcc.pkl --labels in5k_map.json --out geo.parquet"
+    )
+
+    file: Path = argument("The authors' pickled table, unpacked.")
+    out: Path = required(OUT)
+    labels: Path | None = setting(
+        None, "The authors' in5k_map.json. [default: classes are numbers]"
+    )
+    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
+    settings: ReleasedSettings = field(default_factory=ReleasedSettings)
+
+    def build(self, watch: Watch) -> Built:
+        out = self.out.expanduser()
+        require_name(out)
+        known = None if self.labels is None else _numbered(self.labels.expanduser())
+        columns = read_columns(self.file, COLUMNS)
+        count = _Count()
+        photos = _photos(columns, known, self.settings, count, self.file.name)
+        lost, notes = dict(+count.lost), dict(+count.notes)
+        if not photos:
+            why = ", ".join(f"{reason}: {number}" for reason, number in lost.items())
+            raise ManifestError(
+                f"no row of {self.file.name} can be used ({why}); give the file as released"
+            )
+        root = out.parent / "images" if self.images is None else self.images.expanduser()
+        manifest = _manifest(photos, self.settings, root, out.name)
+        manifest.check(check_files=False)
+        manifest.write(out)
+        told = [
+            *(f"left out: {number} × {reason}" for reason, number in lost.items()),
+            *(f"note: {number} × {reason}" for reason, number in notes.items()),
+            *(f"{len(photos)} photos", in_short(manifest)),
+        ]
+        facts = {"photos": len(photos), "lost": lost, "notes": notes}
+        return Built(manifest=manifest, out=self.out, facts=facts, told=told)
 
 
 def _numbered(path: Path) -> dict[int, tuple[str, str]]:
@@ -237,35 +238,3 @@ def _splits(rows: Sequence[tuple[_Photo, str, str | None]], settings: ReleasedSe
     drawn = seeded_splits(table, val_share=settings.val_share, seed=settings.seed)
     splits[training] = drawn.to_pylist()
     return pa.array(splits.tolist(), pa.string())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Released(Builder):
-    example = (
-        "acclimate build geo-yfcc-released geoyfcc.pkl --labels in5k_map.json --out geo.parquet"
-    )
-
-    file: Path = argument("The authors' pickled table, unpacked.")
-    out: Path = required(OUT)
-    labels: Path | None = setting(
-        None, "The authors' in5k_map.json. [default: classes are numbers]"
-    )
-    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
-    settings: ReleasedSettings = field(default_factory=ReleasedSettings)
-
-    def build(self, watch: Watch) -> Built:
-        built = build_released(
-            self.file, self.out, self.settings, labels=self.labels, images=self.images
-        )
-        counted = (("left out", built.lost), ("note", built.notes))
-        said = [
-            f"{what}: {number} × {reason}"
-            for what, counts in counted
-            for reason, number in counts.items()
-        ]
-        return Built(
-            manifest=built.manifest,
-            out=self.out,
-            facts={"photos": built.photos, "lost": built.lost, "notes": built.notes},
-            told=[*said, f"{built.photos} photos", in_short(built.manifest)],
-        )
