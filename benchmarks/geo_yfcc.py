@@ -139,23 +139,27 @@ def _generate(data: Path, rows: int, suffix: str, settings: dict[str, int]) -> d
 
 
 def _timed(data: Path, settings: dict[str, int]) -> tuple[float, float, dict[str, Any]]:
-    from acclimate.build.geo_yfcc.builder import GeoSettings, GeoSources, build_geo_yfcc
+    from acclimate.build.geo_yfcc.builder import GeoSettings, GeoSources, GeoYfcc
+    from acclimate.core.watch import unwatched
 
     sources = GeoSources(
         metadata=tuple(sorted(data.glob("yfcc100m*"))),
         labels=data / "labels.txt",
         polygons=data / "world.geojson",
     )
+    out = data / "geo.parquet"
+    builder = GeoYfcc(sources=sources, out=out, settings=GeoSettings(**settings))
     started = time.perf_counter()
-    built = build_geo_yfcc(sources, data / "geo.parquet", GeoSettings(**settings))
+    manifest, funnel = builder.made(unwatched)
+    builder.write(manifest, funnel)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    stages = [stage for stage in built.funnel.stages if stage.lost_to != "country unknown"]
+    stages = [stage for stage in funnel.stages if stage.lost_to != "country unknown"]
     got = {
-        "rows": built.funnel.rows,
+        "rows": funnel.rows,
         "lost": {stage.lost_to: stage.lost for stage in stages[:-3] if stage.lost},
         "late": [stage.lost for stage in stages[-3:]],
-        "photos": {domain.domain: domain.photos for domain in built.funnel.domains},
+        "photos": {domain.domain: domain.photos for domain in funnel.domains},
     }
     return seconds, peak, got
 

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,6 +19,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from acclimate.build.geo_yfcc import rows, work
+from acclimate.build.geo_yfcc.funnel import Funnel
 from acclimate.build.geo_yfcc.labels import Label, read_labels
 from acclimate.build.geo_yfcc.places import read_places
 from acclimate.build.geo_yfcc.reading import LOSSES, ODDITIES, Reader
@@ -26,15 +27,15 @@ from acclimate.build.geo_yfcc.rows import Piece, Rows, blocks, pieces
 from acclimate.build.geo_yfcc.stages import Photos, once, select, shared_out
 from acclimate.build.geo_yfcc.tags import Vocabulary, normalise
 from acclimate.core.errors import AcclimateError, ConfigError, ManifestError
+from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 
 pytest.importorskip("shapely")
 
 from acclimate.build.geo_yfcc.builder import (
-    GeoBuild,
     GeoSettings,
     GeoSources,
-    build_geo_yfcc,
+    GeoYfcc,
     image_name,
 )
 from acclimate.build.geo_yfcc.countries import read_polygons
@@ -69,7 +70,26 @@ def sources(folder: Path, pattern: str = "yfcc100m_dataset-*", **more: Any) -> G
     return GeoSources(metadata=files, labels=folder / "labels.txt", polygons=polygons, **more)
 
 
-def assert_is_the_answer(built: GeoBuild, answer: Any, settings: GeoSettings) -> None:
+class Made(NamedTuple):
+    manifest: Manifest
+    funnel: Funnel
+
+
+def made_from(
+    sources: GeoSources,
+    out: Path,
+    settings: GeoSettings,
+    *,
+    watch: Watch = unwatched,
+    **options: Any,
+) -> Made:
+    builder = GeoYfcc(sources=sources, out=out, settings=settings, **options)
+    made = Made(*builder.made(watch))
+    builder.write(*made)
+    return made
+
+
+def assert_is_the_answer(built: Made, answer: Any, settings: GeoSettings) -> None:
     """Every count, and every row, as the generator knows them."""
     right = yfcc_rows.expected(
         answer,
@@ -107,7 +127,7 @@ def test_the_known_answer(tmp_path: Path, columns: int, suffix: str) -> None:
         countries=12,
         vertices=300,
     )
-    built = build_geo_yfcc(sources(tmp_path), tmp_path / "geo.parquet", SMALL)
+    built = made_from(sources(tmp_path), tmp_path / "geo.parquet", SMALL)
     assert_is_the_answer(built, answer, SMALL)
     assert set(answer.lost) == {*LOSSES, "duplicates of a photo"}, "the generator makes every kind"
     assert {stage.lost_to: stage.lost for stage in built.funnel.stages}[
@@ -120,7 +140,7 @@ def test_nothing_sampled_gives_exactly_the_rows_of_the_answer(
 ) -> None:
     folder, answer = made
     settings = GeoSettings(min_images=30, max_images=10_000, test_images=10, split=(4, 1, 2))
-    built = build_geo_yfcc(sources(folder), tmp_path / "geo.parquet", settings)
+    built = made_from(sources(folder), tmp_path / "geo.parquet", settings)
     right = yfcc_rows.expected(answer, min_countries=5, min_images=30, max_images=10_000)
     rows = {
         (row["domain"], row["photo_id"], row["synset"]) for row in built.manifest.table.to_pylist()
@@ -135,7 +155,7 @@ def test_nothing_sampled_gives_exactly_the_rows_of_the_answer(
 
 
 def test_the_manifest_and_its_report(made: tuple[Path, Any], tmp_path: Path) -> None:
-    built = build_geo_yfcc(sources(made[0]), tmp_path / "geo.parquet", SMALL)
+    built = made_from(sources(made[0]), tmp_path / "geo.parquet", SMALL)
     manifest = Manifest.read(tmp_path / "geo.parquet")
     assert manifest.digest() == built.manifest.digest()
     assert manifest.problems(check_files=False) == []
@@ -155,7 +175,7 @@ def test_the_manifest_and_its_report(made: tuple[Path, Any], tmp_path: Path) -> 
 
 
 def test_splits_and_roles(made: tuple[Path, Any], tmp_path: Path) -> None:
-    built = build_geo_yfcc(sources(made[0]), tmp_path / "geo.parquet", SMALL)
+    built = made_from(sources(made[0]), tmp_path / "geo.parquet", SMALL)
     split_of: dict[str, set[str]] = {}
     photos: Counter[tuple[str, str]] = Counter()
     for row in built.manifest.table.to_pylist():
@@ -179,7 +199,7 @@ def test_same_seed_same_bytes_whatever_the_pieces_and_threads(
     made: tuple[Path, Any], tmp_path: Path
 ) -> None:
     def bytes_of(name: str, settings: GeoSettings, files: GeoSources, **options: int) -> bytes:
-        build_geo_yfcc(files, tmp_path / name / "geo.parquet", settings, **options)
+        made_from(files, tmp_path / name / "geo.parquet", settings, **options)
         return (tmp_path / name / "geo.parquet").read_bytes()
 
     given = sources(made[0])
@@ -202,7 +222,7 @@ def test_a_stopped_build_goes_on(
     made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "geo.parquet"
-    build_geo_yfcc(sources(made[0]), tmp_path / "whole" / "geo.parquet", SMALL)
+    made_from(sources(made[0]), tmp_path / "whole" / "geo.parquet", SMALL)
     reads: list[int] = []
     read = Reader.read
     allowed = 4  # the thread may begin another piece before it hears of the interruption
@@ -216,13 +236,13 @@ def test_a_stopped_build_goes_on(
     monkeypatch.setattr(Reader, "read", counted)
     size = 400_000
     with pytest.raises(KeyboardInterrupt):
-        build_geo_yfcc(sources(made[0]), out, SMALL, workers=1, piece_size=size)
+        made_from(sources(made[0]), out, SMALL, workers=1, piece_size=size)
     assert not out.exists()
     parts = sorted((tmp_path / "geo.parquet.work").iterdir())
     assert len(parts) == 4
     before = len(reads)
     allowed = 1_000
-    build_geo_yfcc(sources(made[0]), out, SMALL, workers=1, piece_size=size)
+    made_from(sources(made[0]), out, SMALL, workers=1, piece_size=size)
     every = sum(len(pieces(path, size)) for path in sources(made[0]).metadata)
     assert len(reads) - before == every - 4
     assert out.read_bytes() == (tmp_path / "whole" / "geo.parquet").read_bytes()
@@ -235,7 +255,7 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
     out = tmp_path / "geo.parquet"
     strict = GeoSettings(min_images=5_000, max_images=5_000, test_images=10)
     with pytest.raises(ManifestError) as caught:
-        build_geo_yfcc(sources(made[0]), out, strict)
+        made_from(sources(made[0]), out, strict)
     assert str(caught.value).startswith(
         "0 countries have at least 5000 labelled photos, and --split 40,7,15 needs 3; the largest "
         "are Hostland "
@@ -244,17 +264,15 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
     read = Reader.read
     monkeypatch.setattr(Reader, "read", lambda *a: (reads.append(1), read(*a))[1])
     with pytest.raises(ManifestError):
-        build_geo_yfcc(sources(made[0]), out, GeoSettings(**{**strict.__dict__, "plurals": True}))
+        made_from(sources(made[0]), out, GeoSettings(**{**strict.__dict__, "plurals": True}))
     assert len(reads) == 2
-    build_geo_yfcc(sources(made[0]), out, SMALL)
+    made_from(sources(made[0]), out, SMALL)
     assert len(reads) == 2, "thresholds do not concern the first pass"
 
 
 def test_progress_says_rows_and_time(made: tuple[Path, Any], tmp_path: Path) -> None:
     told: list[tuple[str, int, int, str]] = []
-    build_geo_yfcc(
-        sources(made[0]), tmp_path / "geo.parquet", SMALL, watch=lambda *a: told.append(a)
-    )
+    made_from(sources(made[0]), tmp_path / "geo.parquet", SMALL, watch=lambda *a: told.append(a))
     phase, done, total, note = told[-1]
     assert phase == "reading metadata (MiB)" and done == total
     assert note.endswith(" rows/s, 0 s left")
@@ -567,7 +585,7 @@ def test_a_truncated_file(tmp_path: Path, suffix: str) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 4 // 5])
     with pytest.raises(ManifestError) as caught:
-        build_geo_yfcc(sources(tmp_path), tmp_path / "geo.parquet", SMALL)
+        made_from(sources(tmp_path), tmp_path / "geo.parquet", SMALL)
     start, end = str(caught.value).split(" rows (", 1)
     assert start.startswith(f"{path.name} is damaged after ")
     assert end == (
@@ -576,7 +594,7 @@ def test_a_truncated_file(tmp_path: Path, suffix: str) -> None:
     )
     rows = int(start.split()[-1])
     assert 2_000 < rows < 12_000
-    built = build_geo_yfcc(sources(tmp_path, keep_damaged=True), tmp_path / "geo.parquet", SMALL)
+    built = made_from(sources(tmp_path, keep_damaged=True), tmp_path / "geo.parquet", SMALL)
     assert built.funnel.rows == rows
     assert built.funnel.odd["damaged files"] == 1
 
@@ -587,14 +605,14 @@ def test_empty_and_foreign_files(made: tuple[Path, Any], tmp_path: Path) -> None
     (tmp_path / "empty.bz2").write_bytes(bz2.compress(b""))
     files = (tmp_path / "empty", *given.metadata, tmp_path / "empty.bz2")
     more = GeoSources(metadata=files, labels=given.labels, polygons=given.polygons)
-    built = build_geo_yfcc(more, tmp_path / "geo.parquet", SMALL)
+    built = made_from(more, tmp_path / "geo.parquet", SMALL)
     assert built.funnel.rows == 8000
     assert built.funnel.odd["files without rows"] == 2
 
     def message(*paths: Path) -> str:
         wrong = GeoSources(metadata=paths, labels=given.labels, polygons=given.polygons)
         with pytest.raises(ManifestError) as caught:
-            build_geo_yfcc(wrong, tmp_path / "geo.parquet", SMALL)
+            made_from(wrong, tmp_path / "geo.parquet", SMALL)
         return str(caught.value)
 
     assert message(tmp_path / "empty", tmp_path / "empty.bz2") == (
@@ -606,7 +624,7 @@ def test_empty_and_foreign_files(made: tuple[Path, Any], tmp_path: Path) -> None
         "photos.csv has rows of 3 columns; YFCC100M has 23 or 25: give its metadata files"
     )
     with pytest.raises(ManifestError) as caught:
-        build_geo_yfcc(given, tmp_path / "geo.csv", SMALL)
+        made_from(given, tmp_path / "geo.csv", SMALL)
     assert str(caught.value) == "'geo.csv' is no name for a manifest; end it in .parquet"
 
 
@@ -623,7 +641,7 @@ def test_a_file_that_is_damaged_from_its_first_byte(made: tuple[Path, Any], tmp_
             polygons=given.polygons,
             keep_damaged=keep_damaged,
         )
-        return build_geo_yfcc(files, tmp_path / "geo.parquet", SMALL)
+        return made_from(files, tmp_path / "geo.parquet", SMALL)
 
     with pytest.raises(ManifestError) as caught:
         build(*given.metadata, page)
@@ -696,7 +714,7 @@ def test_countries_from_the_places_file(made: tuple[Path, Any], tmp_path: Path) 
         lines.append(f"{photo}\t{photo % 99}:A+Town:Town,234:{name}:Country,9:Country:Suburb")
     path = tmp_path / "places.bz2"
     path.write_bytes(bz2.compress("\n".join(lines).encode()))
-    built = build_geo_yfcc(sources(folder, places=path), tmp_path / "geo.parquet", SMALL)
+    built = made_from(sources(folder, places=path), tmp_path / "geo.parquet", SMALL)
     right = yfcc_rows.expected(answer, min_countries=5, min_images=30, max_images=80)
     assert {d.domain: d.photos for d in built.funnel.domains} == right["photos"]
     # Photos at sea have no line in the places file; without polygons they are lost to that.

@@ -1,8 +1,8 @@
 """Geo-YFCC from the raw metadata of YFCC100M: domains are countries, labels are tags.
 
 Two passes. The first reads every row, in blocks, and keeps photos whose place lies in a country and
-of whose tags one names a label (`geo/reading.py`). The second chooses categories, countries, photos
-and splits among them in the order of the paper's text (`geo/stages.py`). Memory holds a few blocks
+of whose tags one names a label (`reading.py`). The second chooses categories, countries, photos
+and splits among them in the order of the paper's text (`stages.py`). Memory holds a few blocks
 in the first pass, and ids, countries and labels of the kept photos in the second.
 """
 
@@ -41,11 +41,9 @@ from acclimate.build.geo_yfcc.work import PIECE, Part, layouts, read_all
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.files import write_json, write_text
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.watch import Watch
 from acclimate.core.wording import DASH
 from acclimate.data.manifest import Manifest, require_name
-
-__all__ = ["GeoBuild", "GeoSettings", "GeoSources", "build_geo_yfcc", "image_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,67 +70,89 @@ class GeoSources:
             raise ConfigError("--country-property is of --polygons; give both or neither")
 
 
-@dataclass(frozen=True, eq=False)
-class GeoBuild:
-    """A built benchmark; `funnel` says what became of every row."""
-
-    manifest: Manifest
-    funnel: Funnel
-    report: tuple[Path, Path]  # JSON and Markdown
-
-
 def image_name(photo_id: int) -> str:
     """Where a photo is expected below the root: 3949570093 -> 394/3949570093.jpg."""
     return f"{str(photo_id)[:3]}/{photo_id}.jpg"
 
 
-def build_geo_yfcc(
-    sources: GeoSources,
-    out: str | Path,
-    settings: GeoSettings | None = None,
-    *,
-    images: str | Path | None = None,
-    workers: int = 2,
-    piece_size: int = PIECE,
-    watch: Watch = unwatched,
-) -> GeoBuild:
-    """Write the manifest to `out` and its report beside it, `.report.json` and `.report.md`.
+@dataclass(frozen=True, kw_only=True)
+class GeoYfcc(Builder):
+    """The first pass is kept in `OUT.work/` until the end, so that a killed build goes on, and one
+    that stops for want of photos can be asked again with other thresholds at once."""
 
-    `images` is the root of the photos, `images/` beside `out` unless given; they need not be there.
-    The first pass is kept in `OUT.work/` until the end, so that a killed build goes on, and one
-    that stops for want of photos can be asked again with other thresholds at once.
-    """
-    settings = settings or GeoSettings()
-    out = Path(out).expanduser()
-    require_name(out)
-    metadata = [Path(path).expanduser() for path in sources.metadata]
-    files = layouts(metadata, keep_damaged=sources.keep_damaged)
-    labels = read_labels(sources.labels, exclude_ilsvrc12=settings.exclude_ilsvrc12)
-    countries = _countries(sources)
-    reader = Reader(Vocabulary.of(labels, plurals=settings.plurals), countries)
-    work = out.with_name(f"{out.name}.work")
-    parts = read_all(
-        files,
-        reader,
-        work,
-        key=_key(labels, reader, settings),
-        keep_damaged=sources.keep_damaged,
-        workers=workers,
-        piece_size=piece_size,
-        watch=watch,
+    example = (
+        "acclimate build geo-yfcc --metadata yfcc100m_dataset-0.bz2 "
+        "yfcc100m_dataset-1.bz2 --labels in5k_map.json --out geo.parquet"
     )
-    selection, counts = _selected(parts, sources, countries, len(labels), settings, watch)
-    counts["files without rows"] = len(sources.metadata) - len(files)
-    told = funnel(counts, selection, settings, _described(sources, countries, labels))
-    root = Path(images).expanduser() if images is not None else out.parent / "images"
-    manifest = _manifest(selection, labels, parts, root, out.name)
-    manifest.check(check_files=False)
-    report = out.with_suffix(".report.json"), out.with_suffix(".report.md")
-    write_json(report[0], told.as_dict())
-    write_text(report[1], told.markdown())
-    manifest.write(out)
-    shutil.rmtree(work, ignore_errors=True)
-    return GeoBuild(manifest, told, report)
+    resumes = True
+    plotted = True
+
+    more: tuple[Path, ...] = argument("Further metadata files.", default=(), metavar="[FILE]...")
+    sources: GeoSources
+    out: Path = required(OUT)
+    settings: GeoSettings = field(default_factory=GeoSettings)
+    keep_ilsvrc12: bool = flag("Keep labels that are among ILSVRC12's 1,000.")
+    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
+    workers: int = setting(2, "Threads that read.", at_least=1)
+    piece_size: int = PIECE
+
+    def build(self, watch: Watch) -> Built:
+        require_limits(self, "geo-yfcc")
+        return self.write(*self.made(watch))
+
+    def write(self, manifest: Manifest, funnel: Funnel) -> Built:
+        out = self.out.expanduser()
+        reports = out.with_suffix(".report.json"), out.with_suffix(".report.md")
+        write_json(reports[0], funnel.as_dict())
+        write_text(reports[1], funnel.markdown())
+        manifest.write(out)
+        shutil.rmtree(self._work, ignore_errors=True)
+        stages = [(stage.lost_to, str(stage.lost), str(stage.left)) for stage in funnel.stages]
+        rows = [("rows read", DASH, str(funnel.rows)), *stages]
+        return Built(
+            manifest=manifest,
+            out=self.out,
+            facts={"reports": [str(path) for path in reports], "funnel": funnel.as_dict()},
+            told=[
+                Listing(("lost to", "lost", "left"), rows),
+                f"{funnel.photos} photos, {in_short(manifest)}",
+                *(f"note: {note}" for note in funnel.notes),
+            ],
+            files=[("report", path) for path in reports],
+        )
+
+    @property
+    def _work(self) -> Path:
+        return self.out.expanduser().with_name(f"{self.out.name}.work")
+
+    def made(self, watch: Watch) -> tuple[Manifest, Funnel]:
+        """The manifest, and what became of every row. The photos need not be there."""
+        out = self.out.expanduser()
+        require_name(out)
+        settings = replace(self.settings, exclude_ilsvrc12=not self.keep_ilsvrc12)
+        sources = replace(self.sources, metadata=(*self.sources.metadata, *self.more))
+        metadata = [path.expanduser() for path in sources.metadata]
+        files = layouts(metadata, keep_damaged=sources.keep_damaged)
+        labels = read_labels(sources.labels, exclude_ilsvrc12=settings.exclude_ilsvrc12)
+        countries = _countries(sources)
+        reader = Reader(Vocabulary.of(labels, plurals=settings.plurals), countries)
+        parts = read_all(
+            files,
+            reader,
+            self._work,
+            key=_key(labels, reader, settings),
+            keep_damaged=sources.keep_damaged,
+            workers=self.workers,
+            piece_size=self.piece_size,
+            watch=watch,
+        )
+        selection, counts = _selected(parts, sources, countries, len(labels), settings, watch)
+        counts["files without rows"] = len(sources.metadata) - len(files)
+        told = funnel(counts, selection, settings, _described(sources, countries, labels))
+        root = out.parent / "images" if self.images is None else self.images.expanduser()
+        manifest = _manifest(selection, labels, parts, root, out.name)
+        manifest.check(check_files=False)
+        return manifest, told
 
 
 def _selected(
@@ -256,49 +276,3 @@ def _described(
         "label_count": len(labels),
         "countries": countries.source if countries else sources.places and sources.places.name,
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeoYfcc(Builder):
-    example = (
-        "acclimate build geo-yfcc --metadata yfcc100m_dataset-0.bz2 "
-        "yfcc100m_dataset-1.bz2 --labels in5k_map.json --out geo.parquet"
-    )
-    resumes = True
-    plotted = True
-
-    more: tuple[Path, ...] = argument("Further metadata files.", default=(), metavar="[FILE]...")
-    sources: GeoSources
-    out: Path = required(OUT)
-    settings: GeoSettings = field(default_factory=GeoSettings)
-    keep_ilsvrc12: bool = flag("Keep labels that are among ILSVRC12's 1,000.")
-    images: Path | None = setting(None, "Folder of the photos. [default: images beside OUT]")
-    workers: int = setting(2, "Threads that read.", at_least=1)
-
-    def build(self, watch: Watch) -> Built:
-        require_limits(self, "geo-yfcc")
-        built = build_geo_yfcc(
-            replace(self.sources, metadata=(*self.sources.metadata, *self.more)),
-            self.out,
-            replace(self.settings, exclude_ilsvrc12=not self.keep_ilsvrc12),
-            images=self.images,
-            workers=self.workers,
-            watch=watch,
-        )
-        funnel = built.funnel
-        stages = [(stage.lost_to, str(stage.lost), str(stage.left)) for stage in funnel.stages]
-        rows = [("rows read", DASH, str(funnel.rows)), *stages]
-        return Built(
-            manifest=built.manifest,
-            out=self.out,
-            facts={
-                "reports": [str(path) for path in built.report],
-                "funnel": funnel.as_dict(),
-            },
-            told=[
-                Listing(("lost to", "lost", "left"), rows),
-                f"{funnel.photos} photos, {in_short(built.manifest)}",
-                *(f"note: {note}" for note in funnel.notes),
-            ],
-            files=[("report", path) for path in built.report],
-        )
