@@ -7,7 +7,12 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
-from acclimate.core.wording import percent
+from acclimate.core.wording import DASH, percent
+
+_COLUMNS = (
+    *("domain", "rows", "classes", "top class"),
+    *("share", "imbalance", "effective classes", "shift"),
+)
 
 
 @app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
@@ -57,26 +62,17 @@ def inspect(
 def _show_inspection(found: Any) -> None:
     say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
     say_table(
-        (
-            "domain",
-            "rows",
-            "classes",
-            "top class",
-            "share",
-            "imbalance",
-            "effective classes",
-            "shift",
-        ),
+        _COLUMNS,
         [
             (
                 domain.domain,
                 str(domain.rows),
                 str(domain.classes),
-                domain.top_class or "–",
+                domain.top_class or DASH,
                 percent(domain.top_share),
-                "–" if domain.imbalance is None else f"{domain.imbalance:.1f}",
-                "–" if domain.effective_classes is None else f"{domain.effective_classes:.1f}",
-                "–" if domain.total_variation is None else f"{domain.total_variation:.2f}",
+                DASH if domain.imbalance is None else f"{domain.imbalance:.1f}",
+                DASH if domain.effective_classes is None else f"{domain.effective_classes:.1f}",
+                DASH if domain.total_variation is None else f"{domain.total_variation:.2f}",
             )
             for domain in found.domains
         ],

@@ -1,6 +1,7 @@
 """`list`: what there is to choose from."""
 
 from enum import StrEnum
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -35,27 +36,23 @@ def list_(
         say("\nEvery timm model name is a backbone too, e.g. resnet50 or convnext_tiny.")
 
 
+_TABLES = {  # of rows that say what they are about
+    Catalogue.embeddings: "acclimate.learn.embeddings:EMBEDDINGS",
+    Catalogue.methods: "acclimate.adapt.methods:METHODS",
+    Catalogue.presets: "acclimate.config.presets:PRESETS",
+    Catalogue.ablations: "acclimate.sweep.ablations.table:ABLATIONS",
+}
+
+
 def entries(what: Catalogue) -> list[dict[str, str]]:
     if what is Catalogue.algorithms:
         from acclimate.learn.algorithms import choose, names
 
         return [{"name": name, "about": choose(name).about} for name in names()]
-    if what is Catalogue.embeddings:
-        from acclimate.learn.embeddings import EMBEDDINGS
-
-        return [{"name": name, "about": row.about} for name, row in EMBEDDINGS.items()]
-    if what is Catalogue.methods:
-        from acclimate.adapt.methods import METHODS
-
-        return [{"name": name, "about": row.about} for name, row in METHODS.items()]
     if what is Catalogue.backbones:
         from acclimate.learn.models import list_backbones
 
         return list_backbones()
-    if what is Catalogue.ablations:
-        from acclimate.sweep.ablations.table import ABLATIONS
-
-        return [{"name": name, "about": row.about} for name, row in ABLATIONS.items()]
-    from acclimate.config.presets import PRESETS
-
-    return [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]
+    module, _, table = _TABLES[what].partition(":")
+    rows = getattr(import_module(module), table)
+    return [{"name": name, "about": row.about} for name, row in rows.items()]

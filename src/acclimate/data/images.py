@@ -100,10 +100,9 @@ def as_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.n
     A path, encoded bytes, a PIL image, an array ([h,w], [h,w,3], [3,h,w]; [3,w,3] is read as
     three rows) or a tensor ([3,h,w], [h,w]); arrays and tensors hold uint8, or floats in 0..1.
     """
-    if isinstance(image, str | Path):
-        return load(Path(image), size, max_pixels=max_pixels)
-    if isinstance(image, bytes):
-        return load(image, size, max_pixels=max_pixels)
+    if isinstance(image, str | Path | bytes):
+        source = Path(image) if isinstance(image, str) else image
+        return load(source, size, max_pixels=max_pixels)
     if isinstance(image, Image.Image):
         _check_size(image.size, max_pixels)
         with _pillow_errors():  # a lazily opened file is read only here

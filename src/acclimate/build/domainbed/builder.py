@@ -232,13 +232,8 @@ def _without(
 
 def _manifest(rows: Sequence[_Row], root: Path, source: str, drawn: SplitSettings) -> Manifest:
     text = pa.string()
-    table = pa.table(
-        {
-            "image": pa.array([row.image for row in rows], text),
-            "label": pa.array([row.label for row in rows], text),
-            "domain": pa.array([row.domain for row in rows], text),
-        }
-    )
+    columns = ("image", "label", "domain")
+    table = pa.table({c: pa.array([getattr(row, c) for row in rows], text) for c in columns})
     if all(row.split for row in rows):
         splits = pa.array([row.split for row in rows], text)
     else:

@@ -28,16 +28,10 @@ if TYPE_CHECKING:  # an extra, which only looking up countries needs
 # Each line is a way to name countries. The first that names every feature of a file is taken, and
 # in it the first property that a feature has: a part of a country comes before its own code.
 _PROPERTIES = (
-    *(
-        ("ADMIN",),
-        ("country", "iso1A2", "nameEn"),
-        ("NAME_EN",),
-        ("name_en",),
-        ("NAME",),
-        ("name",),
-    ),
-    *(("COUNTRY",), ("CNTRY_NAME",), ("ISO_A2",), ("iso_a2",), ("ISO2",)),
-    *(("ISO_A3",), ("iso_a3",), ("ISO3",), ("A3",)),
+    ("ADMIN",),
+    ("country", "iso1A2", "nameEn"),
+    *((name,) for name in ("NAME_EN", "name_en", "NAME", "name", "COUNTRY", "CNTRY_NAME")),
+    *((name,) for name in ("ISO_A2", "iso_a2", "ISO2", "ISO_A3", "iso_a3", "ISO3", "A3")),
 )
 _NO_NAME = (None, "", "-99", -99)  # Natural Earth writes -99 where there is no code
 _REMEDY = "pip install 'acclimate[geo]', or give --places FILE"

@@ -41,16 +41,6 @@ BASE_DOMAIN = "base_domain"
 PRESETS = {"lt-imagenet": LT_IMAGENET}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Capped:
-    """Where a pool had fewer images of a class than a domain should get, for one split."""
-
-    wanted: int  # of a head class
-    fewest: int  # images in the smallest pool that ran out
-    times: int  # pairs of domain and class
-    missing: int  # images in all
-
-
 def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) -> Manifest:
     """Domains `train-000`…, `val-000`… and `test-000`… with these roles.
 
@@ -66,7 +56,11 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     settings.require_sense()
     pools = split_into_pools(base, settings)
     classes, too_small = choose_classes(base, pools, settings)
-    _check_heads(settings, len(classes), base.source)
+    if settings.heads > len(classes):
+        raise ConfigError(
+            f"long-tail: a domain cannot have {settings.heads} head classes of the {len(classes)} "
+            f"that {base.source} offers; lower --heads to {len(classes)} or less"
+        )
     labels = np.full(len(base.classes), -1)
     labels[classes] = np.arange(len(classes))
     arranged = {split: Pool.of(base, rows, labels) for split, rows in pools.items()}
@@ -83,14 +77,6 @@ def facts(manifest: Manifest) -> dict[str, Any]:
         )
     stored: dict[str, Any] = json.loads(manifest.table[COLUMN][0].as_py())
     return stored
-
-
-def _check_heads(settings: LongTailSettings, classes: int, source: str) -> None:
-    if settings.heads > classes:
-        raise ConfigError(
-            f"long-tail: a domain cannot have {settings.heads} head classes of the {classes} that "
-            f"{source} offers; lower --heads to {classes} or less"
-        )
 
 
 def _assemble(
@@ -110,7 +96,7 @@ def _assemble(
             "exclude": recorded(settings.exclude),
         },
         "offered": len(base.classes),
-        "capped": {split: asdict(found) for split, found in _capped(parts, settings).items()},
+        "capped": _capped(parts, settings),
         "too_small": too_small,
         "base": base.digest(),
     }
@@ -141,19 +127,20 @@ def _constant(text: str, count: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(index, pa.array([text], pa.string()))
 
 
-def _capped(parts: Sequence[Part], settings: LongTailSettings) -> dict[str, Capped]:
+def _capped(parts: Sequence[Part], settings: LongTailSettings) -> dict[str, dict[str, int]]:
+    """Where pools had fewer images of a class than a domain should get, by split."""
     found = {}
     for split in SPLITS:
         wanted = np.concatenate([part.wanted for part in parts if part.split == split])
         given = np.concatenate([part.given for part in parts if part.split == split])
         short = given < wanted
         if short.any():
-            found[split] = Capped(
-                wanted=settings.wanted(split)[0],
-                fewest=int(given[short].min()),
-                times=int(short.sum()),
-                missing=int((wanted - given).sum()),
-            )
+            found[split] = {
+                "wanted": settings.wanted(split)[0],  # of a head class
+                "fewest": int(given[short].min()),  # images in the smallest pool that ran out
+                "times": int(short.sum()),  # pairs of domain and class
+                "missing": int((wanted - given).sum()),  # images in all
+            }
     return found
 
 
