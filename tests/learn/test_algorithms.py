@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +22,7 @@ from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import Algorithm, choose, names
-from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
+from acclimate.learn.models import Output, Plain, Predictor, build_backbone
 from acclimate.learn.models.discriminator import Discriminator
 from acclimate.learn.penalties import (
     Groups,
@@ -37,33 +35,16 @@ from acclimate.learn.penalties import (
 )
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
-
-CLASSES, DOMAINS, FEATURES, MU = 3, 3, 4, 2
-
-
-def make(name: str, *, predictor: Predictor | None = None, seed: int = 0, **settings: Any) -> Any:
-    choice = choose(name, settings)
-    if predictor is None:
-        torch.manual_seed(seed)
-        backbone = build_backbone("mlp", in_features=FEATURES)
-        sizes = {"width": 6, "hidden": 5}
-        predictor = (
-            Conditioned(backbone, CLASSES, mu_dim=MU, **sizes)
-            if choice.adaptive
-            else Plain(backbone, CLASSES, head="mlp", **sizes)
-        )
-    shape = {"domains": DOMAINS, "classes": CLASSES}
-    return choice.build(predictor, choice.settings, **shape, world=World(), seed=seed)
-
-
-def make_batch(domain: list[int], *, mu: bool = False, seed: int = 1) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(len(domain), FEATURES, generator=generator)
-    y = torch.randint(CLASSES, (len(domain),), generator=generator)
-    index = torch.tensor(domain)
-    table = torch.randn(DOMAINS, MU, generator=generator)
-    return Batch(x, y, index, table[index] if mu else None)
-
+from fixtures.algorithms import (
+    CLASSES,
+    FEATURES,
+    MU,
+    PARALLEL,
+    make,
+    make_batch,
+    run_process,
+    trained,
+)
 
 BATCH = make_batch([0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
 
@@ -512,60 +493,6 @@ def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) ->
 
 
 # Two processes
-
-
-PARALLEL: dict[str, dict[str, Any]] = {
-    "erm": {},
-    "da-erm": {},
-    "da-irm": {"penalty": 5.0, "anneal": 1},
-    "da-group-dro": {"eta": 0.5},
-    "mixup": {"alpha": 1.0},
-    "da-dann": {"gradient_penalty": 0.1},
-    "cdann": {},
-    "coral": {"penalty": 10.0},
-    "da-coral": {"form": "domainbed"},
-    "mmd": {"penalty": 10.0},
-    "da-mmd": {"kernel": "domainbed"},
-    "irm": {"penalty": 5.0, "anneal": 1},
-    "group-dro": {"eta": 0.5},
-    "da-mixup": {"alpha": 1.0},
-    "mldg": {"inner_lr": 0.5},
-    "da-mldg": {"inner_lr": 0.5},
-    "dann": {},
-    "da-cdann": {"gradient_penalty": 0.1},
-}
-
-
-def trained(world: World, module: Any, steps: int = 3) -> dict[str, Tensor]:
-    """SGD's weights after a few steps on this process's share of each batch."""
-    objective = module.module if world.size > 1 else module
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
-    for step in range(steps):
-        batch = make_batch([0] * 6 + [2] * 6 + [1] * 4, mu=True, seed=step)
-        share = world.share(len(batch))
-        assert batch.mu is not None
-        part = Batch(batch.x[share], batch.y[share], batch.domain[share], batch.mu[share])
-        optimiser.zero_grad()
-        module(part, step).total.backward()
-        optimiser.step()
-    state: dict[str, Tensor] = objective.state_dict()
-    return state
-
-
-def run_process(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    world = World(rank, 2)
-    states = {}
-    for name, settings in PARALLEL.items():
-        algorithm = make(name, **settings)
-        algorithm.world = world
-        unused = algorithm.adversary is not None
-        parallel = nn.parallel.DistributedDataParallel(algorithm, find_unused_parameters=unused)
-        states[name] = trained(world, parallel)
-    torch.save(states, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_every_algorithm_is_compared() -> None:
