@@ -1,6 +1,9 @@
-"""Write the generated parts of the documentation: docs/cli.md, docs/settings.md and the table of
-algorithms in README.md. `python docs/generate.py --check` fails where they are out of date."""
+"""Write the generated parts of the documentation: docs/cli.md, docs/settings.md, the tree of files
+in docs/architecture.md and the tables in README.md. `python docs/generate.py --check` fails where
+they are out of date."""
 
+import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +17,7 @@ from acclimate.cli import app, load_commands
 from acclimate.config import AdaptConfig, EmbeddingConfig, RunConfig, Search, settings_of
 from acclimate.config.fields import Setting
 from acclimate.config.presets import PRESETS
-from acclimate.learn.algorithms import ALGORITHMS, choose, names
+from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.learn.embeddings import embedding_settings
 from acclimate.sweep.definition import SweepConfig
 
@@ -23,6 +26,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from pages import filled, section  # noqa: E402
 
 load_commands()
+PARTS = (
+    "core", "config", "data", "build", "learn", "adapt", "runs", "results", "sweep", "report",
+    "estimator.py", "demo.py", "cli",
+)  # fmt: skip
 SHOWN = ("Method", "Unseen domains", "Worst unseen domain", "Difference to ERM")
 
 
@@ -151,7 +158,7 @@ def _drawn(search: Search | None) -> str:
 
 def readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    algorithms = [f"| `{name}` | {choose(name).about} |" for name in names()]
+    algorithms = [f"| `{name}` | {about} |" for name, (_, about) in ALGORITHMS.items()]
     text = filled(text, "algorithms", "\n".join(["| name | |", "|---|---|", *algorithms]))
     return filled(text, "results", "\n".join(results_table()))
 
@@ -165,8 +172,35 @@ def results_table() -> list[str]:
     return [kept[0], "|---|---:|---:|---:|", *kept[1:]]
 
 
+def architecture() -> str:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "acclimate"
+    lines = [line for part in PARTS for line in tree(source / part)]
+    return filled(text, "tree", "\n".join(["```", *lines, "```"]))
+
+
+def tree(path: Path, depth: int = 0) -> Iterator[str]:
+    """A line for a file or a package and for all that is in it: the first sentence of each."""
+    name = "  " * depth + path.name
+    if path.is_file():
+        yield f"{name:<25} {first_sentence(path)}"
+        return
+    yield f"{name + '/':<25} {first_sentence(path / '__init__.py')}"
+    packages = [found.parent for found in path.glob("*/__init__.py")]
+    files = [found for found in path.glob("*.py") if found.name != "__init__.py"]
+    for found in sorted(packages) + sorted(files):
+        yield from tree(found, depth + 1)
+
+
+def first_sentence(path: Path) -> str:
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.?]) (?=[A-Z])", paragraph)[0].rstrip(".")
+
+
 def main() -> None:
     wanted = {
+        ROOT / "docs" / "architecture.md": architecture(),
         ROOT / "docs" / "cli.md": cli_reference(),
         ROOT / "docs" / "settings.md": settings_reference(),
         ROOT / "README.md": readme(),

@@ -13,6 +13,8 @@ import typer
 from fixtures.settings import TINY, as_flags
 
 ROOT = Path(__file__).resolve().parent.parent
+# The examples of CONTRIBUTING.md, and a file of DomainBed's.
+INVENTED = {"vrex.py", "smoothed.py", "balance.py", "stripes.py", "worst.py", "download.py"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -58,6 +60,7 @@ def test_defaults_are_shown_unless_they_say_nothing(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_readme_commands(home: Path) -> None:
     for line in block("commands").strip().splitlines():
         program, *arguments = shlex.split(line)
@@ -81,10 +84,38 @@ def test_readme_python(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_readme_names_every_part() -> None:
     source = ROOT / "src" / "acclimate"
-    parts = {path.name for path in source.iterdir() if path.suffix == ".py" or path.is_dir()}
-    parts -= {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
-    missing = {part for part in parts if f"{part}" not in README}
-    assert not missing
+    packages = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    modules = {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
+    table = README[README.index("## Where things are") :]
+    named = set(re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE))
+    assert {name.strip("`") for row in named for name in row.split(", ")} == packages | modules
+
+
+def test_architecture_names_every_file_and_no_other() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text.split("<!-- generated: tree -->\n```\n")[1].split("```")[0]
+    named, folders = [], [""]
+    for line in tree.splitlines():
+        indent, name = re.match(r"( *)(\S+)", line).groups()  # type: ignore[union-attr]
+        folders = folders[: len(indent) // 2 + 1]
+        if name.endswith("/"):
+            folders.append(name)
+        else:
+            named.append("".join(folders) + name)
+        assert line.removeprefix(indent + name).strip(), f"{name} has no sentence"
+    source = ROOT / "src" / "acclimate"
+    files = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    assert sorted(named) == sorted(file for file in files if "__" not in file)
+
+
+def test_modules_that_the_documentation_names_exist() -> None:
+    """`learn/theory.py`, and `theory.py` alone where its folder was named before."""
+    folders = (ROOT / name for name in ("src", "tests", "benchmarks", "docs"))
+    files = [str(path) for folder in folders for path in folder.rglob("*.py")]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+            known = any(file.endswith(f"/{name}") for file in files)
+            assert known or Path(name).name in INVENTED, f"{page.name} names {name}"
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:
@@ -94,30 +125,3 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
             link = "".join(target)
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
-
-
-def test_the_example_of_contributing_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    import torch.nn.functional as F
-
-    from acclimate.config import log10, setting
-    from acclimate.data.batches import Batch
-    from acclimate.learn.algorithms import ALGORITHMS, Algorithm
-    from acclimate.learn.objective import Losses, mean_by
-    from fixtures.objectives import batch_for, make_algorithm
-
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found
-    from dataclasses import dataclass
-    from textwrap import dedent
-
-    names = {
-        "dataclass": dataclass, "setting": setting, "log10": log10, "Algorithm": Algorithm,
-        "Batch": Batch, "Losses": Losses, "mean_by": mean_by, "F": F,
-    }  # fmt: skip
-    exec(dedent(found[1]), names)
-    monkeypatch.setitem(ALGORITHMS, "vrex", (names["VRex"], "variance of risks"))
-    for name in ("vrex", "da-vrex"):
-        losses = make_algorithm(name)(batch_for(name), 0)
-        assert losses.penalty is not None and torch.isfinite(losses.total)

@@ -8,16 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from acclimate.build import BUILDERS, Row, builder
+from acclimate.build import BUILDERS, builder
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import AcclimateError
-from acclimate.core.watch import unwatched
 from acclimate.data.manifest import Manifest
 from fixtures.pandas_pickles import frame, saved
 from fixtures.pandas_pickles import released as photos
@@ -180,20 +178,3 @@ def test_the_table_costs_nothing() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'shapely')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_example_of_contributing_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file and one row: the command, its limits and its help come of themselves."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"## Add a builder.*?```python\n(.*?)```", text, re.DOTALL)
-    assert found
-    (tmp_path / "stripes.py").write_text(dedent(found[1]))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(BUILDERS, "stripes", Row("stripes:Stripes", "Stripes."))
-    out = tmp_path / "stripes.parquet"
-    done = CliRunner().invoke(app, ["build", "stripes", "--sites=3", f"--out={out}", "--json"])
-    assert json.loads(done.stdout)["domains"] == 3 and Manifest.read(out).problems() == []
-    asked = builder("stripes")(out=out, sites=1)  # type: ignore[call-arg]
-    with pytest.raises(AcclimateError) as caught:
-        asked.build(unwatched)
-    assert str(caught.value) == "stripes: --sites must be at least 2, not 1"

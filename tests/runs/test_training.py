@@ -29,6 +29,7 @@ from fixtures.settings import TINY, as_flags
 Tiny = Callable[..., RunConfig]
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_write_it_resumes_to_the_same_weights(
     features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
