@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check format docs bench clean
+.PHONY: setup demo test quick check format docs bench clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest --numprocesses 2
+
+quick: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --quiet -m "not slow"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

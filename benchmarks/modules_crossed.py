@@ -6,6 +6,7 @@ while modules are imported (class bodies, decorators, tables) does not.
     python benchmarks/modules_crossed.py
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -55,6 +56,7 @@ sys.setprofile(note)
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     settings = [f"--set={key}={value}" for key, value in SETTINGS.items()]
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)

@@ -40,6 +40,7 @@ FIT: dict[str, Any] = TINY | {
 }
 
 
+@pytest.mark.slow
 def test_it_adapts_where_only_the_domain_can_tell() -> None:
     X, y, domains = conditional(seed=0, domains=30)
     model = AdaptiveClassifier(settings=FIT).fit(X, y, domains)

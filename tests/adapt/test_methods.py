@@ -585,6 +585,7 @@ def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.
     return X.astype(np.float32), np.array(["a", "b", "c"])[labels], np.full(count, domain)
 
 
+@pytest.mark.slow
 def test_prior_beats_none_under_label_shift(tmp_path: Path) -> None:
     parts = [shifted(200, [1 / 3] * 3, f"train-{i}", seed=i) for i in range(4)]
     parts += [

@@ -195,6 +195,7 @@ def test_the_digest_tells_maps_apart(tmp_path: Path) -> None:
     assert one != drawn(tmp_path, feature([square(0, 0, 1, 1.01)], name="A")).digest()
 
 
+@pytest.mark.slow
 def test_border_towns_with_the_packaged_polygons() -> None:
     pytest.importorskip("tzfpy")
     pytest.importorskip("tzdata")

@@ -568,6 +568,7 @@ fetch_images(Manifest.read(sys.argv[1]), sys.argv[2], settings)
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(server: str, tmp_path: Path) -> None:
     count = 40
     manifest = manifest_of({f"{n}.jpg": f"{server}/wait/{n}" for n in range(count)}, tmp_path)

@@ -819,6 +819,7 @@ def test_settings_are_checked(changed: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_the_command(
     made: tuple[Path, Any],
     tmp_path: Path,

@@ -98,6 +98,7 @@ def test_train_adapt_predict_in_three_commands(
         assert float(row["confidence"]) == max(float(row["red"]), float(row["blue"]))
 
 
+@pytest.mark.slow
 def test_the_same_three_commands_speak_to_people(
     cli: Any, run: Path, unlabelled: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_evaluate_with_the_run_s_own_settings_gives_the_run_s_own_scores(
     assert stored["summary"] == fresh["summary"]
 
 
+@pytest.mark.slow
 def test_build_and_inspect(cli: Any, tree: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "sites.parquet"
     _, out, _ = cli("build", "folder", tree, "--out", manifest, "--json")
@@ -194,6 +196,7 @@ def test_a_share_is_named_as_its_option(cli: Any, tree: Path, tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_build_table_and_digits(cli: Any, tree: Path, tmp_path: Path) -> None:
     rows = ["image,label,domain"]
     rows += [f"north/red/{n:02d}.jpg,red,a" for n in range(6)]

@@ -323,6 +323,7 @@ names = st.text(
 )
 
 
+@pytest.mark.slow
 @quick
 @given(st.dictionaries(names, st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 3))
 def test_splits_depend_on_the_domain_alone(sizes: dict[str, int], seed: int) -> None:

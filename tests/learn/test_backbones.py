@@ -516,6 +516,7 @@ def test_a_file_serves_any_backbone(tmp_path: Path) -> None:
 # The import of timm
 
 
+@pytest.mark.slow
 def test_timm_is_imported_only_when_asked_for() -> None:
     code = (
         "import sys, acclimate.learn.models as m; "

@@ -325,6 +325,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return accuracy_under_shift(tmp_path_factory.mktemp("shift") / "plain", "erm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_under_label_shift_the_right_embedding_helps(
     name: str, plain: dict[str, float], tmp_path: Path

@@ -296,6 +296,7 @@ def test_irm_takes_interleaved_domains_apart() -> None:
     torch.testing.assert_close(irm(logits, y, RAGGED), together, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_irm_is_unbiased_and_its_square_is_not() -> None:
     generator = torch.Generator().manual_seed(0)
     domain = torch.arange(2).repeat_interleave(4)

@@ -155,11 +155,13 @@ def test_hostile_names_are_text(text: str) -> None:
         assert place in text
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(ablation: Report, tmp_path: Path) -> None:
     first = write_page(ablation, tmp_path / "a.html", "x").read_bytes()
     assert write_page(ablation, tmp_path / "b.html", "x").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_figures_become_files_for_papers(ablation: Report, tmp_path: Path) -> None:
     paths = write_figures(ablation, tmp_path / "all", formats=["svg"])
     names = ["ablation.svg", "map.svg", "consistency.svg", "learning.svg"]
@@ -240,6 +242,7 @@ def test_what_the_results_hold_is_not_repeated(text: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_ablation_over_data_shows_the_first_and_the_last(ablation: Report) -> None:
     assert ablation.sweep is not None
     names = ("n-3", "n-12", "n-48")
@@ -269,6 +272,7 @@ def test_a_missing_value_is_a_dash_without_a_value(report: Report) -> None:
     assert text.count("<td>–</td>") == 4  # two missing cells, the baseline's difference and p
 
 
+@pytest.mark.slow
 def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
     text = page_of(ablation)
     assert headings(text)[:2] == ["Ablation", "Results"]
@@ -443,6 +447,7 @@ def test_no_text_is_smaller_than_nine(text: str) -> None:
         assert "mathdefault" not in svg
 
 
+@pytest.mark.slow
 def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
     learning = drawn[-1]
     assert learning.name == "learning"

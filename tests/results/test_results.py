@@ -884,6 +884,7 @@ def command(*arguments: object) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"t.{ending}" for ending in ("md", "tex", "csv", "json", "txt")]
     wanted = [part for path in files for part in ("--table", path)]
@@ -909,6 +910,7 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     assert "<html" in (sweep / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_command_as_json_with_one_rule(sweep: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     stored = json.loads(

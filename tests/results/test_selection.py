@@ -407,6 +407,7 @@ def brute_force(runs: list[Candidate]) -> dict[str, int | None]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(grids())
 def test_leave_one_out_equals_brute_force(runs: list[Candidate]) -> None:

@@ -114,6 +114,7 @@ def test_where_even_the_least_does_not_fit_a_smaller_network_is_the_way_out(
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_bit_for_bit_the_same_with_the_check(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_run_is_bit_for_bit_the_same_with_the_check(
     assert_same_weights(tmp_path / "without", tmp_path / "with")
 
 
+@pytest.mark.slow
 def test_a_known_embedding_is_not_measured_again(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_copy_does_where_links_do_not_work(
     assert not copied.samefile(made)
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_write_the_shared_phi_is_the_same(
     features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_interrupted_at_every_write_the_shared_phi_is_the_same(
         assert {p.name for p in out.iterdir()} == {p.name for p in whole.parent.iterdir()}
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
     features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +444,7 @@ def test_a_lock_file_removed_while_one_waits_for_it_is_not_held(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
