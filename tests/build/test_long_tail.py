@@ -20,8 +20,8 @@ from acclimate.build.long_tail import (
     facts,
     raised_total,
 )
-from acclimate.build.long_tail.pools import open_pool
 from acclimate.build.long_tail.settings import recorded
+from acclimate.build.pools import open_pool
 from acclimate.cli import main
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
@@ -484,22 +484,22 @@ def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
     root = image_net(tmp_path / "imagenet")
     (root / "README.txt").touch()
     (root / "empty").mkdir()
-    pool = open_pool(root, LongTailSettings())
+    pool = open_pool(root)
     assert pool.classes == SYNSETS
     assert (pool.domains, len(pool)) == (("all",), 60)
     assert pool.image_name(0) == "n01440764/n01440764_0.JPEG"
     pool.check()
-    fewer = open_pool(root, LongTailSettings(only=SYNSETS[:3], exclude=("n02131653",)))
+    fewer = open_pool(root, LongTailSettings(only=SYNSETS[:3], exclude=("n02131653",)).allowed)
     assert fewer.classes == ("n01440764", "n02132136")
-    assert open_pool(root, LongTailSettings(exclude_ilsvrc12=True)).classes == (
+    assert open_pool(root, LongTailSettings(exclude_ilsvrc12=True).allowed).classes == (
         *("n02131653", "n04407435", "n07739125"),
     )
     # With a level more it is a tree of domains, whatever the names and whatever lies about.
     deep = image_net(tmp_path / "deep" / "train").parent
-    assert open_pool(deep, LongTailSettings()).domains == ("train",)
+    assert open_pool(deep).domains == ("train",)
     (deep / "train" / "stray.JPEG").touch()
     with pytest.raises(ManifestError, match="images without a class folder"):
-        open_pool(deep, LongTailSettings())
+        open_pool(deep)
 
 
 def test_lists_that_fit_nothing(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def test_lists_that_fit_nothing(tmp_path: Path) -> None:
     root = image_net(tmp_path / "imagenet", each=0)
     (root / "n01440764" / "x.JPEG").touch()
     with pytest.raises(ManifestError) as error:
-        open_pool(root, LongTailSettings(only=("n02131653",)))
+        open_pool(root, LongTailSettings(only=("n02131653",)).allowed)
     assert str(error.value) == "imagenet/ has no image in the folders of its classes; add some"
 
 

@@ -15,20 +15,20 @@ import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.geo_yfcc.labels import read_names, short
-from acclimate.build.long_tail.pools import (
-    Part,
-    Pool,
-    choose_classes,
-    draw_domains,
-    not_in_data,
-    open_pool,
-    split_into_pools,
-)
+from acclimate.build.long_tail.draws import Part, draw_domains
 from acclimate.build.long_tail.settings import (
     LT_IMAGENET,
     LongTailSettings,
     raised_total,
     recorded,
+)
+from acclimate.build.pools import (
+    Pool,
+    choose_classes,
+    not_in_data,
+    open_pool,
+    pools_of_splits,
+    split_into_pools,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, unknown
@@ -54,8 +54,10 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     """
     settings = settings or LongTailSettings()
     settings.require_sense()
-    pools = split_into_pools(base, settings)
-    classes, too_small = choose_classes(base, pools, settings)
+    pools = _pools(base, settings)
+    classes, too_small = choose_classes(
+        base, pools, settings.allowed, count=settings.classes, seed=settings.seed
+    )
     if settings.heads > len(classes):
         raise ConfigError(
             f"long-tail: a domain cannot have {settings.heads} head classes of the {len(classes)} "
@@ -66,6 +68,17 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     arranged = {split: Pool.of(base, rows, labels) for split, rows in pools.items()}
     drawn = draw_domains(arranged, len(classes), settings)
     return _assemble(base, classes, drawn, settings, too_small)
+
+
+def _pools(base: Manifest, settings: LongTailSettings) -> dict[str, np.ndarray]:
+    if settings.pools == "splits":
+        return pools_of_splits(base)
+    return split_into_pools(
+        base,
+        val_share=settings.val_share,
+        test_share=settings.test_share,
+        seed=settings.seed,
+    )
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
@@ -169,7 +182,7 @@ class LongTail(Builder):
 
     def build(self, watch: Watch) -> Built:
         settings = self._settings()
-        base = open_pool(self.data, settings)
+        base = open_pool(self.data, settings.allowed)
         base.check()
         made = build_long_tail(base, settings)
         made.write(self.out)

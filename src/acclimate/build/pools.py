@@ -1,13 +1,12 @@
-"""Pools that share no image, the classes that have enough in each, and draws from them."""
+"""Pools that share no image, the classes that have images in each, and draws from them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.long_tail.settings import LongTailSettings
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data import readers
@@ -16,9 +15,14 @@ from acclimate.data.manifest import Manifest
 
 _KEYS = 1 << 40
 _DOMAIN = "all"  # of images that come without one
+Allowed = Callable[[Sequence[str], str], list[str]]  # of classes (and their source): may be sampled
 
 
-def open_pool(path: str | Path, settings: LongTailSettings) -> Manifest:
+def every(classes: Sequence[str], source: str) -> list[str]:
+    return list(classes)
+
+
+def open_pool(path: str | Path, allowed: Allowed = every) -> Manifest:
     """Images to sample from: whatever a manifest can be made of, or a folder class/image.
 
     Of such a folder, which may hold all of ImageNet, only allowed classes are looked into.
@@ -28,7 +32,7 @@ def open_pool(path: str | Path, settings: LongTailSettings) -> Manifest:
     if folders is None:
         return Manifest.open(root)
     source = f"{root.resolve().name}/"
-    table = readers.read_class_folders(root, source, settings.allowed(folders, source))
+    table = readers.read_class_folders(root, source, allowed(folders, source))
     for name, value in (("domain", _DOMAIN), ("split", "train")):
         table = table.append_column(name, pa.repeat(value, table.num_rows))
     found = tuple(sorted(table["label"].unique().to_pylist()))
@@ -46,62 +50,84 @@ def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[
     return [name for name in names if name not in known]
 
 
-def split_into_pools(base: Manifest, settings: LongTailSettings) -> dict[str, np.ndarray]:
+def split_into_pools(
+    base: Manifest, *, val_share: float, test_share: float, seed: int
+) -> dict[str, np.ndarray]:
     """Rows of each pool; an image is in one pool only, under whatever labels it has."""
+    rows, first, image = _images(base)
+    shares = val_share, test_share
+    pool = _dealt(base, base.label_index[rows[first]], rows[first], shares, seed)[image]
+    return {split: rows[pool == split] for split in SPLITS}
+
+
+def pools_of_splits(base: Manifest) -> dict[str, np.ndarray]:
+    """The same, with the data's own splits for pools; an image's first row decides."""
+    rows, first, image = _images(base)
+    pool = base.splits[rows[first]]
+    for split in SPLITS:
+        if split not in pool:
+            raise ManifestError(f"{base.source} has no split '{split}'; use --pools random")
+    return {split: rows[pool[image] == split] for split in SPLITS}
+
+
+def _images(base: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled rows, each (image, label) once; where each image is first, and each row's image."""
     usable = np.flatnonzero(base.label_index >= 0)
     images = image_codes(base.table, "bytes", "image")
     pairs = images[usable] * len(base.classes) + base.label_index[usable]
     rows = usable[np.sort(np.unique(pairs, return_index=True)[1])]  # each (image, label) once
     _, first, image = np.unique(images[rows], return_index=True, return_inverse=True)
-    if settings.pools == "splits":
-        pool_of_image = base.splits[rows[first]]
-        for split in SPLITS:
-            if split not in pool_of_image:
-                raise ManifestError(f"{base.source} has no split '{split}'; use --pools random")
-    else:
-        pool_of_image = _dealt(base, base.label_index[rows[first]], rows[first], settings)
-    pool = pool_of_image[image]
-    return {split: rows[pool == split] for split in SPLITS}
+    return rows, first, image
 
 
 def _dealt(
-    base: Manifest, home: np.ndarray, order: np.ndarray, settings: LongTailSettings
+    base: Manifest,
+    home: np.ndarray,
+    order: np.ndarray,
+    shares: tuple[float, float],
+    seed: int,
 ) -> np.ndarray:
     """Each class's images shuffled and dealt out; an image with several labels counts with its
     first. A class of three images or more has one in each pool."""
+    val_share, test_share = shares
     pool = np.full(len(home), "train", dtype=object)
     for label, found in grouped(home, range(len(base.classes))).items():
         members = found[np.argsort(order[found])]
-        shuffled = stream(settings.seed, "pool", base.classes[label]).permutation(members)
+        shuffled = stream(seed, "pool", base.classes[label]).permutation(members)
         spare = len(shuffled) - 1
-        test = min(max(round(len(shuffled) * settings.test_share), 1), spare)
-        val = min(max(round(len(shuffled) * settings.val_share), 1), spare - test)
+        test = min(max(round(len(shuffled) * test_share), 1), spare)
+        val = min(max(round(len(shuffled) * val_share), 1), spare - test)
         pool[shuffled[:test]] = "test"
         pool[shuffled[test : test + val]] = "val"
     return pool
 
 
 def choose_classes(
-    base: Manifest, pools: Mapping[str, np.ndarray], settings: LongTailSettings
+    base: Manifest,
+    pools: Mapping[str, np.ndarray],
+    allowed: Allowed = every,
+    *,
+    count: int,  # 0: all
+    seed: int,
 ) -> tuple[np.ndarray, list[str]]:
     """(chosen classes, as sorted indices into the base's; those with too few images)"""
-    names = frozenset(settings.allowed(base.classes, base.source))
-    allowed = [i for i, name in enumerate(base.classes) if name in names]
+    names = frozenset(allowed(base.classes, base.source))
+    listed = [i for i, name in enumerate(base.classes) if name in names]
     present = [
         np.bincount(base.label_index[rows], minlength=len(base.classes)) > 0
         for rows in pools.values()
     ]
     complete = np.logical_and.reduce(present)
-    fit = np.asarray([i for i in allowed if complete[i]], dtype=np.int64)
-    too_small = [base.classes[i] for i in allowed if not complete[i]]
-    wanted = settings.classes or len(fit)
+    fit = np.asarray([i for i in listed if complete[i]], dtype=np.int64)
+    too_small = [base.classes[i] for i in listed if not complete[i]]
+    wanted = count or len(fit)
     if wanted > len(fit) or not len(fit):
         raise ManifestError(
             f"{base.source} has {len(fit)} classes with images for training, validation and test "
-            f"({len(base.classes) - len(allowed)} excluded, {len(too_small)} too small), "
+            f"({len(base.classes) - len(listed)} excluded, {len(too_small)} too small), "
             f"not {max(wanted, 1)}; lower --classes, or add images"
         )
-    chosen = stream(settings.seed, "classes").permutation(fit)[:wanted]
+    chosen = stream(seed, "classes").permutation(fit)[:wanted]
     return np.sort(chosen), too_small
 
 
@@ -131,54 +157,3 @@ class Pool:
     @property
     def sizes(self) -> np.ndarray:
         return np.diff(self.starts)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one domain gets from one pool."""
-
-    domain: str
-    role: str
-    split: str
-    rows: np.ndarray
-    wanted: np.ndarray  # [C]
-    given: np.ndarray  # [C]
-
-
-def draw_domains(pools: Mapping[str, Pool], classes: int, settings: LongTailSettings) -> list[Part]:
-    every = np.arange(classes)
-    parts = [
-        part
-        for number in range(settings.domains)
-        for part in _draw(pools, "train", number, SPLITS, every, classes, settings)
-    ]
-    seen = np.flatnonzero(sum(part.given for part in parts if part.split == "train"))
-    for role, count in (("val", settings.val_domains), ("test", settings.test_domains)):
-        for number in range(count):
-            parts += _draw(pools, role, number, (role,), seen, classes, settings)
-    return parts
-
-
-def _draw(
-    pools: Mapping[str, Pool],
-    role: str,
-    number: int,
-    splits: Iterable[str],
-    allowed: np.ndarray,
-    classes: int,
-    settings: LongTailSettings,
-) -> list[Part]:
-    name = f"{role}-{number:03d}"
-    rng = stream(settings.seed, "domain", name)
-    shuffled = rng.permutation(classes)
-    heads = shuffled[np.isin(shuffled, allowed)][: settings.heads]
-    parts = []
-    for split in splits:
-        head, tail = settings.wanted(split)
-        wanted = np.zeros(classes, dtype=np.int64)
-        wanted[allowed] = tail
-        wanted[heads] = head
-        given = np.minimum(wanted, pools[split].sizes)
-        drawn = pools[split].draw(given, stream(settings.seed, "rows", name, split))
-        parts.append(Part(name, role, split, drawn, wanted, given))
-    return parts
