@@ -88,6 +88,10 @@ TINY: dict[str, Callable[[Path, Path], list[str]]] = {
         str(tree), "--domains=2", "--heads=1", "--per-class=4", "--val-domains=1",
         "--test-domains=1", "--val-per-class=2", "--test-per-class=2",
     ],
+    "shift": lambda tree, _: [
+        str(tree), "--label=2", "--heads=0.5", "--covariate=1", "--conditional=1", "--domains=2",
+        "--val=1", "--test=1", "--per-domain=10",
+    ],
     "domainbed": pacs,
     "geo-yfcc": geo,
     "geo-yfcc-released": released,

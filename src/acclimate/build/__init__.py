@@ -33,6 +33,10 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.long_tail.builder:LongTail",
         "Domains with head and tail classes, sampled from any data, as LT-ImageNet was.",
     ),
+    "shift": Row(
+        "acclimate.build.shift.builder:Shift",
+        "Domains with label, covariate and conditional shift of known size, from any images.",
+    ),
     "domainbed": Row(
         "acclimate.build.domainbed.builder:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",

@@ -35,7 +35,7 @@ def _function(cls: type[Builder]) -> Callable[..., None]:
     def build(*, json: bool, plots: bool = False, **given: Any) -> None:
         asked = _assembled(cls, given)
         stop = stoppable("stopped; the same command goes on") if cls.resumes else nullcontext()
-        with stop, progress_bar(quiet=not cls.resumes) as watch:
+        with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
             built = asked.build(watch)
         if cls.plotted:
             built = _with_plots(built, _plots(built) if plots else [])

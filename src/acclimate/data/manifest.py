@@ -2,8 +2,10 @@
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -154,20 +156,12 @@ class Manifest:
 
     def write(self, path: str | Path) -> None:
         """Write Parquet, whole or not at all; the root is stored relative to the file."""
-        path = Path(path).expanduser()
-        require_name(path)
-        named = "image" in self.table.column_names
-        facts = {
-            "version": _VERSION,
-            "classes": self.classes,
-            # Without paths the root means nothing, and where it was is nobody's business.
-            "root": os.path.relpath(self.root, path.parent.resolve()) if named else ".",
-            "domains": self.declared_domains,
-        }
-        table = self.table.replace_schema_metadata({MANIFEST_KEY: json.dumps(facts)})
-        write_atomically(
-            path,
-            lambda file: pq.write_table(table, file, compression="zstd", row_group_size=1 << 16),
+        write_parts(
+            Path(path).expanduser(),
+            [self.table],
+            classes=self.classes,
+            root=self.root,
+            domains=self.declared_domains,
         )
 
     def __len__(self) -> int:
@@ -311,6 +305,37 @@ class Manifest:
             number = "a problem" if count == 1 else f"{count} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
+
+
+def write_parts(
+    path: Path,
+    parts: Iterable[pa.Table],
+    *,
+    classes: Sequence[str],
+    root: Path,
+    domains: Sequence[str] = (),
+) -> None:
+    """A manifest from tables of equal columns, each gone before the next is asked for; whole or
+    not at all."""
+    require_name(path)
+    coming = iter(parts)
+    first = next(coming)
+    named = "image" in first.column_names
+    facts = {
+        "version": _VERSION,
+        "classes": tuple(classes),
+        # Without paths the root means nothing, and where it was is nobody's business.
+        "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
+        "domains": tuple(domains),
+    }
+    schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
+
+    def fill(file: Path) -> None:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for part in chain([first], coming):
+                writer.write_table(part.cast(schema), row_group_size=1 << 16)
+
+    write_atomically(path, fill)
 
 
 def require_name(path: Path) -> None:

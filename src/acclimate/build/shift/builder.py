@@ -1,0 +1,239 @@
+"""Domains whose differences are known, made from any labelled images.
+
+Three kinds of shift, alone or together. *Label*: each domain has frequent classes of its own.
+*Covariate*: each has a gain, a tint and a noise of its own. *Conditional*: look-alike classes swap
+their labels in half of the domains, which no single image shows and all together do. What is true
+of a domain is in columns of the manifest, so that one can tell what knowing it would be worth.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
+from acclimate.build.class_lists import ClassList, open_pool
+from acclimate.build.pools import Pool, choose_classes, split_into_pools
+from acclimate.build.shift.draws import Domain, draw_domains
+from acclimate.build.shift.look_alikes import Pair, choose_pairs
+from acclimate.build.shift.repaint import repainted
+from acclimate.build.shift.settings import ShiftSettings
+from acclimate.core.errors import ManifestError
+from acclimate.core.watch import Watch, unwatched
+from acclimate.core.wording import count
+from acclimate.data.manifest import Manifest, require_name, write_parts
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """All that is decided before the first image is touched."""
+
+    base: Manifest
+    settings: ShiftSettings
+    classes: tuple[str, ...]
+    pairs: Sequence[Pair]
+    domains: Sequence[Domain]
+    too_small: Sequence[str]  # classes without images for all three pools
+
+    @property
+    def rows(self) -> int:
+        return sum(len(rows) for domain in self.domains for rows in domain.rows.values())
+
+    def labels(self, true: np.ndarray, latent: int) -> np.ndarray:
+        """What images of the classes `true` are called in a domain. [n] -> [n]"""
+        called: np.ndarray = np.arange(len(self.classes))
+        for one, other in self.pairs if latent else ():
+            called[[one, other]] = other, one
+        return np.take(called, true)
+
+
+def build_shift(
+    base: Manifest, settings: ShiftSettings, out: Path, watch: Watch = unwatched
+) -> tuple[Family, Manifest]:
+    """What was decided, and the manifest that was written to `out`.
+
+    Images are changed and written domain by domain: memory holds one of them at a time, and at the
+    end the manifest.
+    """
+    require_name(out)
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        family = plan_family(base, settings, workers)
+        write_parts(
+            out, _tables(family, out, workers, watch), classes=family.classes, root=base.root
+        )
+    return family, Manifest.read(out)
+
+
+def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> Family:
+    """Pools, classes, pairs and domains.
+
+    Training, validation and test pools share no image. Training domains draw their splits from the
+    first two, validation domains from the second, test domains from the third.
+    """
+    settings.require_sense()
+    if base.has_features:
+        raise ManifestError(f"{base.source} holds features; shifts are made from images")
+    rows = split_into_pools(
+        base,
+        val_share=settings.val_share,
+        test_share=settings.test_share,
+        seed=settings.seed,
+    )
+    chosen, too_small = choose_classes(
+        base, rows, ClassList(), count=settings.classes, seed=settings.seed
+    )
+    place = np.full(len(base.classes), -1)
+    place[chosen] = np.arange(len(chosen))
+    pools = {split: Pool.of(base, found, place) for split, found in rows.items()}
+    classes = tuple(base.classes[i] for i in chosen)
+    pairs = choose_pairs(base, pools["train"], classes, settings, workers)
+    family = Family(base, settings, classes, pairs, draw_domains(pools, settings), too_small)
+    _require_every_class(family)
+    return family
+
+
+def _require_every_class(family: Family) -> None:
+    """A class that no domain trains on could not be learned."""
+    trained = [d.rows["train"] for d in family.domains if d.role == "train"]
+    there = set(family.base.label_index[np.concatenate(trained)].tolist())
+    missing = [name for name in family.classes if family.base.classes.index(name) not in there]
+    if missing:
+        raise ManifestError(
+            f"shift: no training domain has an image of '{missing[0]}' "
+            f"({len(missing)} of {count(len(family.classes), 'class', 'classes')} are missing); "
+            "raise --per-domain or --domains, or sample fewer --classes"
+        )
+
+
+def _tables(family: Family, out: Path, workers: Executor, watch: Watch) -> Iterator[pa.Table]:
+    note = ""
+    for done, domain in enumerate(family.domains, start=1):
+        part = domain_table(family, domain, workers)
+        if done == 1:  # nothing is written before the first domain is here
+            size = part.nbytes * family.rows / part.num_rows
+            note = f"about {size / _MIB:.0f} MiB in all"
+            _require_space(out, size)
+        watch("images of domains", done, len(family.domains), note)
+        yield part
+
+
+def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
+    base, settings = family.base, family.settings
+    rows = np.concatenate(list(domain.rows.values()))
+    splits = np.repeat(list(domain.rows), [len(found) for found in domain.rows.values()])
+    names = np.asarray(family.classes, dtype=object)
+    place = {name: number for number, name in enumerate(family.classes)}
+    true = np.asarray([place[base.classes[label]] for label in base.label_index[rows]])
+    columns = _content(family, domain, rows, workers)
+    columns |= {
+        "label": pa.array(names[family.labels(true, domain.latent)], pa.string()),
+        "split": pa.array(splits.tolist(), pa.string()),
+        "true_label": pa.array(names[true], pa.string()),
+        "base_image": pa.array([base.image_name(row) for row in rows], pa.string()),
+    }
+    for name, (value, kind) in _constants(domain, settings).items():
+        columns[name] = pa.repeat(pa.scalar(value, kind), len(rows))
+    return pa.table(columns)
+
+
+def _constants(domain: Domain, settings: ShiftSettings) -> dict[str, tuple[Any, pa.DataType]]:
+    """What is true of the whole domain; what plays no part in a family is missing, not zero."""
+    shown = settings.covariate > 0
+    return {
+        "domain": (domain.name, pa.string()),
+        "role": (domain.role, pa.string()),
+        "latent": (domain.latent if settings.swaps else None, pa.int8()),
+        "gain": (domain.gain if shown else None, pa.float64()),
+        "tint": (domain.tint if shown else None, pa.float64()),
+        "noise": (domain.noise if shown else None, pa.float64()),
+    }
+
+
+def _content(
+    family: Family, domain: Domain, rows: np.ndarray, workers: Executor
+) -> dict[str, pa.Array]:
+    """Changed images in the table; unchanged ones as the base has them."""
+    if family.settings.repaints:
+        images = repainted(family.base, domain, rows, family.settings, workers)
+        return {"bytes": pa.array(list(images), pa.large_binary())}
+    kept = [name for name in ("image", "bytes") if name in family.base.table.column_names]
+    found = family.base.table.select(kept).take(pa.array(rows)).combine_chunks()
+    return {name: found[name].combine_chunks() for name in kept}
+
+
+def _require_space(out: Path, size: float) -> None:
+    folder = next(one for one in out.expanduser().resolve().parents if one.exists())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ManifestError(
+            f"{out.name} would take about {size / _MIB:.0f} MiB, and {free / _MIB:.0f} MiB are "
+            "free; lower --domains or --per-domain, or write it elsewhere"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift(Builder):
+    example = (
+        "acclimate build shift photos.parquet --label 10 --covariate 1 --conditional 25 "
+        "--out shifted.parquet"
+    )
+    takes_long = True
+
+    data: Path = argument("A manifest, a table, or a folder: domain/class/image, or class/image.")
+    out: Path = required(OUT)
+    settings: ShiftSettings = field(default_factory=ShiftSettings)
+
+    def build(self, watch: Watch) -> Built:
+        require_name(self.out)
+        base = open_pool(self.data, ClassList())
+        base.check()
+        family, made = build_shift(base, self.settings, self.out, watch)
+        notes = list(_notes(family))
+        pairs = [[family.classes[one], family.classes[other]] for one, other in family.pairs]
+        facts = {"settings": asdict(self.settings), "pairs": pairs, "notes": notes}
+        told = [*_told(family), *(f"note: {note}" for note in notes), in_short(made)]
+        return Built(manifest=made, out=self.out, facts=facts, told=told)
+
+
+def _told(family: Family) -> Iterator[str]:
+    settings = family.settings
+    yield (
+        f"{settings.domains} training, {settings.val} validation and {settings.test} test domains "
+        f"of {count(len(family.classes), 'class', 'classes')}"
+    )
+    heads = settings.head_count(len(family.classes))
+    if heads:
+        named = count(heads, "class of each is", "classes of each are")
+        yield f"label shift: {named} {settings.label:g} times as frequent as the others"
+    if settings.covariate:
+        yield f"covariate shift: gain, tint and noise of each, strength {settings.covariate:g}"
+    if settings.swaps:
+        shown = [f"{family.classes[one]}:{family.classes[two]}" for one, two in family.pairs]
+        more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+        yield f"conditional shift: in half of them labels swap: {', '.join(shown[:5])}{more}"
+    if not heads and not settings.repaints:
+        yield "no shift: the domains differ by chance alone"
+
+
+def _notes(family: Family) -> Iterator[str]:
+    """What a user may not have meant."""
+    wanted = family.settings.per_domain
+    for role in ("train", "val", "test"):
+        sizes = [sum(map(len, d.rows.values())) for d in family.domains if d.role == role]
+        if sizes and sizes[0] < wanted:
+            yield (
+                f"{role} domains have {sizes[0]} images, not {wanted}: the smallest class has no "
+                "more for a head; add images, or lower --per-domain or --label"
+            )
+    few = family.too_small
+    if few:
+        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
+        yield f"left out, with too few images: {', '.join(few[:5])}{more}"

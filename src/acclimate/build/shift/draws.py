@@ -1,0 +1,103 @@
+"""Which images each domain of a family gets, and what is true of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from acclimate.build.pools import Pool
+from acclimate.build.shift.settings import ShiftSettings
+from acclimate.core.randomness import stream
+
+# The splits of a domain by its role. Each is drawn from the pool of its name, and pools share no
+# image: what a domain is validated or tested on was trained on nowhere.
+SPLITS_OF = {"train": ("train", "val"), "val": ("val",), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What no model is told, and the rows of the base that were drawn for each split."""
+
+    name: str
+    role: str
+    latent: int  # 1: the labels of every pair are swapped
+    gain: float
+    tint: float  # towards green, or if negative towards magenta
+    noise: float
+    rows: Mapping[str, np.ndarray]  # by split
+
+
+def draw_domains(pools: Mapping[str, Pool], settings: ShiftSettings) -> list[Domain]:
+    """`train-000`…, `val-000`… and `test-000`…, each from a random stream of its own."""
+    counts = {"train": settings.domains, "val": settings.val, "test": settings.test}
+    found = []
+    for role, count in counts.items():
+        # Half of each role's domains, not each by a coin: few would lie all on one side.
+        latents = stream(settings.seed, "latent", role).permutation(np.arange(count) % 2)
+        for number, latent in enumerate(latents):
+            found.append(_domain(f"{role}-{number:03d}", role, int(latent), pools, settings))
+    return found
+
+
+def _domain(
+    name: str, role: str, latent: int, pools: Mapping[str, Pool], settings: ShiftSettings
+) -> Domain:
+    rng, strength = stream(settings.seed, "domain", name), settings.covariate
+    frequencies = _frequencies(len(pools["train"].sizes), settings, rng)
+    sizes = domain_sizes(role, pools, settings)
+    rows = {}
+    for split, size in sizes.items():
+        draw = stream(settings.seed, "rows", name, split)
+        rows[split] = pools[split].draw(apportioned(frequencies, size, draw), draw)
+    return Domain(
+        name=name,
+        role=role,
+        latent=latent if settings.swaps else 0,
+        gain=float(np.exp(0.35 * strength * rng.standard_normal())),
+        tint=float(0.15 * strength * rng.standard_normal()),
+        noise=float(0.2 * strength * rng.random()),
+        rows=rows,
+    )
+
+
+def _frequencies(classes: int, settings: ShiftSettings, rng: np.random.Generator) -> np.ndarray:
+    """[C], sums to 1: the heads, drawn anew, `label` times as frequent as the others."""
+    weights = np.ones(classes)
+    weights[rng.permutation(classes)[: settings.head_count(classes)]] = settings.label
+    frequencies: np.ndarray = weights / weights.sum()
+    return frequencies
+
+
+def apportioned(frequencies: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """int [C], sums to `size`: each share rounded down or up, the largest remainders up.
+
+    Equal remainders are decided by lot.
+    """
+    shares = frequencies * size
+    counts = np.floor(shares + 1e-9).astype(np.int64)
+    remainders = np.round(shares - counts, 9)
+    order = np.lexsort([rng.random(len(shares)), -remainders])
+    counts[order[: size - counts.sum()]] += 1
+    return counts
+
+
+def domain_sizes(role: str, pools: Mapping[str, Pool], settings: ShiftSettings) -> dict[str, int]:
+    """Images of each split of a domain: as many as asked for, or as the pool allows.
+
+    No image comes twice and frequencies are kept, so that the smallest class, which may be a head,
+    decides how large a domain can be.
+    """
+    held_out = round(settings.per_domain * settings.val_share)
+    wanted = {"train": settings.per_domain - held_out, "val": held_out}
+    if role != "train":
+        wanted = {role: settings.per_domain}
+    return {
+        split: min(wanted[split], _largest(pools[split], settings)) for split in SPLITS_OF[role]
+    }
+
+
+def _largest(pool: Pool, settings: ShiftSettings) -> int:
+    classes = len(pool.sizes)
+    heads = settings.head_count(classes)
+    most = (settings.label if heads else 1) / (heads * settings.label + classes - heads)
+    return int(pool.sizes.min() / most + 1e-9)
