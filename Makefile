@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick check format docs bench clean
+.PHONY: setup demo test quick check format docs bench bench-shift clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/digits.py
+
+# DATA=folder: families made from its images instead of the embedded digits.
+bench-shift: $(STAMP)
+	$(BIN)/python benchmarks/shift.py $(DATA)
 
 clean:
 	rm -rf $(VENV) demo runs

@@ -1,5 +1,8 @@
 """Families of domains with a known shift: what is asked for is there, and nothing else is."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from acclimate.build.shift.look_alikes import named_pairs, nearest_pairs
 from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
+from fixtures.settings import TINY, as_flags
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
 Made = Callable[..., Manifest]
@@ -285,3 +289,26 @@ def test_domains_are_as_large_as_the_smallest_class_allows(base: Manifest, tmp_p
 
 def test_pairs_are_parsed_with_spaces() -> None:
     assert named_pairs("ant:fox, bee:cat", CLASSES) == [(0, 5), (1, 2)]
+
+
+def test_the_benchmark_runs_at_a_small_scale(tmp_path: Path) -> None:
+    """All four families from digits to tables; what is trained is not trained again."""
+    script = Path(__file__).parents[2] / "benchmarks" / "shift.py"
+    sizes = ["--domains=3", "--val=1", "--test=2", "--per-domain=40", "--seeds=1"]
+    command = [sys.executable, script, *sizes, *as_flags(TINY), "--out", tmp_path]
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    found = json.loads((tmp_path / "shift.json").read_text())["families"]
+    assert list(found) == ["all", "conditional", "covariate", "label"]
+    for name, family in found.items():
+        methods = {(line["algorithm"], line["method"]) for line in family["lines"]}
+        usual = {("erm", "none"), ("erm", "prior"), ("erm", "oracle-prior")}
+        adaptive = {("da-erm", "embedding"), ("da-erm", "embedding+prior")}
+        swaps = {("erm", "oracle-truth")} if name in ("all", "conditional") else set()
+        assert methods == usual | adaptive | swaps
+        assert {line["domains"] for line in family["lines"]} == {2}  # validation domains are none
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert len(before) == 10
+    command += ["--families", "label"]
+    again = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    assert again.stdout.split("results:")[0].strip() in done.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -19,7 +19,7 @@ from acclimate.report.export import summary_values
 from acclimate.report.figures import bars, canvas, domain_map
 from acclimate.report.html import page
 from acclimate.results.runs import ERM, Key
-from acclimate.results.statistics import Estimate, in_percent, in_points
+from acclimate.results.statistics import Estimate, in_percent, in_points, ratio
 from acclimate.results.summary import Difference, Summary
 from acclimate.runs.records import Score
 from fixtures.run_folders import make_run, score
@@ -140,6 +140,49 @@ def test_three_seeds_that_agree_are_enough(runs: Path) -> None:
     control, ceiling = sentences.findings(summary)
     assert control.endswith(": what it gets from the embedding is about the domain.")
     assert ceiling.endswith("(+30.0 ± 0.0 points); DA-ERM gains 33 % of that without labels.")
+
+
+def test_the_share_of_the_gap_to_the_ceiling(runs: Path, summary: Summary) -> None:
+    assert summary.gap_closed == {}  # two seeds are too few to say that there is a gap
+    assert "Gap closed, %" not in tables.comparison(summary).header
+    make_run(runs / "erm-2", "erm", 2, [*both("none", 0.5, 0.6), *both("oracle-prior", 0.8, 0.9)])
+    make_run(runs / "da-2", "da-erm", 2, both("embedding", 0.6, 0.7))
+    found = summarise(find_runs(runs))
+    assert found.gap_closed == {DA: Estimate(pytest.approx(1 / 3), pytest.approx(0, abs=1e-9), 3)}
+    grid = tables.comparison(found)
+    column = [row[grid.header.index("Gap closed, %")].text for row in grid.rows]
+    assert column == ["–", "33.3 ± 0.0", "–", "–"]  # ERM, DA-ERM, the control, the ceiling
+    lines = {line["label"]: line for line in summary_values(found)["lines"]}
+    assert lines["DA-ERM"]["gap_closed"] == pytest.approx(1 / 3)
+    assert lines["ERM"]["gap_closed"] is None
+    assert "“Gap closed” is the share" in page(found, title="x")
+
+
+def test_the_highest_ceiling_counts_and_no_gap_is_no_share(tmp_path: Path) -> None:
+    for seed, noise in enumerate((0.0, 0.02, -0.02)):
+        known = [*both("none", 0.5, 0.5), *both("oracle-prior", 0.5 + noise, 0.5)]
+        make_run(tmp_path / "low" / f"erm-{seed}", "erm", seed, known)
+        make_run(tmp_path / "low" / f"da-{seed}", "da-erm", seed, both("embedding", 0.6, 0.6))
+        truth = both("oracle-truth", 0.9, 0.9)
+        make_run(tmp_path / "high" / f"erm-{seed}", "erm", seed, [*known, *truth])
+        make_run(tmp_path / "high" / f"da-{seed}", "da-erm", seed, both("embedding", 0.6, 0.6))
+    assert summarise(find_runs(tmp_path / "low")).gap_closed == {}
+    high = summarise(find_runs(tmp_path / "high"))
+    assert high.gap_closed[DA].mean == pytest.approx(0.25)
+    assert [line.key.kind for line in high.lines] == ["method", "method", "ceiling", "ceiling"]
+    assert (
+        "Ceiling: told all that is true of each domain, which no method may know, ERM scores "
+        "90.0 % (+40.0 ± 0.0 points); DA-ERM gains 25 % of that without labels."
+    ) in sentences.findings(high)
+
+
+def test_a_ratio_by_hand() -> None:
+    # Means 0.2 and 0.4: a half. What is left, 0, −0.05 and 0.05, has a deviation of 0.05.
+    found = ratio([0.2, 0.1, 0.3], [0.4, 0.3, 0.5])
+    assert found == Estimate(pytest.approx(0.5), pytest.approx(0.05 / 3**0.5 / 0.4), 3)
+    assert ratio([0.2, 0.1], [0.4, 0.3]) is None  # two seeds
+    assert ratio([0.2, 0.1, 0.3], [0.1, -0.1, 0.05]) is None  # a gap within noise
+    assert ratio([], []) is None
 
 
 def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:

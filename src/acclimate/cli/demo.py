@@ -33,12 +33,12 @@ def demo(
 def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
     from acclimate.report.export import summary_values
     from acclimate.report.sentences import headline, notes
-    from acclimate.report.tables import comparison
+    from acclimate.report.tables import GAP_CLOSED, comparison
 
     if json:
         say_json({**summary_values(summary), "report": str(page)})
         return
-    wide = (*WIDE, f"Better than {summary.baseline.label}")
+    wide = (*WIDE, f"Better than {summary.baseline.label}", GAP_CLOSED)
     header, *rows = comparison(summary).without(*wide).texts
     say_table(header, rows)
     say()

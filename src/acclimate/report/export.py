@@ -185,10 +185,12 @@ def _line(summary: Summary, line: Line) -> dict[str, Any]:
     for name in ("unseen", "worst", "top5", "seen"):
         found: Estimate | None = getattr(line, name)
         values |= {name: found and found.mean, f"{name}_se": found and found.se}
-    gain = difference.gain if difference else None
+    gain, closed = difference.gain if difference else None, summary.gap_closed.get(key)
     return values | {
         "gain": gain and gain.mean,
         "gain_se": gain and gain.se,
+        "gap_closed": closed and closed.mean,
+        "gap_closed_se": closed and closed.se,
         "pairs": difference.pairs if difference else None,
         "improved": difference.improved if difference else None,
         "verdict": difference.verdict if difference else None,

@@ -22,6 +22,10 @@ NOISE = (
     "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0; fewer "
     f"than {ENOUGH_SEEDS} seeds are too few to call it anything."
 )
+GAP = (
+    "“Gap closed” is the share of the way from the baseline to its highest ceiling, where there is "
+    "a way beyond noise."
+)
 _LONG = 5  # from so many sections on, a page has a table of contents
 
 
@@ -119,6 +123,8 @@ def _comparison(summary: Summary, caution: Sequence[str]) -> str:
             f"seed; “better than {base}” is the share of (domain, seed) pairs that improve. "
             f"{NOISE} "
         )
+    if summary.gap_closed:
+        note += f"{GAP} "
     note += sections.KINDS
     return section("Comparison", f"{grid}\n{paragraph(note)}\n{bullets(caution, 'note')}")
 
@@ -134,6 +140,8 @@ def _further(summary: Summary, rule: str) -> str:
     )
     if tables.is_compared(summary):
         note += f" “Better than {base}” is the share of (domain, trial) pairs that improve. {NOISE}"
+    if summary.gap_closed:
+        note += f" {GAP}"
     if len(summary.lines) > _MOST_LINES:
         grid = folded(f"Table of {count(len(summary.lines), 'line')}", grid)
     return section("Worst domains and training domains", f"{grid}\n{paragraph(note)}")

@@ -171,12 +171,14 @@ def _control(summary: Summary, key: Key) -> Iterable[str]:
 
 
 def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
+    told = {"oracle-prior": "each domain's true label frequencies"}
     base = replace(line.key, method="none")
     difference = summary.difference(line.key, base)
     if difference is None or difference.gain is None:
         return
     sentence = (
-        f"Ceiling: told each domain's true label frequencies, which no method may know, "
+        f"Ceiling: told {told.get(line.key.method, 'all that is true of each domain')}, which no "
+        "method may know, "
         f"{base.label} scores {percent(difference.after)} % ({in_points(difference.gain)} points)"
     )
     contender = next(iter(summary.contenders), None)

@@ -13,6 +13,7 @@ from acclimate.results.statistics import in_words
 from acclimate.results.summary import Line, Summary
 from acclimate.results.tabulate import AVERAGE, Results, Row
 
+GAP_CLOSED = "Gap closed, %"  # between the baseline and the highest ceiling
 _FEW = 6  # columns that stand side by side on a page
 
 
@@ -20,12 +21,14 @@ def comparison(summary: Summary) -> Grid:
     """One row per line: unseen domains, training domains, difference to the baseline."""
     base = summary.baseline.label
     header = ["Method", "Unseen domains", "Worst unseen domain", "Top-5", "Training domains"]
-    header += [f"Difference to {base}", f"Better than {base}", "Runs", "Domains"]
+    header += [f"Difference to {base}", f"Better than {base}", GAP_CLOSED, "Runs", "Domains"]
     grid = Grid(tuple(header), tuple(tuple(_cells(summary, line)) for line in summary.lines))
     if not any(line.top5 is not None for line in summary.lines):
         grid = grid.without("Top-5")
     if not is_compared(summary):
         grid = grid.without(f"Difference to {base}", f"Better than {base}")
+    if not summary.gap_closed:
+        grid = grid.without(GAP_CLOSED)
     return grid
 
 
@@ -50,6 +53,7 @@ def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
         yield Cell(f"{100 * improved:.0f} % of {versus.pairs}", improved)
     else:
         yield Cell(DASH)
+    yield accuracy(summary.gap_closed.get(line.key))
     seeds = f" ({count(line.seeds, 'seed')})" if line.seeds != line.runs else ""
     yield Cell(f"{line.runs}{seeds}", line.runs)
     yield number(line.domains)

@@ -21,6 +21,7 @@ SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
     "oracle-prior": " + true label frequencies (oracle)",
+    "oracle-truth": " + all that is true of the domain (oracle)",
 }
 
 
@@ -52,7 +53,9 @@ class Key:
     @property
     def kind(self) -> str:
         """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know)."""
-        return {"wrong-embedding": "control", "oracle-prior": "ceiling"}.get(self.method, "method")
+        if self.method.startswith("oracle-"):
+            return "ceiling"
+        return "control" if self.method == "wrong-embedding" else "method"
 
     @property
     def badge(self) -> str:

@@ -50,6 +50,22 @@ class Estimate:
         return self.verdict in ("better", "worse")
 
 
+def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
+    """What share of the wholes the parts are, seed by seed; `None` where the wholes are not above 0
+    beyond noise, as a share of nothing would be anything.
+
+    The mean of the parts over that of the wholes, with the usual error of a ratio estimator: a seed
+    with a small whole does not weigh more, as it would in a mean of ratios.
+    """
+    whole = Estimate.of(wholes)
+    if whole is None or whole.verdict != "better":
+        return None
+    share = fmean(parts) / whole.mean
+    left = Estimate.of(a - share * b for a, b in zip(parts, wholes, strict=True))
+    assert left is not None and left.se is not None  # there are seeds enough for a verdict
+    return Estimate(share, left.se / whole.mean, whole.n)
+
+
 def _t(freedom: int) -> float:
     """The two-sided point of Student's t."""
     from scipy.special import stdtrit

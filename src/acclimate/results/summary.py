@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from acclimate.config import AlgorithmName
@@ -16,7 +16,7 @@ from acclimate.results.observations import (
     pooled,
 )
 from acclimate.results.runs import ERM, Key, RunView, told_apart
-from acclimate.results.statistics import Estimate
+from acclimate.results.statistics import Estimate, ratio
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,9 @@ class Summary:
     lines: tuple[Line, ...]
     differences: tuple[Difference, ...]  # each line to the baseline; controls to their method too
     domains: tuple[DomainRow, ...]
+    # Of a method: how much of the way from its baseline to the highest ceiling it goes; only where
+    # there is a way beyond noise.
+    gap_closed: Mapping[Key, Estimate] = field(default_factory=dict)
 
     @property
     def finished(self) -> list[RunView]:
@@ -161,7 +164,40 @@ def summary_of(
     domains = tuple(
         DomainRow(name, {key: _over_seeds(unseen[key], name) for key in keys}) for name in names
     )
-    return Summary((), baseline, lines, differences, domains)
+    return Summary((), baseline, lines, differences, domains, _gaps_closed(unseen, lines, baseline))
+
+
+def _gaps_closed(
+    unseen: Mapping[Key, Scores], lines: Iterable[Line], baseline: Key
+) -> dict[Key, Estimate]:
+    height = {line.key: line.unseen.mean for line in lines if line.unseen is not None}
+    closed = {}
+    for key in unseen:
+        base = against(key, baseline, unseen)
+        ceilings = [
+            other
+            for other in height
+            if other.kind == "ceiling" and replace(other, method=base.method) == base
+        ]
+        if key.kind != "method" or key == base or base not in unseen or not ceilings:
+            continue
+        highest = max(ceilings, key=height.__getitem__)
+        share = _gap_closed(unseen[key], unseen[base], unseen[highest])
+        if share is not None:
+            closed[key] = share
+    return closed
+
+
+def _gap_closed(mine: Scores, base: Scores, ceiling: Scores) -> Estimate | None:
+    """Over the seeds and domains that all three scored."""
+    gains, gaps = [], []
+    for replicate, found in mine.items():
+        low, high = base.get(replicate, {}), ceiling.get(replicate, {})
+        domains = sorted(found.keys() & low.keys() & high.keys())
+        if domains:
+            gains.append(fmean(found[name].top1 - low[name].top1 for name in domains))
+            gaps.append(fmean(high[name].top1 - low[name].top1 for name in domains))
+    return ratio(gains, gaps)
 
 
 def _domains(expected: Domains | None, key: Key) -> int:
