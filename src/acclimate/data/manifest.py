@@ -1,21 +1,16 @@
 """The data model: one table, one row per (image, label), that everything else reads."""
 
 import json
-import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError, unknown
-from acclimate.core.files import write_atomically
 from acclimate.data import readers
 from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
@@ -29,8 +24,7 @@ from acclimate.data.columns import (
     seeded_splits,
 )
 from acclimate.data.readers import MANIFEST_KEY, is_manifest
-
-_VERSION = 1
+from acclimate.data.writing import VERSION, write_parts
 
 
 # Tables have no hash and roots do not matter: compare manifests by `digest()`.
@@ -110,9 +104,9 @@ class Manifest:
                 f"{path.name} is a plain table, not a manifest; read it with Manifest.open"
             )
         facts = json.loads(stored)
-        if facts["version"] != _VERSION:
+        if facts["version"] != VERSION:
             raise ManifestError(
-                f"{path.name} has manifest version {facts['version']}, this is version {_VERSION}; "
+                f"{path.name} has manifest version {facts['version']}, this is version {VERSION}; "
                 "update acclimate"
             )
         return cls(
@@ -305,40 +299,3 @@ class Manifest:
             number = "a problem" if count == 1 else f"{count} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
-
-
-def write_parts(
-    path: Path,
-    parts: Iterable[pa.Table],
-    *,
-    classes: Sequence[str],
-    root: Path,
-    domains: Sequence[str] = (),
-) -> None:
-    """A manifest from tables of equal columns, each gone before the next is asked for; whole or
-    not at all."""
-    require_name(path)
-    coming = iter(parts)
-    first = next(coming)
-    named = "image" in first.column_names
-    facts = {
-        "version": _VERSION,
-        "classes": tuple(classes),
-        # Without paths the root means nothing, and where it was is nobody's business.
-        "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
-        "domains": tuple(domains),
-    }
-    schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
-
-    def fill(file: Path) -> None:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for part in chain([first], coming):
-                writer.write_table(part.cast(schema), row_group_size=1 << 16)
-
-    write_atomically(path, fill)
-
-
-def require_name(path: Path) -> None:
-    """For those who work long before they write, and want to know at once."""
-    if path.suffix.lower() != ".parquet":
-        raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")

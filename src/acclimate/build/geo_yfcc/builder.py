@@ -43,7 +43,8 @@ from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.files import write_json, write_text
 from acclimate.core.watch import Watch
 from acclimate.core.wording import DASH
-from acclimate.data.manifest import Manifest, require_name
+from acclimate.data.manifest import Manifest
+from acclimate.data.writing import require_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch
 from acclimate.data.columns import ROLES, seeded_splits
-from acclimate.data.manifest import Manifest, require_name
+from acclimate.data.manifest import Manifest
+from acclimate.data.writing import require_name
 
 COLUMNS = (
     *("yfcc_row_id", "label_ids", "country", "country_id"),

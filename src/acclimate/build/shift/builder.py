@@ -27,7 +27,8 @@ from acclimate.build.shift.settings import ShiftSettings
 from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count
-from acclimate.data.manifest import Manifest, require_name, write_parts
+from acclimate.data.manifest import Manifest
+from acclimate.data.writing import require_name, write_parts
 
 _MIB = 1 << 20
 
