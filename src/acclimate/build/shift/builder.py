@@ -48,12 +48,18 @@ class Family:
     def rows(self) -> int:
         return sum(len(rows) for domain in self.domains for rows in domain.rows.values())
 
-    def labels(self, true: np.ndarray, latent: int) -> np.ndarray:
-        """What images of the classes `true` are called in a domain. [n] -> [n]"""
+    def true_labels(self, rows: np.ndarray) -> np.ndarray:
+        """The classes of rows of the base, by their places in the family's list. [n] -> [n]"""
+        place = {name: number for number, name in enumerate(self.classes)}
+        found = (self.base.classes[label] for label in self.base.label_index[rows])
+        return np.fromiter((place[name] for name in found), np.int64, len(rows))
+
+    def labels(self, rows: np.ndarray, latent: int) -> np.ndarray:
+        """What the same rows are called in a domain. [n] -> [n]"""
         called: np.ndarray = np.arange(len(self.classes))
         for one, other in self.pairs if latent else ():
             called[[one, other]] = other, one
-        return np.take(called, true)
+        return np.take(called, self.true_labels(rows))
 
 
 def build_shift(
@@ -103,9 +109,13 @@ def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> F
 
 def _require_every_class(family: Family) -> None:
     """A class that no domain trains on could not be learned."""
-    trained = [d.rows["train"] for d in family.domains if d.role == "train"]
-    there = set(family.base.label_index[np.concatenate(trained)].tolist())
-    missing = [name for name in family.classes if family.base.classes.index(name) not in there]
+    trained = [
+        family.labels(domain.rows["train"], domain.latent)
+        for domain in family.domains
+        if domain.role == "train"
+    ]
+    absent = np.setdiff1d(np.arange(len(family.classes)), np.concatenate(trained))
+    missing = [family.classes[place] for place in absent]
     if missing:
         raise ManifestError(
             f"shift: no training domain has an image of '{missing[0]}' "
@@ -131,13 +141,11 @@ def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
     rows = np.concatenate(list(domain.rows.values()))
     splits = np.repeat(list(domain.rows), [len(found) for found in domain.rows.values()])
     names = np.asarray(family.classes, dtype=object)
-    place = {name: number for number, name in enumerate(family.classes)}
-    true = np.asarray([place[base.classes[label]] for label in base.label_index[rows]])
     columns = _content(family, domain, rows, workers)
     columns |= {
-        "label": pa.array(names[family.labels(true, domain.latent)], pa.string()),
+        "label": pa.array(names[family.labels(rows, domain.latent)], pa.string()),
         "split": pa.array(splits.tolist(), pa.string()),
-        "true_label": pa.array(names[true], pa.string()),
+        "true_label": pa.array(names[family.true_labels(rows)], pa.string()),
         "base_image": pa.array([base.image_name(row) for row in rows], pa.string()),
     }
     for name, (value, kind) in _constants(domain, settings).items():
@@ -193,7 +201,6 @@ class Shift(Builder):
     settings: ShiftSettings = field(default_factory=ShiftSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_name(self.out)
         base = open_pool(self.data, ClassList())
         base.check()
         family, made = build_shift(base, self.settings, self.out, watch)
@@ -232,7 +239,7 @@ def _notes(family: Family) -> Iterator[str]:
         if sizes and sizes[0] < wanted:
             yield (
                 f"{role} domains have {sizes[0]} images, not {wanted}: the smallest class has no "
-                "more for a head; add images, or lower --per-domain or --label"
+                "more to give; add images, or lower --per-domain or --label"
             )
     few = family.too_small
     if few:
