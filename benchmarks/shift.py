@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from acclimate.build.class_lists import ClassList, open_pool
+from acclimate.build.pools import open_pool
 from acclimate.build.shift import ShiftSettings, build_shift
 from acclimate.config import gather, parse_assignments
 from acclimate.core.files import write_json
@@ -124,7 +124,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     asked = parsed()
-    base = digits() if asked.data is None else open_pool(asked.data, ClassList())
+    base = digits() if asked.data is None else open_pool(asked.data)
     names = ("domains", "val", "test", "per_domain", "classes")
     sizes = {name: value for name in names if (value := getattr(asked, name)) is not None}
     console = Console(soft_wrap=True, markup=False, highlight=False)

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
-from acclimate.build.class_lists import ClassList, open_pool
-from acclimate.build.pools import Pool, choose_classes, split_into_pools
+from acclimate.build.pools import Pool, choose_classes, open_pool, split_into_pools
 from acclimate.build.shift.draws import Domain, draw_domains
 from acclimate.build.shift.look_alikes import Pair, choose_pairs
 from acclimate.build.shift.repaint import repainted
@@ -94,9 +93,7 @@ def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> F
         test_share=settings.test_share,
         seed=settings.seed,
     )
-    chosen, too_small = choose_classes(
-        base, rows, ClassList(), count=settings.classes, seed=settings.seed
-    )
+    chosen, too_small = choose_classes(base, rows, count=settings.classes, seed=settings.seed)
     place = np.full(len(base.classes), -1)
     place[chosen] = np.arange(len(chosen))
     pools = {split: Pool.of(base, found, place) for split, found in rows.items()}
@@ -201,7 +198,7 @@ class Shift(Builder):
     settings: ShiftSettings = field(default_factory=ShiftSettings)
 
     def build(self, watch: Watch) -> Built:
-        base = open_pool(self.data, ClassList())
+        base = open_pool(self.data)
         base.check()
         family, made = build_shift(base, self.settings, self.out, watch)
         notes = list(_notes(family))
