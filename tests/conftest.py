@@ -5,7 +5,7 @@ import os
 # Two test processes share two cores; more threads than cores slow everything down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
                 image.save(folder / f"{number:02d}.jpg")
     return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Frozen features of tests are not those of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCLIMATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

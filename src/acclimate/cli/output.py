@@ -30,6 +30,7 @@ MethodSettings = Annotated[
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 PHASES = {
+    "features": "frozen features",
     "scoring": "scoring",
     "embedding": "Step A: embedding",
     "domains": "domain embeddings",
@@ -46,6 +47,12 @@ def say(text: str = "") -> None:
     if not first_process():
         return
     Console(highlight=False, soft_wrap=True, markup=False).print(text)
+
+
+def remark(line: str) -> None:
+    """Beside the progress: results alone go to stdout."""
+    if first_process():
+        typer.echo(line, err=True)
 
 
 def say_json(value: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ def sweep(
     how = Conduct(launch=launch, retry_failed=retry_failed, extend=extend, prune=prune)
     manifests = open_data(asked)
     places = {data_name(path): Path(path) for path in asked.data}
-    made = define(asked, manifests)
+    made = define(asked, manifests, device=launch.trained_on)
     plan = Prepared(made, manifests, places, count(asked, manifests), notes(asked))
     folder = out or Path("sweeps") / "-".join(places)
     (announce if dry_run else run_and_show)(folder, plan, how, json=json)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, names, progress_bar, stoppable
+from acclimate.cli.output import Device, Json, names, progress_bar, remark, stoppable
 from acclimate.cli.scores import show_run
 
 
@@ -65,5 +65,5 @@ def train(
     folder = out or Path("runs") / f"{data_name(data)}-{chosen.algorithm}-{chosen.seed}"
     manifest = Manifest.open(data)
     with stoppable(), progress_bar() as watch:
-        result = train_run(chosen, manifest, folder, device=device, watch=watch)
+        result = train_run(chosen, manifest, folder, device=device, watch=watch, say=remark)
     show_run(folder, already=result.already, json=json)

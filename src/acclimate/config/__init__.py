@@ -1,5 +1,6 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
+from acclimate.config.absent import completed, digestible
 from acclimate.config.algorithm_name import AlgorithmName
 from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
@@ -29,7 +30,9 @@ __all__ = [
     "TrainConfig",
     "as_dict",
     "choice",
+    "completed",
     "component_settings",
+    "digestible",
     "flat",
     "from_dict",
     "gather",

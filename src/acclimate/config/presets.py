@@ -21,6 +21,7 @@ PRESETS: dict[str, Preset] = {
         about="DomainBed's five image benchmarks: ResNet-50, Adam, domain mixup in Step A",
         settings={
             "model.backbone": "resnet50",
+            "model.freeze": "none",
             "model.freeze_batch_norm": "statistics",
             "data.image_size": 224,
             "data.augment": "domainbed",
@@ -50,6 +51,7 @@ PRESETS: dict[str, Preset] = {
         about="LT-ImageNet(50, 100, 350, 0.1): ResNet-50, SGD with momentum, 5 epochs",
         settings={
             "model.backbone": "resnet50",
+            "model.freeze": "none",
             "data.image_size": 224,
             "data.augment": "domainbed",
             "embedding.dim": 1024,
@@ -80,6 +82,7 @@ PRESETS: dict[str, Preset] = {
         about="Geo-YFCC (40 training, 7 validation, 15 test countries): ResNet-50, SGD, 6 epochs",
         settings={
             "model.backbone": "resnet50",
+            "model.freeze": "none",
             "data.image_size": 224,
             "data.augment": "domainbed",
             "embedding.dim": 1024,

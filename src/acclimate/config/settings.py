@@ -23,7 +23,9 @@ class DataConfig:
     )
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
-        4.0, "decoded images are kept in memory when all fit in this many GiB", at_least=0
+        4.0,
+        "decoded images are kept in memory when all fit in this many GiB; frozen features must fit",
+        at_least=0,
     )
     workers: int = setting(0, "decoding threads; 0: one per core", at_least=0)
     unseen_classes: Literal["refuse", "drop"] = setting(
@@ -38,6 +40,11 @@ class ModelConfig:
     )
     pretrained: bool = setting(True, "start from pretrained weights where the backbone has them")
     weights: str = setting("", "a local weights file (safetensors or a torch state dict)")
+    freeze: Literal["auto", "none", "backbone"] = setting(
+        "auto",
+        "backbone: it stays as it is, and the rest learns on its features, extracted once; "
+        "auto: that on a CPU, for pretrained weights and images above 64 px, and none elsewhere",
+    )
     head: Literal["linear", "mlp"] = setting(
         "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
     )
@@ -58,9 +65,11 @@ class ModelConfig:
 class OptimiserConfig:
     name: Literal["adam", "sgd"] = setting("adam", "optimiser")
     lr: float | None = setting(
-        None, "learning rate; unset: 1e-3 from scratch, 5e-5 on pretrained weights",
-        at_least=0, search=log10(-5, -3.5),
-    )  # fmt: skip
+        None,
+        "learning rate; unset: 1e-3 from scratch or on frozen features, 5e-5 on pretrained weights",
+        at_least=0,
+        search=log10(-5, -3.5),
+    )
     weight_decay: float = setting(0.0, "weight decay", at_least=0, search=log10(-6, -2))
     momentum: float = setting(0.9, "momentum of sgd", at_least=0, at_most=1)
     beta1: float = setting(0.9, "first moment's decay of adam", at_least=0, at_most=1)

@@ -149,11 +149,15 @@ def open_source(
 
 
 def readable(
-    source: Source, rows: np.ndarray, watch: Watch = unwatched
+    source: Source,
+    rows: np.ndarray,
+    watch: Watch = unwatched,
+    *,
+    most: int = EVALUATION_BATCH,
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Batches of the readable of `rows`: their places in `rows`, and them as stored."""
-    for start in range(0, len(rows), EVALUATION_BATCH):
-        places = np.arange(len(rows))[start : start + EVALUATION_BATCH]
+    for start in range(0, len(rows), most):
+        places = np.arange(len(rows))[start : start + most]
         stored, good = source.take(rows[places])
         if good.any():
             yield places[good], stored[torch.from_numpy(good)]

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
@@ -68,9 +68,16 @@ class Trained:
             "data": self.data,
             "label_prior": list(self.label_prior),
             "size": self.size,
-            "in_features": self.size if self.config.model.backbone == "mlp" else None,
+            "in_features": self._in_features(),
             "digest": self.digest(),
         }
+
+    def _in_features(self) -> int | None:
+        """Width of the feature vectors that its backbones learned on, None for images."""
+        extractor = self.predictor.backbone.extractor
+        if extractor is not None:
+            return extractor.features
+        return self.size if self.config.model.backbone == "mlp" else None
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
@@ -87,7 +94,7 @@ class Trained:
                 f"{folder / WEIGHTS} is missing or damaged; restore it, or train again "
                 f"in another folder"
             ) from None
-        config = from_dict(RunConfig, description["config"], where=str(folder / MODEL))
+        config = from_dict(RunConfig, completed(description["config"]), where=str(folder / MODEL))
         predictor, embedding = build_networks(
             config,
             len(description["classes"]),
@@ -95,10 +102,13 @@ class Trained:
             description["in_features"],
             pretrained=False,
         )
+        if config.model.freeze == "backbone":
+            put_on(build_extractor(config, pretrained=False), predictor, embedding)
         predictor.load_state_dict(below(tensors, "predictor."))
         table = None
         if embedding is not None:
-            embedding.load_state_dict(below(tensors, "embedding."))
+            shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
+            embedding.load_state_dict({**below(tensors, "embedding."), **shared})
             embedding.to(device).eval()
             table = DomainTable.from_tensors(
                 description["train_domains"], below(tensors, "domains/"), description["digest"]
@@ -127,6 +137,9 @@ def build_networks(
     world: World | None = None,
 ) -> tuple[Predictor, Embedding | None]:
     """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded.
+
+    With a frozen backbone they are what learns on its features, of which there are `in_features`;
+    `put_on` puts them on it.
 
     Φ comes first: its random weights are then those that `build_embedding` alone gives.
     """
@@ -176,27 +189,55 @@ def build_embedding(
     )
 
 
+def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
+    """The backbone of a run that freezes it, in eval mode and without gradients."""
+    extractor = _built(config, None, pretrained=pretrained)
+    return extractor.requires_grad_(False).eval()
+
+
+def put_on(extractor: Backbone, *networks: Predictor | Embedding | None) -> None:
+    """Let networks that learned on the features of `extractor` take images."""
+    for network in networks:
+        if network is not None:
+            network.backbone.put_on(extractor)
+
+
 def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    if config.model.freeze == "backbone":
+        # On features as on a manifest's: a linear head alone would leave penalties nothing to
+        # change, and Φ could only turn and stretch what is there.
+        return build_backbone("mlp", in_features=in_features)
+    built = _built(config, in_features, pretrained=pretrained)
+    if config.model.freeze_batch_norm != "no":
+        freeze(built, affine=config.model.freeze_batch_norm == "all")
+    return built
+
+
+def _built(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
     model = config.model
-    built = build_backbone(
+    return build_backbone(
         model.backbone,
         pretrained=pretrained and model.pretrained,
         weights=(model.weights or None) if pretrained else None,
         in_features=in_features,
     )
-    if model.freeze_batch_norm != "no":
-        freeze(built, affine=model.freeze_batch_norm == "all")
-    return built
 
 
 def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
+    """All weights; an extractor that both have is the predictor's alone."""
     parts = {"predictor": predictor, "embedding": embedding}
     return [
         (f"{part}.{name}", value)
         for part, module in parts.items()
         if module is not None
         for name, value in module.state_dict().items()
+        if part == "predictor" or not _extracts(name)
     ]
+
+
+def _extracts(name: str) -> bool:
+    """Is a tensor of a network a part of its extractor?"""
+    return name.startswith("backbone.extractor.")
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from acclimate.config import completed
 from acclimate.core.errors import SweepError
 from acclimate.core.files import clear_temporary, write_json
 from acclimate.core.layout import LOCK
@@ -167,9 +168,18 @@ def _sweep(stored: dict[str, Any]) -> Sweep:
             DataSet(**{**found, "domains": tuple(found["domains"])})
             for found in stored.pop("datasets")
         ),
-        embeddings=tuple(EmbeddingJob(**found) for found in stored.pop("embeddings")),
+        embeddings=tuple(
+            EmbeddingJob(**{**found, "config": completed(found["config"])})
+            for found in stored.pop("embeddings")
+        ),
         jobs=tuple(
-            Job(**{**found, "groups": tuple(map(tuple, found["groups"]))})
+            Job(
+                **{
+                    **found,
+                    "groups": tuple(map(tuple, found["groups"])),
+                    "config": completed(found["config"]),
+                }
+            )
             for found in stored.pop("jobs")
         ),
         axis=None if axis is None else Axis(**axis),

@@ -4,11 +4,12 @@ process works in it. The one reader and writer of its files; free of torch."""
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from acclimate.config import RunConfig, completed
 from acclimate.core import layout
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
@@ -182,6 +183,13 @@ class RunFolder:
             freed += facts.st_size if facts.st_nlink == 1 else 0  # another name may keep the bytes
             path.unlink()
         return freed
+
+    def settled(self, config: RunConfig) -> RunConfig:
+        """`config` with what a run that began here decided by its device, wherever it goes on."""
+        if config.model.freeze != "auto" or not self.exists or not self._has_progress:
+            return config
+        began = completed(self.identity()["config"])["model"]["freeze"]
+        return replace(config, model=replace(config.model, freeze=began))
 
     @property
     def _has_progress(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import __version__
-from acclimate.config import RunConfig, as_dict, flat
+from acclimate.config import RunConfig, as_dict, completed, digestible, flat
 from acclimate.core.errors import WeightsError
 
 if TYPE_CHECKING:  # plans come with torch, and identities are read where there is none
@@ -96,7 +96,7 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """The first thing in which two identities differ, in words."""
     if stored["data"] != wanted["data"]:
         return "its data differ"
-    old, new = flat(stored["config"]), flat(wanted["config"])
+    old, new = (flat(completed(one["config"])) for one in (stored, wanted))
     if "weights" in stored:  # by content; runs of earlier versions only know the path
         old.pop("model.weights", None)
         new.pop("model.weights", None)
@@ -111,7 +111,7 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
 
 def settings_digest(identity: dict[str, Any]) -> str:
     """Of the settings, with the weights by content."""
-    config = identity["config"]
+    config = digestible(identity["config"])
     model = {**config["model"], "weights": identity.get("weights", "")}
     return json_digest({**config, "model": model})
 
@@ -132,7 +132,7 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
     whole = as_dict(config)
     model = whole["model"]
     embedding = find_embedding(config.embedding.name).build
-    return {
+    found = {
         "seed": config.seed,
         "data": {key: whole["data"][key] for key in ("image_size", "augment", "max_pixels")},
         "model": {
@@ -140,7 +140,9 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
             # A weights file goes before pretrained weights.
             "pretrained": model["pretrained"] and not model["weights"],
             "freeze_batch_norm": model["freeze_batch_norm"],
+            "freeze": model["freeze"],
         },
         "embedding": embedding.identity(config.embedding),
         "train": {"precision": whole["train"]["precision"]},
     }
+    return digestible(found)

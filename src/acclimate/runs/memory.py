@@ -68,7 +68,7 @@ def check_memory(
 
     `networks` are those that are yet to be trained.
     """
-    if world.device.type != "cpu" or plan.manifest.has_features:
+    if world.device.type != "cpu" or plan.manifest.has_features or plan.frozen:
         return
     stages = [stage_of(plan, network) for network in networks]
     stages = [stage for stage in stages if _input(stage, world, size) >= TINY]

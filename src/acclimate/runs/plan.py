@@ -9,19 +9,16 @@ import numpy as np
 from acclimate.adapt.methods import method_settings
 from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
-from acclimate.core.randomness import stream
-from acclimate.data.images import decode
+from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
-from acclimate.learn.models import Predictor, default_backbone
+from acclimate.learn.models import Predictor
+from acclimate.runs.backbone_choice import SMALL, WITHOUT_WEIGHTS, choose_backbone, typical_side
 
-SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 MOST_DOMAINS_PER_STEP = 64
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
-FROM_SCRATCH = frozenset({"small-cnn", "mlp"})
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class Plan:
     train_domains: tuple[str, ...]
     val_domains: tuple[str, ...]
     test_domains: tuple[str, ...]
+    freezing: str = ""  # why the backbone learns or not, for people
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -44,6 +42,17 @@ class Plan:
         """Width of the feature vectors, None for images."""
         manifest = self.manifest
         return int(manifest.features().shape[1]) if manifest.has_features else None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it works on the features of a backbone that stays as it is."""
+        return self.config.model.freeze == "backbone"
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Every row that the run may look at."""
+        names = (*self.train_domains, *self.val_domains, *self.test_domains)
+        return np.concatenate([self.manifest.rows(domain=name) for name in names])
 
     @cached_property
     def train_rows(self) -> list[np.ndarray]:
@@ -75,8 +84,13 @@ class Plan:
         return np.asarray(np.mean(counts, axis=0))
 
 
-def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True) -> Plan:
-    """Check everything that can be checked, and decide everything that was left open."""
+def make_plan(
+    config: RunConfig, manifest: Manifest, *, check_files: bool = True, device: str | None = "auto"
+) -> Plan:
+    """Check everything that can be checked, and decide everything that was left open.
+
+    `device` is what it will be trained on: that decides whether the backbone learns.
+    """
     algorithm = check_components(config)
     manifest.check(check_files=check_files)
     val, test = _unseen(config, manifest)
@@ -85,13 +99,13 @@ def make_plan(config: RunConfig, manifest: Manifest, *, check_files: bool = True
     _check_training_domains(algorithm, manifest, train)
     manifest = _learnable(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
-    resolved = _resolved(config, manifest, train)
+    resolved, why = _resolved(config, manifest, train, device)
     if resolved.train.domains_per_step < algorithm.build.least_domains:
         raise ConfigError(
             f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
             f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
         )
-    return Plan(resolved, algorithm, manifest, train, val, test)
+    return Plan(resolved, algorithm, manifest, train, val, test, why)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -176,27 +190,32 @@ def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> M
     )
 
 
-def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> RunConfig:
-    side = None if manifest.has_features else _typical_side(config, manifest, train)
+def _resolved(
+    config: RunConfig, manifest: Manifest, train: Sequence[str], device: str | None
+) -> tuple[RunConfig, str]:
+    """The settings with nothing left open, and why the backbone learns or not."""
+    side = typical_side(config, manifest, train)
     asked = config.data.image_size
-    backbone = config.model.backbone
-    if backbone == "auto":
-        backbone = default_backbone(side if side is None else (asked or side))
-    scratch = backbone in FROM_SCRATCH or not (config.model.pretrained or config.model.weights)
+    backbone, freeze = choose_backbone(config, side, device)
+    frozen = freeze.choice == "backbone"
+    pretrained = config.model.pretrained or config.model.weights
+    scratch = frozen or backbone in WITHOUT_WEIGHTS or not pretrained
     # Images are small when their own side is, or when a small backbone was asked for.
     size = asked or (min(side, SMALL) if side and backbone == "small-cnn" else 0)
     augment = config.data.augment
     if augment == "auto":
         augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
+    if frozen:
+        augment = "none"  # an image has one vector of features
     slots = min(config.embedding.domains_per_step, len(train))
     rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
     mixup = config.embedding.mixup
     if mixup == "auto":
         mixup = "on" if len(train) < FEW_DOMAINS else "off"
-    return replace(
+    resolved = replace(
         config,
         data=replace(config.data, image_size=size, augment=augment),
-        model=replace(config.model, backbone=backbone),
+        model=replace(config.model, backbone=backbone, freeze=freeze.choice),
         embedding=replace(
             config.embedding,
             mixup=mixup,
@@ -207,6 +226,7 @@ def _resolved(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Ru
         ),
         train=_resolved_training(config, rows, len(train), scratch=scratch),
     )
+    return resolved, freeze.why
 
 
 def _resolved_training(config: RunConfig, rows: int, domains: int, *, scratch: bool) -> TrainConfig:
@@ -235,26 +255,3 @@ def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:
     if optimiser.lr is not None:
         return optimiser
     return replace(optimiser, lr=1e-3 if scratch else 5e-5)
-
-
-def _typical_side(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
-) -> int:
-    """The median longer side of a few readable training images."""
-    rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
-    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
-    sides: list[int] = []
-    for row in rows:
-        try:
-            source = manifest.image_source(int(row))
-            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
-        except ImageError:
-            continue
-        if len(sides) == sample:
-            break
-    if not sides:
-        raise ManifestError(
-            f"none of {len(rows)} images tried in {manifest.source} can be "
-            f"read; check that the files are images and that the root is right"
-        )
-    return int(np.median(sides))

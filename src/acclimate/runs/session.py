@@ -1,7 +1,7 @@
 """A session: work on a run, or on a shared Φ, from the first check to the last file."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,10 +17,11 @@ from acclimate.core.watch import Watch
 from acclimate.core.wording import count
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import FeatureSource, ImageSource, open_source
+from acclimate.data.source import Source, open_source
 from acclimate.learn.embeddings import Embedding
-from acclimate.learn.model import build_embedding, build_networks
-from acclimate.learn.models import Predictor
+from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.learn.model import build_embedding, build_extractor, build_networks
+from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
 from acclimate.runs.folder import SHARED, RunFolder
@@ -44,8 +45,9 @@ class Session:
     watch: Watch
     predictor: Predictor | None = field(init=False, default=None)  # None for a Φ on its own
     embedding: Embedding | None = field(init=False, default=None)  # None for plain algorithms
+    extractor: Backbone | None = field(init=False, default=None)  # a backbone that is frozen
     size: int = field(init=False)  # side of input images, or the number of features
-    source: FeatureSource | ImageSource = field(init=False)
+    source: Source = field(init=False)
     quarantine: Quarantine = field(init=False)
     _before: float = field(init=False, default=0.0)
     _started: float = field(init=False)
@@ -63,9 +65,12 @@ class Session:
 
     def build(self) -> None:
         """Fresh networks, whose random weights are the seed's, fitted to data and device."""
-        plan = self.plan
+        plan, width = self.plan, self.plan.in_features
+        if plan.frozen:
+            self.extractor = build_extractor(plan.config, pretrained=True)
+            width = self.extractor.features
         torch.manual_seed(derive(plan.config.seed, "initial weights"))
-        counts = len(plan.classes), len(plan.train_domains), plan.in_features
+        counts = len(plan.classes), len(plan.train_domains), width
         if self.folder.kind is SHARED:
             self.embedding = build_embedding(
                 plan.config, *counts, pretrained=True, world=self.world
@@ -74,8 +79,11 @@ class Session:
             self.predictor, self.embedding = build_networks(
                 plan.config, *counts, pretrained=True, world=self.world
             )
-        networks = (self.predictor, self.embedding)
-        self.size = prepare(plan, self.world, *(one for one in networks if one is not None))
+        self.size = prepare(plan, self.world, *self.networks, extractor=self.extractor)
+
+    @property
+    def networks(self) -> list[Predictor | Embedding]:
+        return [one for one in (self.predictor, self.embedding) if one is not None]
 
     def begin(self) -> None:
         """Take the folder, open the data, and say in the records that work goes on."""
@@ -87,10 +95,30 @@ class Session:
         self.quarantine = Quarantine(
             self.folder.quarantine, total=len(manifest), max_share=config.data.max_unreadable
         )
-        self.source = open_source(manifest, self.size, config.data, self.quarantine)
         self._before = seconds_worked(self.folder.checkpoints())
         if self.world.main:
             self._announce()
+        if self.extractor is None:
+            self.source = open_source(manifest, self.size, config.data, self.quarantine)
+        else:
+            self.source = self._extracted(self.extractor)
+
+    def _extracted(self, extractor: Backbone) -> Extracted:
+        """The frozen features of all rows, by whose statistics those who learn on them go."""
+        plan = self.plan
+        extraction = Extraction(extractor, plan.config.model.backbone, self.size)
+        found = extraction.extract(
+            plan.manifest,
+            plan.rows,
+            plan.config.data,
+            self.quarantine,
+            beside=self.folder.path,
+            world=self.world,
+            watch=self.watch,
+        )
+        features, good = found.take(np.concatenate(plan.train_rows))
+        set_statistics(features.numpy()[good], self.networks)
+        return found
 
     def loop(
         self,
@@ -182,14 +210,16 @@ def _check_memory(now: Session, *, learned: bool) -> None:
     check_memory(now.plan, now.world, now.size, *networks, bf16=now.bf16)
 
 
-def prepare(plan: Plan, world: World, *networks: Predictor | Embedding) -> int:
+def prepare(
+    plan: Plan, world: World, *networks: Predictor | Embedding, extractor: Backbone | None = None
+) -> int:
     """Fit fresh networks to the data and the device; the side of images, or number of features."""
-    backbones: list[Any] = [network.backbone for network in networks]
     size = plan.in_features
     if size is None:
-        size = plan.config.data.image_size or int(backbones[0].size)
+        reader: Any = extractor or networks[0].backbone
+        size = plan.config.data.image_size or int(reader.size)
     else:
-        _set_statistics(plan.manifest.features()[np.concatenate(plan.train_rows)], backbones)
+        set_statistics(plan.manifest.features()[np.concatenate(plan.train_rows)], networks)
     for network in networks:
         # Images come channels-last, the faster layout for convolutions everywhere.
         network.to(world.device)
@@ -197,12 +227,13 @@ def prepare(plan: Plan, world: World, *networks: Predictor | Embedding) -> int:
     return size
 
 
-def _set_statistics(features: np.ndarray, backbones: list[Any]) -> None:
+def set_statistics(features: np.ndarray, networks: Sequence[Predictor | Embedding]) -> None:
     """Feature mode: inputs are standardised with the training rows' mean and deviation."""
     # In float64: a float32 sum over millions of rows drifts.
     mean, std = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
     std = np.where(std > 0, std, 1.0)
-    for backbone in backbones:
+    for network in networks:
+        backbone: Any = network.backbone
         backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())
 
 

@@ -3,7 +3,7 @@
 Step A can be a job of its own, whose Φ many runs then share.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.domains import save_domain_map
-from acclimate.learn.model import Trained
+from acclimate.learn.model import Trained, put_on
 from acclimate.runs.checkpoint import Position
 from acclimate.runs.embedding_step import learn_embedding
 from acclimate.runs.folder import SHARED, RunFolder
@@ -39,14 +39,18 @@ def train(
     *,
     device: str = "auto",
     watch: Watch = unwatched,
+    say: Callable[[str], None] = lambda line: None,
     embedding: Path | None = None,
 ) -> RunResult:
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
 
     `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
-    very same one.
+    very same one. `say` is told in a line what was decided for the user, and why.
     """
-    plan, folder = make_plan(config, manifest), RunFolder(out)
+    folder = RunFolder(out)
+    plan = make_plan(folder.settled(config), manifest, device=device)
+    if plan.freezing and folder.finished is None:
+        say(plan.freezing)
     shared = None
     if embedding is not None:
         wanted = learned_identity(plan, manifest.digest())
@@ -73,7 +77,8 @@ def train_embedding(
 
     It resumes by itself, and a finished one is left alone.
     """
-    plan, folder = make_plan(config, manifest), RunFolder(out, SHARED)
+    folder = RunFolder(out, SHARED)
+    plan = make_plan(folder.settled(config), manifest, device=device)
     refuse_plain(plan)
     identity = learned_identity(plan, manifest.digest())
     with session(plan, folder, identity, device=device, watch=watch) as now:
@@ -94,6 +99,8 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     evaluator = Evaluator(plan, now.source, now.world, now.predictor, prior, embedding, table)
     progress = learn_predictor(now, now.predictor, table, evaluator.validation)
     now.predictor.eval()
+    if now.extractor is not None:
+        put_on(now.extractor, now.predictor, embedding)
     if now.world.main:
         # Before scoring: whatever fails there, the model is kept.
         Trained(

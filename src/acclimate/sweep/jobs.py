@@ -1,7 +1,7 @@
 """From a definition and its data to the list of jobs, checked before any of them starts."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
@@ -20,6 +20,7 @@ from acclimate.results.protocol import (
     job_digest,
     job_name,
 )
+from acclimate.runs.backbone_choice import settled
 from acclimate.runs.identity import embedding_identity, json_digest, weights_digest
 from acclimate.sweep.checks import check_runs
 from acclimate.sweep.contenders import Contender, contenders
@@ -33,11 +34,13 @@ def define(
     *,
     data_of_variant: Mapping[str, str] | None = None,
     axis: Axis | None = None,
+    device: str | None = "auto",
 ) -> Sweep:
     """Every job of the sweep on the data sets `manifests`, by name.
 
     A variant in `data_of_variant` runs on that data set only, the others on each. Jobs are in an
-    order in which a sweep that is stopped half way has whole trials.
+    order in which a sweep that is stopped half way has whole trials. `device` is what they will run
+    on (None: machines that cannot be seen from here); what depends on it is decided now.
     """
     own_data = dict(data_of_variant or {})
     rule = rule_of(config, manifests)
@@ -51,7 +54,7 @@ def define(
         for contender in found
         if own_data.get(contender.variant, name) == name
     ]
-    jobs = list(_jobs(config, cells, rule))
+    jobs = list(_jobs(config, cells, rule, _Settle(manifests, device)))
     check_runs(jobs, manifests)
     embeddings, jobs = _with_embeddings(config, jobs, datasets, manifests)
     _refuse_equal_names(jobs)
@@ -115,18 +118,32 @@ def _draws(contender: Contender, groups: tuple[Group, ...], rule: str) -> int:
     return 0 if helps and (contender.draws == 1 or rule not in CROSS_VALIDATED) else contender.draws
 
 
-def _jobs(config: SweepConfig, cells: list[_Cell], rule: str) -> Iterator[Job]:
+@dataclass(frozen=True)
+class _Settle:
+    """Decides what depends on data and device, once for settings that agree in what matters."""
+
+    manifests: Mapping[str, Manifest]
+    device: str | None
+    _known: dict[tuple[str, str], RunConfig] = field(default_factory=dict)
+
+    def __call__(self, data: str, run: RunConfig) -> dict[str, Any]:
+        key = (data, repr((run.data, run.model)))
+        if key not in self._known:
+            self._known[key] = settled(run, self.manifests[data], self.device)
+        return as_dict(replace(run, model=self._known[key].model))
+
+
+def _jobs(config: SweepConfig, cells: list[_Cell], rule: str, settle: _Settle) -> Iterator[Job]:
     for trial in range(config.trials):
         for draw in range(config.draws):
-            settings: dict[tuple[str, str], dict[str, Any]] = {}
+            settings: dict[tuple[str, str], RunConfig] = {}
             for cell in cells:
                 if draw >= _draws(cell.contender, cell.groups, rule):
                     continue
                 key = (cell.contender.algorithm, cell.contender.variant)
                 if key not in settings:
-                    run = cell.contender.run(config, draw_number=draw, trial=trial)
-                    settings[key] = as_dict(run)
-                yield _job(cell, settings[key], draw, trial)
+                    settings[key] = cell.contender.run(config, draw_number=draw, trial=trial)
+                yield _job(cell, settle(cell.data.name, settings[key]), draw, trial)
 
 
 def _job(cell: _Cell, settings: Mapping[str, Any], draw: int, trial: int) -> Job:

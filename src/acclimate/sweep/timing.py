@@ -8,10 +8,11 @@ import torch
 
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
-from acclimate.learn.model import build_networks
+from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.objective import Objective
+from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
-from acclimate.runs.plan import SMALL, Plan
+from acclimate.runs.plan import Plan
 from acclimate.runs.session import prepare
 
 ENOUGH_SECONDS, ENOUGH_STEPS, SLOW_SECONDS = 0.5, 5, 1.0
@@ -30,13 +31,16 @@ class Timing:
 def time_plan(plan: Plan, device: torch.device) -> Timing:
     """Build a plan's networks and time them; weights do not matter, so none are fetched."""
     config, world, width = plan.config, World(device=device), plan.in_features
+    extractor = build_extractor(config, pretrained=False) if plan.frozen else None
+    if extractor is not None:
+        width = extractor.features
     predictor, embedding = build_networks(
         config, len(plan.classes), len(plan.train_domains), width, pretrained=False, world=world
     )
     networks = (predictor,) if embedding is None else (predictor, embedding)
-    size = prepare(plan, world, *networks)
+    size = prepare(plan, world, *networks, extractor=extractor)
     objective = plan.objective(predictor, world).to(device)
-    shape = (size,) if width else (3, size, size)
+    shape = (width,) if width else (3, size, size)
     train, learn = config.train, config.embedding
     least = plan.algorithm.build.least_rows
     mu_dim = 0 if embedding is None else embedding.dim

@@ -7,7 +7,12 @@ from typing import final
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method, with_tensors
-from acclimate.adapt.methods.norms import batch_norms, image_statistics, without_norms
+from acclimate.adapt.methods.norms import (
+    batch_norms,
+    image_statistics,
+    require_images,
+    without_norms,
+)
 from acclimate.config import setting
 from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
@@ -29,6 +34,7 @@ class BatchNorm(Method):
     def observe(
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
+        require_images("bn", predictor, images)
         if not batch_norms(predictor):
             raise without_norms("bn", "batch norm", predictor)
         found = image_statistics(with_tensors(predictor, {}), images)

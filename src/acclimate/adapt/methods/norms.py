@@ -44,6 +44,15 @@ def without_norms(method: str, works_on: str, predictor: Predictor) -> ConfigErr
     )
 
 
+def require_images(method: str, predictor: Predictor, images: Images) -> None:
+    """Refuse features that a frozen backbone made before: nothing in it can change them now."""
+    if predictor.backbone.extractor is not None and images.stored.ndim == 2:
+        raise ConfigError(
+            f"method '{method}' changes layers of the backbone, and these are features that it "
+            f"made before; use prior or t3a, or score images with `acclimate evaluate`"
+        )
+
+
 def set_batch_mode(predictor: Predictor, *, on: bool) -> None:
     """Normalise by each batch's own statistics, or by the stored ones; frozen layers too."""
     for layer in batch_norms(predictor).values():

@@ -13,6 +13,7 @@ from acclimate.adapt.methods.norms import (
     batch_norms,
     image_statistics,
     norm_layers,
+    require_images,
     set_batch_mode,
     without_norms,
 )
@@ -52,6 +53,7 @@ class Tent(Method):
     def observe(
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
+        require_images("tent", predictor, images)
         affine = {
             f"{name}.{part}": value.detach()
             for name, layer in norm_layers(predictor).items()

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +38,20 @@ class Preprocess:
 
 @final
 class Backbone(nn.Module):
-    """Normalises its input, then maps it to `features` numbers per row."""
+    """Normalises its input, then maps it to `features` numbers per row.
+
+    One that works on feature vectors can be put on an `extractor`, a backbone that makes them from
+    images and stays as it is; it then takes images, and the extractor's features as before.
+    """
 
     mean: Tensor
     std: Tensor
+    extractor: "Backbone | None"
 
     def __init__(self, body: nn.Module, features: int, preprocess: Preprocess) -> None:
         super().__init__()
         self.body = body
+        self.extractor = None
         self.features = features
         self.size = preprocess.size
         # [3, 1, 1] against [b, 3, h, w], or [f] against [b, f].
@@ -55,8 +61,20 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, h, w] in 0..1, or [b, f] in feature mode -> [b, features]."""
+        if self.extractor is not None and x.ndim > 2:
+            x = self.extractor(x)
         features: Tensor = self.body((x - self.mean) / self.std)
         return features
+
+    def put_on(self, extractor: "Backbone") -> None:
+        """Take images from now on; networks that share an extractor hold its weights once."""
+        self.extractor, self.size = extractor, extractor.size
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.extractor is not None:
+            self.extractor.eval()
+        return self
 
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:

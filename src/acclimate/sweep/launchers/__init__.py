@@ -54,6 +54,11 @@ class LaunchOptions:
     slurm_cluster: str = "slurm"
 
     @property
+    def trained_on(self) -> str | None:
+        """The device of the jobs, None where it is one that this machine knows nothing of."""
+        return None if self.elsewhere and self.device != "cpu" else self.device
+
+    @property
     def elsewhere(self) -> bool:
         """Do jobs run on machines of which this one knows nothing?"""
         if self.launcher == "ray":

@@ -1,0 +1,135 @@
+"""Features of images on disk: extracted once, for every run that freezes the same backbone.
+
+FOLDER/KEY/             one backbone, by the content of its weights, at one size of images
+  about.json            which, for people
+  CHECKSUM.safetensors  some images: who they are [n, 32] and their features [n, f], float32
+
+A shard is written whole or not at all, is named by its content and never changed: any number of
+processes may write at once, and one that is killed loses the shard it was at.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from acclimate.core.errors import ConfigError
+from acclimate.core.files import write_json
+from acclimate.core.tensors import save_tensors
+
+VARIABLE = "ACCLIMATE_CACHE"
+GIB = 1 << 30
+ENDING = ".safetensors"
+IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
+
+
+def cache_folder(beside: Path) -> Path:
+    """Where features lie: $ACCLIMATE_CACHE, else the user's cache, else `beside`."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser() / "features"
+    with suppress(OSError, RuntimeError):  # no home, or none that can be written to
+        usual = Path.home() / ".cache" / "acclimate" / "features"
+        usual.mkdir(parents=True, exist_ok=True)
+        if os.access(usual, os.W_OK):
+            return usual
+    return beside / "features"
+
+
+def image_identity(image: Path | bytes) -> bytes:
+    """32 bytes: of an encoded image by its content, of a file by path, size and time of change."""
+    if isinstance(image, bytes):
+        return hashlib.sha256(b"content:" + image).digest()
+    try:
+        facts = image.stat()
+        known = f"{facts.st_size}:{facts.st_mtime_ns}"
+    except OSError:
+        known = "none"  # whoever reads it will say why it cannot be
+    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image.absolute())).digest()
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """The features that one backbone gives at one size: `width` numbers per image."""
+
+    folder: Path
+    width: int
+
+    def begin(self, about: Mapping[str, Any], images: int) -> None:
+        """Make the folder, and refuse one on a disk without room for `images` more."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise ConfigError(
+                f"features of {images} images take {needed / GIB:.1f} GiB, and {self.folder} has "
+                f"{free / GIB:.1f} GiB left; set {VARIABLE} to a folder on a larger disk"
+            )
+        if not (self.folder / "about.json").exists():
+            write_json(self.folder / "about.json", about)
+
+    def fill(self, wanted: Sequence[bytes], into: Tensor, found: np.ndarray) -> None:
+        """Put what is there of `wanted` into the rows of `into` [n, f], and mark it in `found` [n].
+
+        A shard that does not hold what it held when it was written is removed.
+        """
+        places = {image: place for place, image in enumerate(wanted) if not found[place]}
+        for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
+            try:
+                held = self._shard(path, places)
+            except (SafetensorError, KeyError, TypeError, ValueError):
+                path.unlink(missing_ok=True)
+                continue
+            except FileNotFoundError:  # damaged, and another process was faster to see it
+                continue
+            for image, row in held:
+                into[places[image]] = row
+                found[places[image]] = True
+
+    def add(self, images: Sequence[bytes], features: Tensor) -> None:
+        """Keep a shard: [n] identities and their features [n, f]."""
+        known = torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, 32).copy())
+        rows = features.to("cpu", torch.float32).contiguous()
+        checksum = _checksum(known, rows)
+        tensors = {IMAGES: known, FEATURES: rows}
+        save_tensors(self.folder / f"{checksum[:32]}{ENDING}", tensors, {CHECKSUM: checksum})
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process is extracting here: what it does need not be done again.
+
+        Where there are no locks the worst is that work is done twice.
+        """
+        with (self.folder / ".lock").open("a") as lock:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield  # closing the file, or dying, lets go of the lock
+
+    def _shard(self, path: Path, places: Mapping[bytes, int]) -> list[tuple[bytes, Tensor]]:
+        """Those of its images that are in `places`, and their features, checked."""
+        with safe_open(path, framework="pt") as file:
+            known = file.get_tensor(IMAGES)
+            images = [row.tobytes() for row in known.numpy()]
+            if not any(image in places for image in images):
+                return []
+            features, stored = file.get_tensor(FEATURES), file.metadata()[CHECKSUM]
+        if features.shape != (len(images), self.width) or _checksum(known, features) != stored:
+            raise ValueError
+        return [
+            (image, row) for image, row in zip(images, features, strict=True) if image in places
+        ]
+
+
+def _checksum(images: Tensor, features: Tensor) -> str:
+    digest = hashlib.sha256(images.numpy().tobytes())
+    digest.update(features.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,157 @@
+"""Frozen features: what a backbone that stays as it is makes of images, extracted once."""
+
+import hashlib
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.config import DataConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError
+from acclimate.core.tensors import tensors_digest
+from acclimate.core.watch import Watch, unwatched
+from acclimate.data.feature_cache import GIB, FeatureCache, cache_folder, image_identity
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import Images, ImageSource, readable
+from acclimate.learn.models import Backbone
+
+FORMAT = 1  # of what is extracted: another way of reading or resizing images is another number
+SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
+BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
+
+
+@dataclass
+class Extracted:
+    """A source of frozen features. Rows of a manifest that show the same image share a vector."""
+
+    labels: np.ndarray
+    features: Tensor  # [images, f]
+    image: np.ndarray  # [rows]: the image that each row shows, -1 where that was not extracted
+    good: np.ndarray  # [images]: which could be read
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        shown = self.image[rows]
+        return self.features[torch.from_numpy(shown)], (shown >= 0) & self.good[shown]
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """How images become features: `network` in eval mode and float32, on images of `size` px that
+    are decoded and resized as for scoring, and never augmented."""
+
+    network: Backbone
+    name: str
+    size: int
+
+    @property
+    def key(self) -> str:
+        """Where it agrees, so do the features of an image: weights count by content."""
+        weights = tensors_digest(self.network.state_dict().items())
+        known = json.dumps([FORMAT, self.name, weights, self.size])
+        return hashlib.sha256(known.encode()).hexdigest()[:32]
+
+    def about(self) -> dict[str, Any]:
+        return {"backbone": self.name, "size": self.size, "features": self.network.features}
+
+    def extract(
+        self,
+        manifest: Manifest,
+        rows: np.ndarray,
+        config: DataConfig,
+        quarantine: Quarantine,
+        *,
+        beside: Path,
+        world: World,
+        watch: Watch = unwatched,
+    ) -> Extracted:
+        """The features of `rows`, from the cache as far as it has them.
+
+        Processes of a run share the work; where they do not see each other's files, each does all.
+        """
+        images, first, shown = _images(manifest, rows)
+        self._check_budget(len(images), config)
+        cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
+        cache.begin(self.about(), len(images))
+        source = ImageSource(manifest, self.size, replace(config, cache_gib=0.0), quarantine)
+        self.network.to(world.device)
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        work = _Work(self.network, cache, source, images, first)
+        with cache.alone() if world.main else nullcontext():
+            work.do(world, watch)
+            world.wait()
+            if world.size > 1:
+                work.do(World(device=world.device), watch)
+        watch("features", len(images), len(images), "")
+        return Extracted(manifest.label_index, work.features, shown, work.found)
+
+    def _check_budget(self, images: int, config: DataConfig) -> None:
+        needed = images * self.network.features * 4 / GIB
+        if needed > config.cache_gib:
+            raise ConfigError(
+                f"the frozen features of {images} images take {needed:.1f} GiB of memory, and "
+                f"data.cache_gib allows {config.cache_gib:g}; raise it, or train the backbone with "
+                f"--set model.freeze=none"
+            )
+
+
+@dataclass
+class _Work:
+    """What is known of the features of `images`, and how the rest comes to be known."""
+
+    network: Backbone
+    cache: FeatureCache
+    source: ImageSource
+    images: list[bytes]
+    rows: np.ndarray  # one of the manifest for each image
+    features: Tensor = field(init=False)
+    found: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.features = torch.zeros(len(self.images), self.cache.width)
+        self.found = np.zeros(len(self.images), dtype=bool)
+
+    def do(self, world: World, watch: Watch) -> None:
+        """Read what the cache has, and add this process's share of what it lacks."""
+        self.cache.fill(self.images, self.features, self.found)
+        missing = np.flatnonzero(~self.found)
+        mine = missing[world.share(len(missing))]
+        for places, stored in readable(self.source, self.rows[mine], most=SHARD):
+            here = mine[places]
+            features = self._pass(stored, world)
+            self.cache.add([self.images[place] for place in here], features)
+            self.features[torch.from_numpy(here)], self.found[here] = features, True
+            watch("features", int(self.found.sum()), len(self.images), "")
+
+    def _pass(self, stored: Tensor, world: World) -> Tensor:
+        images = Images(stored, world.device)
+        with torch.inference_mode():
+            parts = [self.network(x).cpu() for x in images.batches(BATCH)]
+        return torch.cat(parts)
+
+
+def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """The images that `rows` show, each once: identities, a row of each, and the image of every
+    row of the manifest, -1 for those that are not among `rows`."""
+    places: dict[bytes, int] = {}
+    files: dict[Path, bytes] = {}  # a file that many rows show is looked at once
+    first: list[int] = []
+    shown = np.full(len(manifest), -1, dtype=np.int64)
+    for row in rows.tolist():
+        image = manifest.image_source(row)
+        known = files.get(image) if isinstance(image, Path) else None
+        if known is None:
+            known = image_identity(image)
+            if isinstance(image, Path):
+                files[image] = known
+        if known not in places:
+            places[known] = len(first)
+            first.append(row)
+        shown[row] = places[known]
+    return list(places), np.asarray(first, dtype=np.int64), shown

@@ -1,0 +1,237 @@
+"""Frozen features: extracted once, kept on disk, and the same as what images give."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from acclimate.config import DataConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError, TooManyUnreadable
+from acclimate.data.feature_cache import FeatureCache, cache_folder, image_identity
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import NoQuarantine, Quarantine
+from acclimate.data.source import open_source, to_float
+from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.learn.models import Backbone, build_backbone
+
+SIDE = 16
+
+
+@pytest.fixture
+def extractor() -> Backbone:
+    torch.manual_seed(0)
+    return build_backbone("small-cnn").requires_grad_(False).eval()
+
+
+@pytest.fixture
+def passes(extractor: Backbone) -> list[int]:
+    """Images in each pass through the extractor."""
+    seen: list[int] = []
+    extractor.register_forward_hook(lambda module, given, out: seen.append(len(out)))
+    return seen
+
+
+def extract(
+    extractor: Backbone,
+    manifest: Manifest,
+    folder: Path,
+    *,
+    rows: np.ndarray | None = None,
+    quarantine: Quarantine | None = None,
+    config: DataConfig | None = None,
+    watch: Callable[[str, int, int, str], None] = lambda *told: None,
+) -> Extracted:
+    return Extraction(extractor, "small-cnn", SIDE).extract(
+        manifest,
+        np.arange(len(manifest)) if rows is None else rows,
+        config or DataConfig(),
+        NoQuarantine() if quarantine is None else quarantine,
+        beside=folder,
+        world=World(),
+        watch=watch,
+    )
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+def shards(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*/*.safetensors"))
+
+
+def test_features_are_what_images_give(extractor: Backbone, tree: Path, tmp_path: Path) -> None:
+    manifest = Manifest.from_folder(tree)
+    found = extract(extractor, manifest, tmp_path)
+    rows = np.array([3, 90, 3, 41])
+    features, good = found.take(rows)
+    images, _ = open_source(manifest, SIDE, DataConfig(), NoQuarantine()).take(rows)
+    wanted = extractor(to_float(images, torch.device("cpu")))
+    assert good.all()
+    torch.testing.assert_close(features, wanted)
+    assert not features.is_inference() and found.labels is manifest.label_index
+
+
+def test_a_second_extraction_reads_what_the_first_left(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
+) -> None:
+    manifest, told = Manifest.from_folder(tree), []
+    first = extract(extractor, manifest, tmp_path, watch=lambda *step: told.append(step))
+    assert sum(passes) == 96 and told == [("features", 96, 96, "")] * 2
+    second = extract(extractor, manifest, tmp_path)
+    assert sum(passes) == 96
+    assert torch.equal(first.features, second.features)
+    about = json.loads((shards(cache)[0].parent / "about.json").read_text())
+    assert about == {"backbone": "small-cnn", "size": SIDE, "features": 128}
+
+
+def test_other_weights_have_features_of_their_own(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    extract(extractor, manifest, tmp_path)
+    with torch.no_grad():
+        extractor.body[0].bias += 1
+    extract(extractor, manifest, tmp_path)
+    assert sum(passes) == 192 and len({path.parent for path in shards(cache)}) == 2
+
+
+def test_a_file_that_changed_is_another_image(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "one.jpg"
+    image.write_bytes((tree / "north" / "red" / "00.jpg").read_bytes())
+    before = image_identity(image)
+    assert image_identity(image) == before
+    image.write_bytes((tree / "north" / "red" / "01.jpg").read_bytes() + b" ")
+    assert image_identity(image) != before
+    assert image_identity(b"one") == image_identity(b"one") != image_identity(b"two")
+
+
+def test_rows_of_one_image_share_its_features(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    repeated = manifest.select(np.tile(np.arange(5), 40))
+    found = extract(extractor, repeated, tmp_path)
+    assert sum(passes) == 5 and found.features.shape == (5, 128)
+    encoded = [manifest.image_source(row).read_bytes() for row in range(3)] * 2
+    columns = {"bytes": pa.array(encoded, pa.large_binary())}
+    columns |= {name: repeated.table[name][:6] for name in ("label", "domain", "split")}
+    extract(extractor, replace(repeated, table=pa.table(columns)), tmp_path)
+    assert sum(passes) == 8  # three more: content and file are told apart by name
+
+
+def test_rows_that_were_not_asked_for_are_not_there(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
+) -> None:
+    found = extract(extractor, Manifest.from_folder(tree), tmp_path, rows=np.arange(10, 14))
+    assert sum(passes) == 4
+    assert found.take(np.array([9, 10, 13, 14]))[1].tolist() == [False, True, True, False]
+
+
+def test_a_damaged_shard_is_extracted_again(
+    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    first = extract(extractor, manifest, tmp_path)
+    (path,) = shards(cache)
+    whole = path.read_bytes()
+    for broken in (whole[:-4] + b"\0\0\0\7", whole[:50], b""):
+        path.write_bytes(broken)
+        again = extract(extractor, manifest, tmp_path)
+        assert torch.equal(again.features, first.features)
+        assert path.read_bytes() == whole
+    assert sum(passes) == 4 * 96
+
+
+def test_an_interrupted_extraction_goes_on(
+    extractor: Backbone,
+    passes: list[int],
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("acclimate.learn.frozen.SHARD", 40)
+    manifest = Manifest.from_folder(tree)
+
+    def stop(phase: str, done: int, total: int, note: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(extractor, manifest, tmp_path, watch=stop)
+    assert sum(passes) == 40
+    resumed = extract(extractor, manifest, tmp_path)
+    assert sum(passes) == 96
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "elsewhere"))
+    whole = extract(extractor, manifest, tmp_path)
+    assert torch.equal(resumed.features, whole.features)
+
+
+def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    one, two = (FeatureCache(tmp_path / "key", 2) for _ in range(2))
+    one.begin({}, 1)
+    images = [bytes([n]) * 32 for n in range(3)]
+    one.add(images[:2], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    two.add(images[1:], torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
+    two.add(images[1:], torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
+    found, into = np.zeros(3, dtype=bool), torch.zeros(3, 2)
+    one.fill(images, into, found)
+    assert found.all() and into.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert len(list((tmp_path / "key").glob("*.safetensors"))) == 2
+
+
+def test_unreadable_images_are_quarantined(extractor: Backbone, tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    for row, source in enumerate(sorted((tree / "north" / "red").iterdir())):
+        path = folder / "north" / "red" / source.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no image" if row == 2 else source.read_bytes())
+    manifest = Manifest.from_folder(folder)
+    quarantine = Quarantine(None, total=12, max_share=0.1)
+    found = extract(extractor, manifest, tmp_path, quarantine=quarantine)
+    assert quarantine.entries == [
+        ("north/red/02.jpg", "not a JPEG, PNG, WebP, BMP, TIFF or GIF image")
+    ]
+    assert found.take(np.arange(4))[1].tolist() == [True, True, False, True]
+    with pytest.raises(TooManyUnreadable):
+        strict = Quarantine(None, total=12, max_share=0.0)
+        extract(extractor, manifest, tmp_path, quarantine=strict)
+
+
+def test_features_that_do_not_fit_are_refused(
+    extractor: Backbone, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    with pytest.raises(ConfigError) as error:
+        extract(extractor, manifest, tmp_path, config=DataConfig(cache_gib=0.00001))
+    assert str(error.value) == (
+        "the frozen features of 96 images take 0.0 GiB of memory, and data.cache_gib allows 1e-05; "
+        "raise it, or train the backbone with --set model.freeze=none"
+    )
+    usage = type("usage", (), {"free": 1 << 29})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError) as error:
+        FeatureCache(tmp_path / "key", 1 << 18).begin({}, 1024)
+    assert str(error.value) == (
+        f"features of 1024 images take 1.0 GiB, and {tmp_path}/key has 0.5 GiB left; set "
+        f"ACCLIMATE_CACHE to a folder on a larger disk"
+    )
+
+
+def test_where_features_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    assert cache_folder(tmp_path / "run") == cache
+    monkeypatch.delenv("ACCLIMATE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder(tmp_path / "run") == tmp_path / ".cache" / "acclimate" / "features"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert cache_folder(tmp_path / "run") == tmp_path / "run" / "features"

@@ -1,0 +1,293 @@
+"""Runs on the features of a frozen backbone: chosen, trained, resumed, saved and used on images."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from acclimate.adapt.classifier import adapt
+from acclimate.adapt.methods import base_predictor, find_chain
+from acclimate.config import ModelConfig, RunConfig, as_dict, completed, digestible
+from acclimate.core.errors import ConfigError
+from acclimate.core.tensors import save_tensors
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import NoQuarantine
+from acclimate.data.source import Images, open_source, to_float
+from acclimate.learn.model import Trained
+from acclimate.learn.models import build_backbone
+from acclimate.results.protocol import job_digest
+from acclimate.runs import session
+from acclimate.runs.backbone_choice import Freeze, choose_freeze
+from acclimate.runs.checkpoint import save_checkpoint
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.plan import make_plan
+from acclimate.runs.training import train, train_embedding
+from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stands for pretrained weights."""
+    torch.manual_seed(7)
+    path = tmp_path_factory.mktemp("weights") / "small-cnn.safetensors"
+    save_tensors(path, build_backbone("small-cnn").body.state_dict())
+    return path
+
+
+@pytest.fixture
+def frozen(tiny: Callable[..., RunConfig], weights: Path) -> Callable[..., RunConfig]:
+    def make(algorithm: str = "da-erm", **changes: object) -> RunConfig:
+        own = {"model.backbone": "small-cnn", "model.weights": str(weights), "test_domains": "west"}
+        return tiny(algorithm, **{**own, "model.freeze": "backbone", **changes})
+
+    return make
+
+
+@pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
+def test_images_and_cached_features_give_the_same_scores(
+    algorithm: str, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path, weights: Path
+) -> None:
+    told: list[str] = []
+    data = Manifest.from_folder(tree)
+    train(
+        frozen(algorithm),
+        data,
+        tmp_path,
+        device="cpu",
+        watch=lambda phase, *rest: told.append(phase),
+    )
+    assert told[0] == "features" and "main" in told
+    trained = Trained.load(tmp_path)
+    images, _ = open_source(data, trained.size, trained.config.data, NoQuarantine()).take(
+        np.arange(40)
+    )
+    x = to_float(images, CPU)
+    extractor = trained.predictor.backbone.extractor
+    assert extractor is not None and not any(p.requires_grad for p in extractor.parameters())
+    with torch.no_grad():
+        features = extractor(x)
+        predictor = base_predictor(trained.predictor, trained.table, None)
+        torch.testing.assert_close(predictor(x).logits, predictor(features).logits)
+        if trained.embedding is not None:
+            phi = trained.embedding.phi
+            torch.testing.assert_close(phi(x), phi(features))
+            assert trained.embedding.backbone.extractor is extractor
+    for name, value in load_file(weights).items():
+        assert torch.equal(extractor.body.state_dict()[name], value)
+    finals = [s for s in RunFolder(tmp_path).records().scores if s.moment == "final"]
+    found = evaluate_run(tmp_path, data, device="cpu").scores
+    assert [(s.domain, s.method, s.top1) for s in found] == [
+        (s.domain, s.method, s.top1) for s in finals
+    ]
+
+
+def test_the_frozen_weights_are_stored_once(
+    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+) -> None:
+    train(frozen(), Manifest.from_folder(tree), tmp_path, device="cpu")
+    stored = load_file(tmp_path / "model.safetensors")
+    held = [name for name in stored if ".extractor." in name]
+    assert held and all(name.startswith("predictor.backbone.extractor.") for name in held)
+    assert not any("extractor" in name for name in load_file(tmp_path / "embedding.safetensors"))
+    trained = Trained.load(tmp_path)
+    assert trained.digest() == json.loads((tmp_path / "model.json").read_text())["digest"]
+
+
+def test_it_is_interrupted_at_every_write_and_ends_the_same(
+    frozen: Callable[..., RunConfig],
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("acclimate.learn.frozen.SHARD", 32)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "first"))
+    data, config = Manifest.from_folder(tree), frozen(**{"train.steps": 2, "embedding.steps": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        writes = count_writes(patch)
+        train(config, data, tmp_path / "whole", device="cpu")
+    assert sum("features" in path.parts for path in writes) == 4  # about.json and three shards
+    for die_at in range(1, len(writes) + 1):
+        monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / f"cache-{die_at}"))
+        out = tmp_path / f"run-{die_at}"
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            count_writes(patch, die_at)
+            train(config, data, out, device="cpu")
+        train(config, data, out, device="cpu")
+        assert_same_weights(tmp_path / "whole", out)
+        assert stable(tmp_path / "whole") == stable(out)
+
+
+def test_a_run_takes_over_a_phi_that_was_learned_on_the_same_features(
+    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+) -> None:
+    data, config = Manifest.from_folder(tree), frozen()
+    train_embedding(config, data, tmp_path / "phi", device="cpu")
+    train(config, data, tmp_path / "shared", device="cpu", embedding=tmp_path / "phi")
+    train(config, data, tmp_path / "alone", device="cpu")
+    assert_same_weights(tmp_path / "shared", tmp_path / "alone")
+
+
+def test_penalties_change_what_is_learned_on_frozen_features(
+    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+) -> None:
+    data, outs = Manifest.from_folder(tree), []
+    for penalty in (0.0, 10.0):
+        outs.append(tmp_path / f"{penalty}")
+        config = frozen("coral", **{"hparams.penalty": penalty, "train.keep": "last"})
+        train(config, data, outs[-1], device="cpu")
+    one, two = (load_file(out / "model.safetensors") for out in outs)
+    name = "predictor.backbone.body.0.weight"
+    assert not torch.equal(one[name], two[name])
+
+
+def test_a_new_site_is_adapted_to_from_images(
+    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+) -> None:
+    train(frozen(), Manifest.from_folder(tree), tmp_path, device="cpu")
+    trained = Trained.load(tmp_path)
+    site = adapt(trained, tree / "west" / "red")
+    assert site.predict_proba(tree / "west" / "red").shape == (12, 2)
+    # Methods that change the backbone work on images, and refuse features that it made before.
+    tent = adapt(trained, tree / "west" / "red", method="tent")
+    assert not np.allclose(
+        tent.predict_proba(tree / "west" / "red"), site.predict_proba(tree / "west" / "red")
+    )
+    base = base_predictor(trained.predictor, trained.table, None)
+    rows, chain = Images(torch.zeros(3, 128), CPU), find_chain("tent")
+    with pytest.raises(ConfigError) as error:
+        chain.adapt(base, rows, chain.context(trained.predictor, None, trained.label_prior))
+    assert str(error.value) == (
+        "method 'tent' changes layers of the backbone, and these are features that it made before; "
+        "use prior or t3a, or score images with `acclimate evaluate`"
+    )
+
+
+LITE = ModelConfig(backbone="efficientnet-lite0")
+
+
+class TestTheChoice:
+    def test_a_pretrained_backbone_is_frozen_on_a_cpu(self) -> None:
+        assert choose_freeze(LITE, 227, "cpu") == Freeze(
+            "backbone",
+            "efficientnet-lite0 keeps its pretrained weights, as this is a CPU and images have 227 "
+            "px: its features are extracted once and the rest is trained on them; to train all of "
+            "it, --set model.freeze=none",
+        )
+
+    def test_elsewhere_it_is_not(self, weights: Path) -> None:
+        gpu = choose_freeze(LITE, 227, None)
+        assert gpu.choice == "none" and gpu.why == (
+            "all of efficientnet-lite0 is trained, as there is a GPU; for heads on its features "
+            "alone, --set model.freeze=backbone"
+        )
+        small = ModelConfig(backbone="small-cnn")
+        for model, side in (
+            (LITE, 64),
+            (LITE, None),
+            (small, 227),
+            (replace(LITE, pretrained=False), 227),
+            (replace(LITE, freeze="none"), 227),
+        ):
+            assert choose_freeze(model, side, "cpu") == Freeze("none")
+        own = replace(small, weights=str(weights))
+        assert choose_freeze(own, 65, "cpu").choice == "backbone"
+
+    def test_there_must_be_weights_to_keep(self) -> None:
+        model = ModelConfig(backbone="small-cnn", freeze="backbone")
+        with pytest.raises(ConfigError) as error:
+            choose_freeze(model, 32, "cpu")
+        assert str(error.value) == (
+            "model.freeze is backbone, and 'small-cnn' has no pretrained weights to keep; "
+            "give --weights FILE, or use --set model.freeze=none"
+        )
+
+    def test_a_plan_fits_the_rest_to_it(self, frozen: Callable[..., RunConfig], tree: Path) -> None:
+        data = Manifest.from_folder(tree)
+        asked = frozen(**{"model.freeze": "auto", "data.image_size": 72})
+        plan = make_plan(asked, data, device="cpu")
+        assert plan.frozen and plan.freezing.startswith("small-cnn keeps its pretrained weights")
+        assert plan.config.data.augment == "none"
+        assert plan.config.train.optimiser.lr == 1e-3
+        assert not make_plan(asked, data, device=None).frozen
+
+    def test_train_says_it_once(
+        self, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+    ) -> None:
+        data, said = Manifest.from_folder(tree), []
+        asked = frozen("erm", **{"model.freeze": "auto", "data.image_size": 72})
+        for _ in range(2):
+            train(asked, data, tmp_path, device="cpu", say=said.append)
+        assert len(said) == 1 and "--set model.freeze=none" in said[0]
+
+
+class TestRunsOnDisk:
+    def test_a_run_goes_on_as_it_began_wherever_that_is(
+        self,
+        frozen: Callable[..., RunConfig],
+        tree: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Here: a run that began without freezing, as on a GPU, goes on on a CPU."""
+        data, asked = Manifest.from_folder(tree), frozen("erm", **{"model.freeze": "none"})
+        asked = replace(asked, data=replace(asked.data, image_size=72))
+        open_ended = replace(asked, model=replace(asked.model, freeze="auto"))
+        assert make_plan(open_ended, data, device="cpu").frozen
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(session.Session, "begin", _killed_at_the_first_checkpoint(patch))
+            train(asked, data, tmp_path / "run", device="cpu")
+        train(open_ended, data, tmp_path / "run", device="cpu")
+        assert Trained.load(tmp_path / "run").config.model.freeze == "none"
+
+    def test_a_run_of_an_earlier_version_is_not_frozen(
+        self, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+    ) -> None:
+        data, asked = Manifest.from_folder(tree), frozen("erm", **{"model.freeze": "none"})
+        asked = replace(asked, data=replace(asked.data, image_size=72))
+        train(asked, data, tmp_path, device="cpu")
+        for name in ("run.json", "model.json"):
+            stored = json.loads((tmp_path / name).read_text())
+            del stored["config"]["model"]["freeze"]
+            (tmp_path / name).write_text(json.dumps(stored))
+        assert Trained.load(tmp_path).config.model.freeze == "none"
+        open_ended = replace(asked, model=replace(asked.model, freeze="auto"))
+        assert train(open_ended, data, tmp_path, device="cpu").already
+        with pytest.raises(Exception) as error:
+            train(frozen("erm", **{"data.image_size": 72}), data, tmp_path, device="cpu")
+        assert str(error.value) == (
+            f"{tmp_path} holds another run (its data.augment is 'domainbed', not 'none'); choose "
+            f"another --out, or repeat the command that made it"
+        )
+
+    def test_jobs_keep_their_names(self) -> None:
+        settings = as_dict(RunConfig(model=ModelConfig(freeze="none")))
+        before = as_dict(RunConfig())
+        del before["model"]["freeze"]
+        assert digestible(settings) == before and completed(before) == settings
+        assert job_digest("data", settings) == job_digest("data", before)
+        frozen = as_dict(RunConfig(model=ModelConfig(freeze="backbone")))
+        assert job_digest("data", frozen) != job_digest("data", settings)
+        assert digestible(frozen) == frozen
+
+
+def _killed_at_the_first_checkpoint(patch: pytest.MonkeyPatch) -> Callable[..., None]:
+    begin = session.Session.begin
+
+    def counted(self: session.Session) -> None:
+        begin(self)
+        patch.setattr("acclimate.runs.loop.save_checkpoint", _saved_and_killed)
+
+    return counted
+
+
+def _saved_and_killed(*args: object, **kwargs: object) -> None:
+    save_checkpoint(*args, **kwargs)  # type: ignore[arg-type]
+    raise Killed
