@@ -111,7 +111,7 @@ def sweep(
     from acclimate.data.readers import data_name
     from acclimate.sweep.conduct import Conduct, Prepared
     from acclimate.sweep.definition import gather, open_data
-    from acclimate.sweep.jobs import count, define, notes
+    from acclimate.sweep.jobs import count, define, notes, notes_on
 
     flags = {
         "data": tuple(str(path) for path in data or ()),
@@ -137,7 +137,8 @@ def sweep(
     manifests = open_data(asked)
     places = {data_name(path): Path(path) for path in asked.data}
     made = define(asked, manifests, device=launch.trained_on)
-    plan = Prepared(made, manifests, places, count(asked, manifests), notes(asked))
+    said = [*notes(asked), *notes_on(made)]
+    plan = Prepared(made, manifests, places, count(asked, manifests), said)
     folder = out or Path("sweeps") / "-".join(places)
     (announce if dry_run else run_and_show)(folder, plan, how, json=json)
 

@@ -138,6 +138,9 @@ def _from_steps(
         seconds |= {job.id: typical for job in jobs}
     for phi in sweep.embeddings:
         seconds[phi.id] = _seconds_a(_plan(phi, bare[phi.dataset]), timings[phi.dataset, True])
+    firsts = {job.dataset: job for job in reversed(sweep.jobs)}
+    for name, job in firsts.items():  # which extracts frozen features for all
+        seconds[job.id] += len(manifests[name]) * timings[name, _adaptive(job)].extract
     return seconds
 
 

@@ -105,6 +105,16 @@ def notes(config: SweepConfig) -> list[str]:
     return [f"the baseline {config.baseline} is not among the algorithms: no differences are shown"]
 
 
+def notes_on(sweep: Sweep) -> list[str]:
+    """What was decided for its jobs that one may want to know."""
+    if not any(job.config["model"]["freeze"] == "backbone" for job in sweep.jobs):
+        return []
+    return [
+        "backbones keep their pretrained weights: features are extracted once and runs are trained "
+        "on them; to train all of them, --set model.freeze=none"
+    ]
+
+
 @dataclass(frozen=True)
 class _Cell:
     data: DataSet

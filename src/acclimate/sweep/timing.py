@@ -8,7 +8,9 @@ import torch
 
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
+from acclimate.learn.frozen import BATCH
 from acclimate.learn.model import build_extractor, build_networks
+from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
@@ -21,11 +23,12 @@ FEW = 2  # domains, and images of each, where a whole batch would take half a mi
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds per image: in Step A and Step B, and in a forward pass."""
+    """Seconds per image: in Step A and Step B, in a forward pass, and once for frozen features."""
 
     step_a: float
     step_b: float
     forward: float
+    extract: float = 0.0
 
 
 def time_plan(plan: Plan, device: torch.device) -> Timing:
@@ -56,7 +59,25 @@ def time_plan(plan: Plan, device: torch.device) -> Timing:
         with torch.no_grad():
             predictor(batch.x, batch.mu)
 
-    return Timing(step_a=step_a, step_b=step_b, forward=_per_image(forward, len(batch), device))
+    return Timing(
+        step_a=step_a,
+        step_b=step_b,
+        forward=_per_image(forward, len(batch), device),
+        extract=0.0 if extractor is None else _extracting(extractor, size, device),
+    )
+
+
+def _extracting(extractor: Backbone, size: int, device: torch.device) -> float:
+    """Per image, at as many at a time as are extracted."""
+    images = torch.rand(BATCH, 3, size, size).contiguous(memory_format=torch.channels_last)
+    x = images.to(device)
+    extractor.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def extract(step: int) -> None:
+        with torch.inference_mode():
+            extractor(x)
+
+    return _per_image(extract, BATCH, device)
 
 
 def _batch(
