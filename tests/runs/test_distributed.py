@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
+from acclimate.learn.models import build_backbone
 from acclimate.runs.records import read
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
@@ -15,8 +17,13 @@ from fixtures.settings import TINY, as_flags
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["features", "images with augmentation and domain mixup"])
-def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_path: Path) -> None:
+KINDS = ("features", "images with augmentation and domain mixup", "frozen features")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(
+    kind: str, features: Manifest, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data.parquet"
     # Not Adam: its first steps are the signs of gradients, which blow rounding up.
     sgd = {"optimiser.name": "sgd", "optimiser.lr": 0.05}
@@ -25,6 +32,12 @@ def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_
     if kind == "features":
         features.write(data)
         unseen = "site-4"
+    elif kind == "frozen features":
+        Manifest.from_folder(tree).write(data)
+        unseen = "west"
+        save_tensors(tmp_path / "w.safetensors", build_backbone("small-cnn").body.state_dict())
+        settings |= {"model.backbone": "small-cnn", "model.freeze": "backbone"}
+        settings |= {"model.weights": tmp_path / "w.safetensors"}
     else:
         Manifest.from_folder(tree).write(data)
         unseen = "west"
@@ -32,6 +45,7 @@ def test_two_processes_equal_one(kind: str, features: Manifest, tree: Path, tmp_
         settings |= {"data.augment": "domainbed", "embedding.mixup": "on"}
     flags = ["--test-domains", unseen, "--algorithm", "da-erm", *as_flags(settings)]
     one = train_with(1, data, tmp_path / "one", *flags)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))  # nothing is extracted yet
     two = train_with(2, data, tmp_path / "two", *flags)
     assert one.keys() == two.keys()
     # A bound on how far Φ reaches; merging processes' bounds makes it wider, never narrower.

@@ -474,10 +474,10 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
 
     prepare, run = module.prepare, tmp_path / "run"
 
-    def finish_it_first(*arguments: Any) -> int:
+    def finish_it_first(*arguments: Any, **named: Any) -> int:
         monkeypatch.setattr(module, "prepare", prepare)
         assert not train(tiny(), features, run).already
-        return prepare(*arguments)
+        return prepare(*arguments, **named)
 
     monkeypatch.setattr(module, "prepare", finish_it_first)
     assert train(tiny(), features, run).already

@@ -290,7 +290,8 @@ def test_large_images_get_the_pretrained_backbone_and_augmentation(
                 path = tmp_path / "data" / domain / label / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (100, 80), (number, 0, 0)).save(path)
-    plan = make_plan(tiny("erm"), Manifest.from_folder(tmp_path / "data"))
+    trained = tiny("erm", **{"model.freeze": "none"})
+    plan = make_plan(trained, Manifest.from_folder(tmp_path / "data"))
     assert plan.config.model.backbone == "efficientnet-lite0"
     assert plan.config.data.augment == "domainbed"
     assert plan.config.train.optimiser.lr == 5e-5

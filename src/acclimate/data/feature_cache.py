@@ -25,6 +25,7 @@ from torch import Tensor
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_json
+from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
 
 VARIABLE = "ACCLIMATE_CACHE"
@@ -109,7 +110,7 @@ class FeatureCache:
 
         Where there are no locks the worst is that work is done twice.
         """
-        with (self.folder / ".lock").open("a") as lock:
+        with (self.folder / LOCK).open("a") as lock:
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield  # closing the file, or dying, lets go of the lock
