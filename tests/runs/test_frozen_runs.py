@@ -101,6 +101,7 @@ def test_the_frozen_weights_are_stored_once(
     assert trained.digest() == json.loads((tmp_path / "model.json").read_text())["digest"]
 
 
+@pytest.mark.slow
 def test_it_is_interrupted_at_every_write_and_ends_the_same(
     frozen: Callable[..., RunConfig],
     tree: Path,
