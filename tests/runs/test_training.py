@@ -270,6 +270,12 @@ def test_a_loaded_model_is_the_trained_one(features: Manifest, tiny: Tiny, tmp_p
     assert one.digest() == json.loads((tmp_path / "run" / "model.json").read_text())["digest"]
 
 
+def test_a_model_of_one_domain_loads_again(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    one = features.select(features.rows(domain="site-0"))
+    train(tiny("erm"), one, tmp_path / "run")
+    assert Trained.load(tmp_path / "run").train_domains == ("site-0",)
+
+
 def test_images_are_trained_at_their_own_small_size(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
     train(tiny("erm"), Manifest.from_folder(tree), tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
