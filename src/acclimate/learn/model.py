@@ -36,6 +36,8 @@ class Trained:
     predictor: Predictor
     embedding: Embedding | None = None
     table: DomainTable | None = None
+    val_domains: tuple[str, ...] = ()  # they chose the weights
+    test_domains: tuple[str, ...] | None = None  # None: not known, in models of earlier versions
     _digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Trained:
             "config": as_dict(self.config),
             "classes": list(self.classes),
             "train_domains": list(self.train_domains),
+            "val_domains": list(self.val_domains),
+            "test_domains": None if self.test_domains is None else list(self.test_domains),
             "data": self.data,
             "label_prior": list(self.label_prior),
             "size": self.size,
@@ -109,11 +113,12 @@ class Trained:
         if embedding is not None:
             shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
             embedding.load_state_dict({**below(tensors, "embedding."), **shared})
-            embedding.to(device).eval()
+            ready(embedding, device).eval()
             table = DomainTable.from_tensors(
                 description["train_domains"], below(tensors, "domains/"), description["digest"]
             )
-        predictor.to(device).eval()
+        ready(predictor, device).eval()
+        val, test = _unseen_domains(folder, description, config)
         return cls(
             config,
             tuple(description["classes"]),
@@ -124,7 +129,17 @@ class Trained:
             predictor,
             embedding,
             table,
+            val,
+            test,
         )
+
+
+def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
+    """On its device, and channels-last as images come: the faster layout for convolutions. A model
+    that is loaded must compute in the layout that it was trained in, or its sums round otherwise.
+    """
+    network.to(device)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def build_networks(
@@ -238,6 +253,24 @@ def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[st
 def _extracts(name: str) -> bool:
     """Is a tensor of a network a part of its extractor?"""
     return name.startswith("backbone.extractor.")
+
+
+def _unseen_domains(
+    folder: Path, description: dict[str, Any], config: RunConfig
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Validation and test domains as the run resolved them, roles of its manifest included.
+
+    Models of earlier versions leave that to their run's identity; without one, the settings tell
+    of validation domains that were asked for by name.
+    """
+    known = description
+    if "val_domains" not in known:
+        known = stored(folder / RUN) if (folder / RUN).exists() else {}
+    test = known.get("test_domains")
+    return (
+        tuple(known.get("val_domains", config.val_domains)),
+        None if test is None else tuple(test),
+    )
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def evaluate_run(
     device: str = "auto",
     watch: Watch = unwatched,
 ) -> Evaluation:
-    """Final scores of `run` on `data`.
+    """Final scores of `run` on `data`; on the run's own data, those that it ended with.
 
     Domains that the run was trained on use their stored μ and validation or test split; all
     others are adapted to, and scored with each further adaptation method in `methods` too.
@@ -54,7 +54,9 @@ def evaluate_run(
         manifest = data if isinstance(data, Manifest) else Manifest.open(data)
         manifest.check()
         _check_kind(manifest, trained)
-        plan = _plan(config, trained, _in_classes(manifest, trained.classes))
+        manifest = _in_classes(manifest, trained, drop=config.data.unseen_classes == "drop")
+        same_data = manifest.digest() == trained.data
+        plan = _plan(config, trained, manifest, same_data=same_data)
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
         source = open_source(plan.manifest, trained.size, config.data, quarantine)
         evaluator = Evaluator(
@@ -71,13 +73,17 @@ def evaluate_run(
             scores.append(replace(score, moment="evaluate"))
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
         unreadable = [name for name, _ in quarantine.entries]
-        return Evaluation(scores, unreadable, manifest.digest() == trained.data)
+        return Evaluation(scores, unreadable, same_data)
 
 
-def _plan(config: RunConfig, trained: Trained, manifest: Manifest) -> Plan:
+def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data: bool) -> Plan:
+    """The run's domains in their roles. Others are test domains, unless the run had them before it
+    and left them out."""
     train = tuple(name for name in manifest.domains if name in trained.train_domains)
-    val = tuple(name for name in manifest.domains if name in config.val_domains)
+    val = tuple(name for name in manifest.domains if name in trained.val_domains)
     test = tuple(name for name in manifest.domains if name not in {*train, *val})
+    if same_data and trained.test_domains is not None:
+        test = trained.test_domains
     return Plan(config, check_components(config), manifest, train, val, test)
 
 
@@ -89,11 +95,20 @@ def _check_kind(manifest: Manifest, trained: Trained) -> None:
         raise ManifestError(f"the model takes {names[0]}, and {manifest.source} holds {names[1]}")
 
 
-def _in_classes(manifest: Manifest, classes: tuple[str, ...]) -> Manifest:
-    """The manifest in the model's class order; a class the model does not know is an error."""
-    for name in manifest.classes:
-        if name not in classes and np.any(manifest.label_index == manifest.classes.index(name)):
-            raise unknown(f"the model has no class '{name}' of {manifest.source}", name, classes)
-    if not len(manifest):
+def _in_classes(manifest: Manifest, trained: Trained, *, drop: bool) -> Manifest:
+    """The manifest in the model's class order. Rows of a class that no training domain had are
+    dropped where training dropped them, and an error otherwise."""
+    learned = {
+        name for name, share in zip(trained.classes, trained.label_prior, strict=True) if share
+    }
+    kept = np.isin(
+        manifest.label_index,
+        [place for place, name in enumerate(manifest.classes) if name in learned],
+    )
+    if not kept.all() and not drop:
+        name = manifest.classes[manifest.label_index[int(np.argmin(kept))]]
+        raise unknown(f"the model has no class '{name}' of {manifest.source}", name, learned)
+    if not kept.any():
         raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
-    return replace(manifest, classes=classes)
+    left = manifest if kept.all() else manifest.select(np.flatnonzero(kept))
+    return replace(left, classes=trained.classes)

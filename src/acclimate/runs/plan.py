@@ -205,14 +205,10 @@ def _resolved(
     augment = config.data.augment
     if augment == "auto":
         augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
-<<<<<<< HEAD
     if frozen:
         augment = "none"  # an image has one vector of features
-    slots = min(config.embedding.domains_per_step, len(train))
-=======
     # Never 1, which is no setting: a plain run of one domain must load again.
     slots = max(2, min(config.embedding.domains_per_step, len(train)))
->>>>>>> 257b8f7 (A plain run of one training domain loads again)
     rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
     mixup = config.embedding.mixup
     if mixup == "auto":

@@ -20,7 +20,7 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Source, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
-from acclimate.learn.model import build_embedding, build_extractor, build_networks
+from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
 from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
@@ -221,9 +221,7 @@ def prepare(
     else:
         set_statistics(plan.manifest.features()[np.concatenate(plan.train_rows)], networks)
     for network in networks:
-        # Images come channels-last, the faster layout for convolutions everywhere.
-        network.to(world.device)
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        ready(network, world.device)
     return size
 
 

@@ -113,6 +113,8 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
             now.predictor,
             embedding,
             table,
+            plan.val_domains,
+            plan.test_domains,
         ).save(now.folder.path)
     _finish(now, evaluator, progress)
 

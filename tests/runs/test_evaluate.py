@@ -1,0 +1,151 @@
+"""What decides which rows are scored belongs to the model: `evaluate` repeats what `train` said."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from acclimate.config import RunConfig
+from acclimate.core.errors import UnknownName
+from acclimate.data.manifest import Manifest
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.records import Score, read
+from acclimate.runs.training import train
+
+Tiny = Callable[..., RunConfig]
+ROLES = {"site-1": "val", "site-2": "test", "site-3": "test"}
+
+
+def with_roles(manifest: Manifest) -> Manifest:
+    roles = [ROLES.get(name, "train") for name in manifest.domain_names]
+    return replace(manifest, table=manifest.table.append_column("role", pa.array(roles)))
+
+
+def with_splits(manifest: Manifest) -> Manifest:
+    """Every training domain has a validation and a test split, and both are scored."""
+    place = np.arange(len(manifest)) % 24
+    splits = np.where(place < 16, "train", np.where(place < 20, "val", "test"))
+    at = manifest.table.column_names.index("split")
+    return replace(manifest, table=manifest.table.set_column(at, "split", pa.array(splits)))
+
+
+def several_labels(tree: Path, path: Path) -> Manifest:
+    """Every third image has a second label, and so a second row."""
+    rows = []
+    for place, file in enumerate(sorted(tree.rglob("*.jpg"))):
+        image = file.relative_to(tree)
+        domain, label = image.parts[:2]
+        rows.append((str(image), label, domain))
+        if place % 3 == 0:
+            rows.append((str(image), "blue" if label == "red" else "red", domain))
+    lines = "\n".join(",".join(row) for row in rows)
+    path.write_text(f"image,label,domain\n{lines}\n")
+    return Manifest.from_table(path, root=tree)
+
+
+def with_an_orphan_class(manifest: Manifest) -> Manifest:
+    """A third of site-4 is of a class that no other domain has."""
+    labels = np.array(manifest.classes)[manifest.label_index]
+    labels[(manifest.domain_names == "site-4") & (labels == "cat")] = "yak"
+    return Manifest.from_arrays(manifest.features(), labels, manifest.domain_names)
+
+
+def final_scores(run: Path) -> list[Score]:
+    return [score for score in read(run / "records.jsonl").scores if score.moment == "final"]
+
+
+def assert_repeated(run: Path, data: Manifest) -> None:
+    found = evaluate_run(run, data)
+    assert found.same_data
+    final = final_scores(run)
+    steps = {score.step for score in final}
+    assert len(steps) == 1
+    (kept,) = steps
+    assert [replace(score, moment="final", step=kept) for score in found.scores] == final
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "da-erm"])
+class TestEvaluateRepeatsTheFinalScores:
+    def test_where_roles_make_the_domains(
+        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
+    ) -> None:
+        data = with_roles(with_splits(features))
+        train(tiny(algorithm), data, tmp_path / "run")
+        assert_repeated(tmp_path / "run", data)
+        by_role = {
+            score.role: score.domain for score in evaluate_run(tmp_path / "run", data).scores
+        }
+        assert by_role == {"train": "site-4", "val": "site-1", "test": "site-3"}
+
+    def test_where_a_domain_was_left_out(
+        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
+    ) -> None:
+        """site-3 has the role test, and the run did not ask for it."""
+        data = with_roles(features)
+        train(tiny(algorithm, test_domains=["site-2"]), data, tmp_path / "run")
+        assert_repeated(tmp_path / "run", data)
+
+    def test_where_images_have_several_labels(
+        self, tree: Path, tiny: Tiny, tmp_path: Path, algorithm: str
+    ) -> None:
+        data = several_labels(tree, tmp_path / "labels.csv")
+        assert len(data) == 96 + 32
+        config = tiny(algorithm, test_domains=["west"], val_domains=["east"])
+        train(config, data, tmp_path / "run")
+        assert_repeated(tmp_path / "run", data)
+
+    def test_where_classes_were_dropped(
+        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
+    ) -> None:
+        data = with_an_orphan_class(features)
+        drop = {"data.unseen_classes": "drop"}
+        train(tiny(algorithm, test_domains=["site-4"], **drop), data, tmp_path / "run")
+        assert_repeated(tmp_path / "run", data)
+        own = [score for score in final_scores(tmp_path / "run") if score.domain == "site-4"]
+        assert {score.n for score in own} == {16 - 6}
+
+
+def test_a_class_that_was_never_learned_is_refused(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    """It is on the model's list of classes, but no training domain showed it."""
+    data = with_an_orphan_class(features)
+    listed = replace(data, table=data.select(data.rows(domain="site-0")).table)
+    train(tiny("erm"), listed, tmp_path / "run")
+    with pytest.raises(UnknownName) as error:
+        evaluate_run(tmp_path / "run", data)
+    assert str(error.value) == ("the model has no class 'yak' of arrays; there is ant, bee, cat")
+
+
+def test_other_data_are_scored_on_every_domain(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Of the run's domains in the run's roles; domains that it never met are test domains."""
+    data = with_roles(features)
+    train(tiny("erm", test_domains=["site-2"]), data, tmp_path / "run")
+    others = data.without_domains("site-0")
+    found = evaluate_run(tmp_path / "run", others)
+    assert not found.same_data
+    roles = {score.domain: score.role for score in found.scores}
+    assert roles == {"site-1": "val", "site-2": "test", "site-3": "test", "site-4": "train"}
+
+
+def test_models_of_earlier_versions_have_their_domains_in_the_run_s_identity(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    data, run = with_roles(features), tmp_path / "run"
+    train(tiny("erm"), data, run)
+    description = json.loads((run / "model.json").read_text())
+    assert (description.pop("val_domains"), description.pop("test_domains")) == (
+        ["site-1"],
+        ["site-2", "site-3"],
+    )
+    (run / "model.json").write_text(json.dumps(description))
+    assert_repeated(run, data)
+    (run / "run.json").unlink()  # a model that was copied on its own knows the settings alone
+    roles = {score.domain: score.role for score in evaluate_run(run, data).scores}
+    assert roles["site-1"] == "test"
