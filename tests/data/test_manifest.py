@@ -3,8 +3,10 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from PIL import Image
 
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data.checks import _spelling
+from acclimate.data.columns import conform
 from acclimate.data.manifest import Manifest
 
 quick = settings(max_examples=40, deadline=None)
@@ -346,6 +349,36 @@ def test_seed_changes_the_split() -> None:
     assert split(0) == split(0)
     assert split(0) != split(1)
     assert split(0).count("val") == 8
+
+
+def encoded(*values: bytes | None) -> pa.Array:
+    return pa.array(values, pa.large_binary())
+
+
+@pytest.mark.parametrize(
+    ("columns", "same"),
+    [
+        ({"image": ["a", "b", "a", "c"]}, [[0, 2]]),
+        ({"bytes": encoded(b"a", b"b", b"b", b"c")}, [[1, 2]]),
+        # A path goes before content: the bytes of an image may be stored with one row only.
+        (
+            {"image": ["a", None, "a", None], "bytes": encoded(b"x", b"y", b"z", b"y")},
+            [[0, 2], [1, 3]],
+        ),
+        # Two measurements may agree by chance; only a name says that they are of one image.
+        ({"features": pa.array([[0.0], [1.0], [0.0], [0.0]])}, []),
+        ({"features": pa.array([[0.0], [1.0], [0.0], [0.0]]), "image": list("abac")}, [[0, 2]]),
+    ],
+)
+def test_rows_of_one_image_have_one_id(columns: dict[str, Any], same: list[list[int]]) -> None:
+    table = pa.table({**columns, "label": list("wxyz"), "domain": ["d"] * 4, "split": ["val"] * 4})
+    whole = Manifest(conform(table, "toy"), tuple("wxyz"), Path(), "toy")
+    chunked = replace(whole, table=pa.concat_tables([whole.table[:1], whole.table[1:]]))
+    for manifest in (whole, chunked):
+        groups = [np.flatnonzero(manifest.image_ids == i).tolist() for i in manifest.image_ids]
+        assert sorted({tuple(group) for group in groups if len(group) > 1}) == [*map(tuple, same)]
+        first = [group[0] for group in groups]
+        assert manifest.one_row_each(np.arange(4)).tolist() == sorted(set(first))
 
 
 def test_rows_of_one_image_share_a_split(tmp_path: Path) -> None:

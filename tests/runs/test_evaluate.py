@@ -10,10 +10,17 @@ import pyarrow as pa
 import pytest
 
 from acclimate.config import RunConfig
-from acclimate.core.errors import UnknownName
+from acclimate.core.distributed import World
+from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import open_source
+from acclimate.learn.model import Trained
+from acclimate.learn.models import Plain, build_backbone
 from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.plan import make_plan
 from acclimate.runs.records import Score, read
+from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 
 Tiny = Callable[..., RunConfig]
@@ -107,6 +114,59 @@ class TestEvaluateRepeatsTheFinalScores:
         assert_repeated(tmp_path / "run", data)
         own = [score for score in final_scores(tmp_path / "run") if score.domain == "site-4"]
         assert {score.n for score in own} == {16 - 6}
+
+
+@pytest.mark.parametrize("source", ["held-out", "test"])
+def test_no_image_that_adapted_is_scored_under_another_label(
+    tree: Path, tiny: Tiny, tmp_path: Path, source: str
+) -> None:
+    """west has 24 images with 32 labels; 6 images adapt, whatever their labels."""
+    data = several_labels(tree, tmp_path / "labels.csv")
+    plan = make_plan(tiny("erm", test_domains=["west"], **{"adapt.source": source}), data)
+    predictor = Plain(build_backbone("small-cnn"), classes=2)
+    quarantine = Quarantine(None, total=len(data), max_share=0)
+    images = open_source(data, 16, plan.config.data, quarantine)
+    west = Evaluator(plan, images, World(), predictor, (0.5, 0.5)).unseen("west")
+    adapted, scored = (
+        [data.image_name(row) for row in rows] for rows in (west.adapted_on, west.scored)
+    )
+    assert len(set(adapted)) == len(adapted) == 6
+    rows = [data.image_name(row) for row in data.rows(domain="west")]
+    if source == "held-out":
+        assert scored == [name for name in rows if name not in adapted]
+    else:
+        assert scored == rows
+
+
+def test_an_image_of_many_labels_is_one_image(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """It cannot both adapt and be scored."""
+    lines = ["image,label,domain"]
+    for domain in ("north", "south"):
+        lines += [
+            f"{domain}/{c}/{n:02d}.jpg,{c},{domain}" for c in ("red", "blue") for n in range(9)
+        ]
+    lines += [f"west/red/00.jpg,{label},west" for label in ("red", "blue")]
+    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
+    data = Manifest.from_table(tmp_path / "labels.csv", root=tree)
+    with pytest.raises(ManifestError) as error:
+        make_plan(tiny("erm", test_domains=["west"]), data)
+    assert str(error.value) == (
+        "unseen domain 'west' of labels.csv has 1 image that can be scored, and adapting on "
+        "held-out ones takes one more; add images, or use --set adapt.source=test"
+    )
+
+
+def test_a_training_image_counts_once_in_its_domain_s_embedding(
+    tree: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    """As at test time, where images come without labels."""
+    data = several_labels(tree, tmp_path / "labels.csv")
+    train(tiny("da-erm", test_domains=["west"]), data, tmp_path / "run")
+    table = Trained.load(tmp_path / "run").table
+    assert table is not None
+    for name, state in table.states.items():
+        rows = data.rows(domain=name, split="train")
+        assert state.count == len({data.image_name(row) for row in rows}) < len(rows)
 
 
 def test_a_class_that_was_never_learned_is_refused(

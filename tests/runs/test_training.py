@@ -320,7 +320,7 @@ def test_an_unseen_domain_that_cannot_be_scored_is_refused_before_training(
     with pytest.raises(ManifestError) as error:
         train(tiny("erm", test_domains=["c"]), data, tmp_path / "run")
     assert str(error.value) == (
-        "unseen domain 'c' of arrays has 1 rows that can be scored, and adapting on held-out ones "
+        "unseen domain 'c' of arrays has 1 image that can be scored, and adapting on held-out ones "
         "takes one more; add images, or use --set adapt.source=test"
     )
     assert not (tmp_path / "run").exists()

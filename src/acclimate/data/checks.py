@@ -208,10 +208,10 @@ def _bad_features(table: pa.Table) -> Finding:
 
 
 def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
-    if "image" not in table.column_names:
-        return []
+    if "image" not in table.column_names or "features" in table.column_names:
+        return []  # with features, as with bytes, a path is only a name
     column = table["image"]
-    if "bytes" in table.column_names:  # the path is then only a name
+    if "bytes" in table.column_names:
         column = column.filter(pc.is_null(table["bytes"]))
     by_folder = defaultdict(list)
     for path in pc.unique(pc.drop_null(column)).to_pylist():

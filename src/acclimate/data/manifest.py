@@ -20,6 +20,7 @@ from acclimate.data.columns import (
     encode,
     feature_blocks,
     grouped,
+    image_codes,
     require_columns,
     seeded_splits,
 )
@@ -194,6 +195,23 @@ class Manifest:
         codes = pc.index_in(self.table["label"], value_set=known)
         index: np.ndarray = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
         return index
+
+    @cached_property
+    def image_ids(self) -> np.ndarray:
+        """int64 [n]: equal where two rows show the same image, by its path or else its bytes.
+
+        Rows of features are images of their own unless paths name them: two measurements may agree.
+        """
+        return image_codes(self.table, "bytes", "image")
+
+    def one_row_each(self, rows: np.ndarray) -> np.ndarray:
+        """The first of `rows`, which ascend, for each of their images, ascending."""
+        _, first = np.unique(self.image_ids[rows], return_index=True)
+        return np.asarray(rows[np.sort(first)])
+
+    def same_image(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
+        """bool: which of `rows` show an image that a row of `as_in` shows."""
+        return np.isin(self.image_ids[rows], self.image_ids[as_in])
 
     def roles(self) -> dict[str, str]:
         """The role of each domain that has one."""

@@ -40,7 +40,8 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
     for done, (name, rows) in enumerate(
         zip(plan.train_domains, plan.train_rows, strict=True), start=1
     ):
-        chosen = sample_rows(rows, settings.points, seed, name)
+        # Every image once, as at test time, where images come without labels.
+        chosen = sample_rows(plan.manifest.one_row_each(rows), settings.points, seed, name)
         sample = Sample(chosen, seed, name) if name in measured else None
         states[name] = embed_rows(embedding, session.source, chosen, world, seen=sample)
         if sample is not None:

@@ -10,6 +10,7 @@ from acclimate.adapt.methods import method_settings
 from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError, unknown
+from acclimate.core.wording import count
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
@@ -162,12 +163,14 @@ def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequenc
     """What scoring will need, now instead of after training."""
     held_out = config.adapt.source == "held-out"
     for name in unseen:
-        rows = len(manifest.rows(domain=name)) if name in manifest.domains else 0
-        if rows < (2 if held_out else 1):
-            remedy = "add images, or use --set adapt.source=test" if rows else "leave it out"
+        rows = manifest.rows(domain=name) if name in manifest.domains else np.arange(0)
+        images = len(manifest.one_row_each(rows))
+        if images < (2 if held_out else 1):
+            remedy = "add images, or use --set adapt.source=test" if images else "leave it out"
             raise ManifestError(
-                f"unseen domain '{name}' of {manifest.source} has {rows} rows that can be scored"
-                + (", and adapting on held-out ones takes one more; " if rows else "; ")
+                f"unseen domain '{name}' of {manifest.source} has {count(images, 'image')} that "
+                f"can be scored"
+                + (", and adapting on held-out ones takes one more; " if images else "; ")
                 + remedy
             )
 

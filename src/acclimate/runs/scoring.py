@@ -156,14 +156,15 @@ class Evaluator:
         return self._unseen[domain]
 
     def _adapt(self, domain: str) -> Unseen:
-        rows = self.plan.manifest.rows(domain=domain)
-        adapt = self.plan.config.adapt
+        manifest, adapt = self.plan.manifest, self.plan.config.adapt
+        rows = manifest.rows(domain=domain)
+        images = manifest.one_row_each(rows)  # an image of several labels has several rows
         held_out = adapt.source == "held-out"
         # Small domains give at most half of their images away.
-        points = min(adapt.points, len(rows) // 2) if held_out else min(adapt.points, len(rows))
-        chosen = sample_rows(rows, points, self.plan.config.seed, domain)
+        points = min(adapt.points, len(images) // 2 if held_out else len(images))
+        chosen = sample_rows(images, points, self.plan.config.seed, domain)
         # Plain models leave the same images out, so that both are scored on the same ones.
-        scored = np.setdiff1d(rows, chosen) if held_out else rows
+        scored = rows[~manifest.same_image(rows, chosen)] if held_out else rows
         state = None
         if self.embedding is not None:
             state = embed_rows(self.embedding, self.source, chosen, self.world)

@@ -55,12 +55,15 @@ def _planned(job: Job, config: RunConfig, manifest: Manifest, *, check_files: bo
 
 
 def without_images(manifest: Manifest) -> Manifest:
-    """The same rows with nothing in them, for plans that need not look at images."""
+    """The same rows with the names of their images and nothing in them, for plans that need not
+    look at images."""
     names = [
         name for name in ("label", "domain", "split", "role") if name in manifest.table.column_names
     ]
     blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
-    return replace(manifest, table=manifest.table.select(names).append_column("features", blank))
+    table = manifest.table.select(names).append_column("features", blank)
+    numbers = pa.array(manifest.image_ids).cast(pa.string())
+    return replace(manifest, table=table.append_column("image", numbers))
 
 
 def _looked_at_in(job: Job) -> tuple[object, ...]:
