@@ -14,6 +14,7 @@ from PIL import Image
 
 from acclimate.cli import main
 from acclimate.cli.list import Catalogue
+from acclimate.data.manifest import Manifest
 from fixtures.settings import TINY, as_flags
 
 Result = tuple[int, str, str]
@@ -155,6 +156,41 @@ def test_evaluate_with_the_run_s_own_settings_gives_the_run_s_own_scores(
 ) -> None:
     stored, fresh = (json.loads(cli("evaluate", run, *a, "--json")[1]) for a in ((), (tree,)))
     assert stored["summary"] == fresh["summary"]
+
+
+def test_the_summary_keeps_the_splits_of_training_domains_apart(
+    cli: Any, features: Manifest, tmp_path: Path
+) -> None:
+    """With validation domains, training domains are scored on both of their other splits."""
+    place = np.arange(len(features)) % 24
+    splits = np.where(place < 16, "train", np.where(place < 20, "val", "test"))
+    labels = np.array(features.classes)[features.label_index]
+    data = Manifest.from_arrays(features.features(), labels, features.domain_names, splits=splits)
+    data.write(tmp_path / "sites.parquet")
+    command = ["train", tmp_path / "sites.parquet", "--algorithm", "erm", *as_flags(TINY)]
+    command += ["--val-domains", "site-3", "--test-domains", "site-4", "--out", tmp_path / "run"]
+    found = json.loads(cli(*command, "--json")[1])
+    lines = [(line["role"], line["split"], line["domains"]) for line in found["summary"]]
+    assert lines == [
+        ("train", "test", 3),
+        ("train", "val", 3),
+        ("val", "all", 1),
+        ("val", "all", 1),
+        ("test", "all", 1),
+        ("test", "all", 1),
+    ]
+    for line in found["summary"]:
+        scores = [
+            score["top1"]
+            for score in found["scores"]
+            if all(score[key] == line[key] for key in ("role", "split", "method"))
+        ]
+        assert line["top1"] == pytest.approx(np.mean(scores))
+        assert line["worst"] == min(scores)
+    _, shown, _ = cli(*command)
+    header, train_line = shown.split("\n\n")[1].splitlines()[:2]
+    assert " ".join(header.split()) == "mean over domains role split domains top-1 worst domain"
+    assert train_line.split()[:4] == ["none", "train", "test", "3"]
 
 
 @pytest.mark.slow

@@ -42,11 +42,12 @@ def show_scores(scores: list[Score]) -> None:
         say()
     summary = as_json(scores)["summary"]
     say_table(
-        ("mean over domains", "role", "domains", "top-1", "worst domain"),
+        ("mean over domains", "role", "split", "domains", "top-1", "worst domain"),
         [
             (
                 line["method"],
                 line["role"],
+                line["split"],
                 str(line["domains"]),
                 percent(line["top1"]),
                 percent(line["worst"]),
@@ -63,23 +64,20 @@ def _method(score: Score) -> str:
 
 
 def as_json(scores: list[Score]) -> dict[str, Any]:
-    lines = []
-    for role in ("train", "val", "test"):
-        for method in dict.fromkeys(score.method for score in scores):
-            known = [
-                score.top1
-                for score in scores
-                if (score.role, score.method) == (role, method) and score.top1 is not None
-            ]
-            if known:
-                mean = sum(known) / len(known)
-                lines.append(
-                    {
-                        "role": role,
-                        "method": method,
-                        "domains": len(known),
-                        "top1": mean,
-                        "worst": min(known),
-                    }
-                )
+    """The scores, and a line for each way to score: means over domains never mix two splits."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
+        if score.top1 is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(score.top1)
+    lines = [
+        {
+            "role": role,
+            "split": split,
+            "method": method,
+            "domains": len(known),
+            "top1": sum(known) / len(known),
+            "worst": min(known),
+        }
+        for (role, split, method), known in groups.items()
+    ]
     return {"summary": lines, "scores": [dataclasses.asdict(score) for score in scores]}
