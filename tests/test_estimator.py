@@ -99,6 +99,20 @@ def test_trust_warns_of_few_images_and_of_far_domains(features: Manifest) -> Non
     assert any("only 5 images" in warning for warning in far.trust.warnings)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_features_that_are_not_finite_are_refused(features: Manifest, value: float) -> None:
+    model = AdaptiveClassifier(settings=TINY).fit(features)
+    rows = features.features().astype(np.float64)
+    site = model.adapt(rows[:30])
+    rows[17, 2] = value
+    for use in (model.adapt, site.predict, site.predict_proba):
+        with pytest.raises(ConfigError) as error:
+            use(rows)
+        assert str(error.value) == (
+            "the features of row 17 hold NaN or infinity; replace the values or drop the row"
+        )
+
+
 def test_errors() -> None:
     with pytest.raises(RunError, match="this AdaptiveClassifier is not fitted yet; call fit first"):
         AdaptiveClassifier().adapt([])

@@ -307,6 +307,19 @@ def test_trust_warns_of_few_rows_and_of_far_domains() -> None:
     )
 
 
+def test_features_that_are_not_finite_are_refused() -> None:
+    X, y, domains = small(rows=60)
+    model = KernelClassifier(**FIXED).fit(X, y, domains)
+    site, broken = model.adapt(X[:30]), X.copy()
+    broken[4, 0] = np.inf
+    for use in (lambda rows: model.fit(rows, y, domains), model.adapt, site.predict):
+        with pytest.raises(ConfigError) as error:
+            use(broken)
+        assert str(error.value) == (
+            "the features of row 4 hold NaN or infinity; replace the values or drop the row"
+        )
+
+
 def test_the_face() -> None:
     X, _, domains = small(classes=3)
     y = np.tile([10, 9, 2], 10)
@@ -394,7 +407,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[AcclimateError], str]] = {
     "not finite": (
         lambda: KernelClassifier().fit(np.where(X > 1, np.nan, X), Y, D),
         ConfigError,
-        "the features have values that are not finite; fill or drop those rows",
+        "the features of row 1 hold NaN or infinity; replace the values or drop the row",
     ),
     "missing label": (
         lambda: KernelClassifier().fit(X, [None, *Y[1:]], D),

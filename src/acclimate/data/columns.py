@@ -97,6 +97,16 @@ def feature_blocks(column: pa.ChunkedArray) -> Iterator[np.ndarray]:
         yield values.reshape(len(chunk), column.type.list_size)
 
 
+def require_finite(features: np.ndarray) -> None:
+    """Refuse [n, f] with a value that no model can take, and name its row."""
+    finite = np.isfinite(features).all(axis=1)
+    if not finite.all():
+        raise ConfigError(
+            f"the features of row {int(np.argmin(finite))} hold NaN or infinity; replace the "
+            f"values or drop the row"
+        )
+
+
 def encode(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     """(sorted distinct names, int64 [n] index into them); null counts as the empty name."""
     filled = pc.fill_null(column, "")

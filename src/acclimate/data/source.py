@@ -20,6 +20,7 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, ImageError
 from acclimate.core.watch import Watch, unwatched
+from acclimate.data.columns import require_finite
 from acclimate.data.images import as_pixels, find_images
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
@@ -59,13 +60,15 @@ class Given:
     def rows(cls, features: Any, width: int) -> "Given":
         """Feature rows for a model that takes `width` of them."""
         try:
-            rows = np.asarray(features, dtype=np.float32)
+            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
+                rows = np.asarray(features, dtype=np.float32)
         except (TypeError, ValueError):
             raise ConfigError(
                 f"this model takes arrays of features [n, {width}], not images"
             ) from None
         if rows.ndim != 2 or rows.shape[1] != width:
             raise ConfigError(f"this model takes features [n, {width}], not shape {rows.shape}")
+        require_finite(rows)
         return cls(rows, has_features=True)
 
     @property

@@ -9,6 +9,7 @@ from acclimate.adapt.kernel import maps
 from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
 from acclimate.core.errors import ConfigError, RunError, unknown
 from acclimate.core.randomness import derive, stream
+from acclimate.data.columns import require_finite
 from acclimate.learn.theory import images_needed, mean_radius
 
 EXACT_ROWS = 5000  # a kernel matrix of 200 MB, and its eigenvectors
@@ -281,8 +282,7 @@ def _numbers(rows: np.ndarray) -> np.ndarray:
     if rows.dtype.kind not in "fiub":
         raise ConfigError(f"the features are {rows.dtype}; give numbers")
     rows = rows.astype(np.float64)
-    if not np.isfinite(rows).all():
-        raise ConfigError("the features have values that are not finite; fill or drop those rows")
+    require_finite(rows)
     return rows
 
 
