@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from acclimate.learn.embeddings import EMBEDDINGS, Embedding, embed_rows, find_e
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.runs.records import read
-from acclimate.runs.training import train
+from acclimate.runs.training import train, train_embedding
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
@@ -59,7 +60,8 @@ def reference(embedding: Embedding, x: Tensor) -> dict[str, np.ndarray]:
         features = features @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
         features = np.maximum(features, 0)
     below = features @ weights["layer.weight"].T if "layer.weight" in weights else features
-    logits = below @ weights["classifier.weight"].T + weights["classifier.bias"]
+    last = "classifier" if "classifier.weight" in weights else "head.last"
+    logits = below @ weights[f"{last}.weight"].T + weights[f"{last}.bias"]
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     return {
         "features": features,
@@ -232,7 +234,8 @@ def test_a_run_from_training_to_prediction(
     config = tiny("da-erm", test_domains=["site-4"], **{"embedding.name": name})
     train(config, features, tmp_path / "run")
     records = read(tmp_path / "run" / "records.jsonl")
-    assert [loss.step for loss in records.losses if loss.phase == "embedding"] == [2, 4]
+    steps = [2, 4] if name == "softmax" else [2, 4, 6]  # the others take the steps of `erm`
+    assert [loss.step for loss in records.losses if loss.phase == "embedding"] == steps
     methods = {score.method for score in records.scores if score.domain == "site-4"}
     assert {"embedding", "wrong-embedding"} <= methods
 
@@ -249,6 +252,48 @@ def test_a_run_from_training_to_prediction(
     probabilities = site.predict_proba(X[10:])
     assert probabilities.shape == (14, 3)
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mean", "posterior"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model.head": "mlp", "model.dropout": 0.5, "train.keep": "last"},
+        {"val_domains": ["site-3"], "adapt.points": 3, "train.evaluate_every": 1},
+        {"train.average.kind": "ema", "train.optimiser.name": "sgd", "train.per_domain": 3},
+    ],
+)
+def test_phi_is_that_of_the_erm_run(
+    name: str, settings: dict[str, Any], features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Table 4: "we select the ERM baseline model"; Step A's own budget plays no part."""
+    settings = {"test_domains": ["site-4"], "train.optimiser.lr": 0.02, **settings}
+    train(tiny("erm", **settings), features, tmp_path / "erm")
+    budget = {"embedding.steps": 1, "embedding.per_domain": 8, "embedding.optimiser.lr": 0.9}
+    config = tiny("da-coral", **settings, **budget, **{"embedding.name": name})
+    train(config, features, tmp_path / "own")
+    train_embedding(config, features, tmp_path / "phi")
+    train(config, features, tmp_path / "shared", embedding=tmp_path / "phi")
+    erm = dict(Trained.load(tmp_path / "erm").predictor.named_parameters())
+    for run in ("own", "shared"):
+        phi = Trained.load(tmp_path / run).embedding
+        assert phi is not None
+        learned = dict(phi.named_parameters())
+        assert learned.keys() == erm.keys()
+        assert all(torch.equal(learned[key], erm[key]) for key in erm)
+
+
+def test_phi_is_that_of_the_erm_run_on_images(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """Augmentation and batch-norm statistics included."""
+    settings = {"test_domains": ["west"], "data.augment": "domainbed"}
+    data = Manifest.from_folder(tree)
+    train(tiny("erm", **settings), data, tmp_path / "erm")
+    train(tiny("da-erm", **settings, **{"embedding.name": "mean"}), data, tmp_path / "run")
+    erm, phi = Trained.load(tmp_path / "erm").predictor, Trained.load(tmp_path / "run").embedding
+    assert phi is not None
+    one, two = erm.state_dict(), phi.state_dict()
+    assert all(torch.equal(two[key], value) for key, value in one.items())
 
 
 @pytest.mark.parametrize("name", BASELINES)

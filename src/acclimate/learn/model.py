@@ -17,7 +17,7 @@ from acclimate.core.layout import MODEL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.tensors import below, save_tensors, tensors_digest
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
-from acclimate.learn.models import Backbone, Conditioned, Plain, Predictor, build_backbone
+from acclimate.learn.models import Backbone, Conditioned, Predictor, build_backbone, build_plain
 from acclimate.learn.models import freeze_batch_norm as freeze
 
 FORMAT = "acclimate-model-1"
@@ -160,15 +160,8 @@ def build_networks(
     """
     model = config.model
     if not choose(config.algorithm, config.hparams).adaptive:
-        predictor: Predictor = Plain(
-            _backbone(config, in_features, pretrained=pretrained),
-            classes,
-            head=model.head,
-            width=model.width,
-            hidden=model.hidden,
-            dropout=model.dropout,
-        )
-        return predictor, None
+        backbone = _backbone(config, in_features, pretrained=pretrained)
+        return build_plain(backbone, classes, model), None
     embedding = build_embedding(
         config, classes, domains, in_features, pretrained=pretrained, world=world
     )
@@ -201,6 +194,7 @@ def build_embedding(
         classes=classes,
         world=world or World(),
         seed=config.seed,
+        model=config.model,
     )
 
 

@@ -3,10 +3,13 @@
 import torch
 
 from acclimate.core.randomness import derive
-from acclimate.learn.embeddings import DomainTable, Embedding, embed_rows
+from acclimate.learn.embeddings import DomainTable, Embedding, FromERM, embed_rows
 from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
 from acclimate.runs.loop import Phase
+from acclimate.runs.predictor_step import main_loop
+from acclimate.runs.records import Score
+from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session
 
 
@@ -24,11 +27,27 @@ def learn_embedding(session: Session, embedding: Embedding) -> DomainTable:
 
 
 def _learn(session: Session, embedding: Embedding) -> None:
+    if isinstance(embedding, FromERM):
+        _learn_baseline(session, embedding)
+        return
     config, domains = session.plan.config, session.plan.train_rows
     settings, seed = config.embedding, derive(config.seed, "embedding")
     sampler = embedding.sampler(domains, settings, seed)
     phase = Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every)
     session.loop(embedding, sampler, phase, seed).run()
+
+
+def _learn_baseline(session: Session, embedding: FromERM) -> None:
+    """The training of the run `erm`, which chooses its weights by validation as that run does."""
+    plan = session.plan
+    evaluator = Evaluator(
+        plan, session.source, session.world, embedding.predictor, plan.label_prior().tolist()
+    )
+
+    def validate(step: int) -> tuple[list[Score], float | None]:
+        return [], evaluator.validation(step)[1]  # the run's records are of its own predictor
+
+    main_loop(session, embedding, "embedding", validate=validate).run()
 
 
 def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:

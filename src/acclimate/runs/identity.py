@@ -102,7 +102,8 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
         new.pop("model.weights", None)
         if "weights" in wanted and stored["weights"] != wanted["weights"]:
             return "its model.weights has another content"
-    for key in sorted({*old, *new}):
+    # The kind of embedding before the settings that only one kind has.
+    for key in sorted({*old, *new}, key=lambda name: (name != "embedding.name", name)):
         if old.get(key) != new.get(key):
             return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
     same_domains = stored["train_domains"] == wanted["train_domains"]
@@ -127,7 +128,8 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
 
     Φ is built before the predictor, so the predictor's settings do not shift its random numbers.
     """
-    from acclimate.learn.embeddings import find_embedding  # with torch, which readers do without
+    # With torch, which readers do without.
+    from acclimate.learn.embeddings import FromERM, find_embedding
 
     whole = as_dict(config)
     model = whole["model"]
@@ -145,4 +147,19 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
         "embedding": embedding.identity(config.embedding),
         "train": {"precision": whole["train"]["precision"]},
     }
-    return digestible(found)
+    return digestible(found | _of_erm(whole) if issubclass(embedding, FromERM) else found)
+
+
+def _of_erm(whole: dict[str, Any]) -> dict[str, Any]:
+    """What the run `erm` depends on: its head, its budget, and what chooses its weights."""
+    model = dict(whole["model"])
+    weights = model.pop("weights")
+    model["pretrained"] = model["pretrained"] and not weights
+    del model["condition"]  # how μ enters is the adaptive predictor's
+    return {
+        "model": model,
+        "train": {key: value for key, value in whole["train"].items() if key != "checkpoint_every"},
+        "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
+        "val_domains": whole["val_domains"],
+        "test_domains": whole["test_domains"],
+    }

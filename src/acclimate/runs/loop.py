@@ -48,6 +48,7 @@ class Phase:
     evaluate_every: int = 0
     keep: Literal["best", "last"] = "last"
     average: AverageConfig = field(default_factory=AverageConfig)
+    seeded_as: str = ""  # the phase whose random numbers it draws; its own unless it repeats one
 
 
 @dataclass
@@ -114,7 +115,8 @@ class Loop:
         for group in take.optimiser.param_groups:
             group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
         # Dropout draws from the global generator: seeded per step and process, it needs no saving.
-        torch.manual_seed(derive(self.seed, self.phase.name, "step", step, self.world.rank))
+        name = self.phase.seeded_as or self.phase.name
+        torch.manual_seed(derive(self.seed, name, "step", step, self.world.rank))
         parts = take(batch, step)
         for losses in parts:
             penalised = not adversary_moves(self.objective, step)

@@ -89,7 +89,7 @@ def check_memory(
 
 
 def stage_of(plan: Plan, network: Predictor | Embedding) -> Stage:
-    learn, main = plan.config.embedding, plan.config.train
+    main = plan.config.train
     if isinstance(network, Predictor):
         least = plan.algorithm.build.least_rows
         return Stage(
@@ -101,13 +101,14 @@ def stage_of(plan: Plan, network: Predictor | Embedding) -> Stage:
             least,
             main.optimiser.accumulate,
         )
+    learn = network.budget(plan.config)
     return Stage(
         "Step A",
-        "embedding.per_domain",
+        "train.per_domain" if learn is main else "embedding.per_domain",
         network.backbone,
         learn.domains_per_step,
         learn.per_domain,
-        2,
+        1 if learn is main else 2,
         learn.optimiser.accumulate,
         copies=network.copies,
     )

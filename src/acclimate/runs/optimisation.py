@@ -13,6 +13,7 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import ChosenAlgorithm
+from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.objective import Adversary, Losses, Objective
 
 
@@ -67,10 +68,11 @@ def check_batches(
     config: RunConfig, algorithm: ChosenAlgorithm, world: World, *, main: bool = True
 ) -> None:
     """Refuse batches that cannot be shared out; without `main`, only those of Step A."""
-    train, learn = config.train, config.embedding
+    train = config.train
     if main:
         check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
     if algorithm.adaptive:
+        learn = find_embedding(config.embedding.name).build.budget(config)
         check_shares(learn.per_domain, world, learn.optimiser)
 
 

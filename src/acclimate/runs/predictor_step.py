@@ -1,13 +1,17 @@
 """Step B: the predictor, over the training domains' images and, where it adapts, their μ."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from acclimate.data.batches import Batch, DomainSampler
 from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.models import Predictor
+from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import Position
-from acclimate.runs.loop import Phase, Validate
+from acclimate.runs.loop import Loop, Phase, Validate
 from acclimate.runs.session import Session
+
+MAIN = "main"
 
 
 def learn_predictor(
@@ -15,27 +19,40 @@ def learn_predictor(
 ) -> Position:
     """Train `predictor` to the end, or from where a killed run stopped; keep the chosen weights."""
     plan, device = session.plan, session.world.device
-    settings, seed = plan.config.train, plan.config.seed
     means = None if table is None else table.means.float().to(device)
 
     def with_mu(batch: Batch) -> Batch:
         return batch if means is None else replace(batch, mu=means[batch.domain])
 
+    objective = plan.objective(predictor, session.world).to(device)
+    return main_loop(session, objective, MAIN, prepare=with_mu, validate=validate).run()
+
+
+def main_loop(
+    session: Session,
+    objective: Objective,
+    phase: str,
+    *,
+    prepare: Callable[[Batch], Batch] = lambda batch: batch,
+    validate: Validate,
+) -> Loop:
+    """The main training under the name `phase`: its budget, batches and random numbers."""
+    plan = session.plan
+    settings, seed = plan.config.train, plan.config.seed
     sampler = DomainSampler(
         plan.train_rows,
         per_domain=settings.per_domain,
         domains_per_step=settings.domains_per_step,
         seed=seed,
     )
-    phase = Phase(
-        "main",
+    stretch = Phase(
+        phase,
         settings.steps,
         settings.optimiser,
         settings.checkpoint_every,
         settings.evaluate_every,
         settings.keep,
         settings.average,
+        seeded_as=MAIN,
     )
-    objective = plan.objective(predictor, session.world).to(device)
-    loop = session.loop(objective, sampler, phase, seed, prepare=with_mu, validate=validate)
-    return loop.run()
+    return session.loop(objective, sampler, stretch, seed, prepare=prepare, validate=validate)

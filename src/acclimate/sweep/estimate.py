@@ -11,6 +11,7 @@ import torch
 from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import pick_device
 from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import find_embedding
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.plan import Plan, make_plan
@@ -167,10 +168,10 @@ def _timings(
 
 def _seconds_a(plan: Plan, timing: Timing) -> float:
     """Step A, and μ of each training domain."""
-    config = plan.config.embedding
-    learned = config.steps * config.domains_per_step * config.per_domain
-    rows = [len(part) for part in plan.train_rows]
-    embedded = sum(min(config.points, count) if config.points else count for count in rows)
+    budget = find_embedding(plan.config.embedding.name).build.budget(plan.config)
+    learned = budget.steps * budget.domains_per_step * budget.per_domain
+    rows, points = [len(part) for part in plan.train_rows], plan.config.embedding.points
+    embedded = sum(min(points, count) if points else count for count in rows)
     return learned * timing.step_a + embedded * timing.forward
 
 

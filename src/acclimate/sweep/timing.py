@@ -44,13 +44,14 @@ def time_plan(plan: Plan, device: torch.device) -> Timing:
     size = prepare(plan, world, *networks, extractor=extractor)
     objective = plan.objective(predictor, world).to(device)
     shape = (width,) if width else (3, size, size)
-    train, learn = config.train, config.embedding
+    train = config.train
     least = plan.algorithm.build.least_rows
     mu_dim = 0 if embedding is None else embedding.dim
     batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
     step_b = _per_image(_stepping(objective, batch, plan, device), len(batch), device)
     step_a = 0.0
     if embedding is not None:
+        learn = embedding.budget(config)
         rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
         step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
     predictor.eval()

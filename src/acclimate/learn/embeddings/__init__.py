@@ -6,7 +6,7 @@ from typing import Any
 from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import unknown
 from acclimate.learn.embeddings.base import Embedding
-from acclimate.learn.embeddings.baselines import Mean, Posterior, Softmax
+from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
 from acclimate.learn.embeddings.domains import DomainTable, embed_rows
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.embeddings.state import DomainState, Payload
@@ -16,6 +16,7 @@ __all__ = [
     "DomainState",
     "DomainTable",
     "Embedding",
+    "FromERM",
     "Payload",
     "embed_rows",
     "embedding_settings",
@@ -31,11 +32,9 @@ class Row:
 
 EMBEDDINGS: dict[str, Row] = {
     "prototype": Row(Prototype, "prototypical training over domains (the paper's)"),
-    "mean": Row(Mean, "backbone features of an ERM model; embedding.dim does not apply"),
+    "mean": Row(Mean, "backbone features of the run `erm`, which Step A then is"),
     "softmax": Row(Softmax, "features of a classifier that tells the training domains apart"),
-    "posterior": Row(
-        Posterior, "class probabilities of an ERM model; embedding.dim does not apply"
-    ),
+    "posterior": Row(Posterior, "class probabilities of the run `erm`, which Step A then is"),
 }
 
 

@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig, NoSettings, as_dict, from_dict
+from acclimate.config import (
+    EmbeddingConfig,
+    ModelConfig,
+    NoSettings,
+    RunConfig,
+    TrainConfig,
+    as_dict,
+    from_dict,
+)
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.data.batches import EpisodeSampler, Sampler
@@ -43,6 +51,7 @@ class Embedding(Objective):
         classes: int,
         world: World,
         seed: int,
+        model: ModelConfig | None = None,  # of the run's predictors; None: the defaults
     ) -> None:
         super().__init__()
         self.backbone, self.config, self.world, self.seed = backbone, config, world, seed
@@ -60,6 +69,11 @@ class Embedding(Objective):
         """An instance of `Config`, checked."""
         table, prefix = config.components.get(config.name, {}), f"embedding.{config.name}."
         return from_dict(cls.Config, table, where=config.name, prefix=prefix)
+
+    @classmethod
+    def budget(cls, config: RunConfig) -> EmbeddingConfig | TrainConfig:
+        """The settings that say how long Φ is trained, how, and on which batches."""
+        return config.embedding
 
     @classmethod
     def identity(cls, config: EmbeddingConfig) -> dict[str, Any]:

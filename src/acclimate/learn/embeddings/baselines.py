@@ -12,9 +12,10 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acclimate.config import EmbeddingConfig
+from acclimate.config import EmbeddingConfig, ModelConfig, RunConfig, TrainConfig
 from acclimate.data.batches import Batch, DomainSampler, Sampler
 from acclimate.learn.embeddings.base import Embedding
+from acclimate.learn.models import Plain, build_plain
 from acclimate.learn.objective import Losses
 
 
@@ -34,7 +35,9 @@ class _Classified(Embedding):
     def forward(self, batch: Batch, step: int) -> Losses:
         return Losses(risk=F.cross_entropy(self.logits(batch.x), self.target(batch)))
 
-    def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
+    def sampler(
+        self, domains: Sequence[np.ndarray], config: EmbeddingConfig | TrainConfig, seed: int
+    ) -> Sampler:
         """Equal shares of domains that take turns; there is no support and query to tell apart."""
         return DomainSampler(
             domains,
@@ -44,15 +47,27 @@ class _Classified(Embedding):
         )
 
 
-class _ERM(_Classified):
-    """The ERM baseline: backbone and a linear layer over the classes, as in DomainBed."""
+class FromERM(_Classified):
+    """Φ out of the ERM baseline itself: Step A is the training of the run `erm` with the same
+    settings, batch by batch, so it has that run's budget and not the embedding's."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.classifier = nn.Linear(self.backbone.features, self.classes)
+    unused = _Classified.unused | {"dim", "steps", "domains_per_step", "per_domain", "optimiser"}
+
+    def __init__(self, *args: Any, model: ModelConfig | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, model=model, **kwargs)
+        self.head = build_plain(self.backbone, self.classes, model or ModelConfig()).head
+
+    @classmethod
+    def budget(cls, config: RunConfig) -> TrainConfig:
+        return config.train
+
+    @property
+    def predictor(self) -> Plain:
+        """The ERM model, which shares its weights with Φ."""
+        return Plain.of(self.backbone, self.head)
 
     def logits(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.backbone(x))
+        logits: Tensor = self.head(self.backbone(x)).logits
         return logits
 
     def target(self, batch: Batch) -> Tensor:
@@ -60,10 +75,8 @@ class _ERM(_Classified):
 
 
 @final
-class Mean(_ERM):
+class Mean(FromERM):
     """Φ = the backbone's features (`pool5`) in an ERM model; `config.dim` does not apply."""
-
-    unused = _ERM.unused | {"dim"}
 
     def dimensions(self) -> int:
         return self.backbone.features
@@ -74,14 +87,12 @@ class Mean(_ERM):
 
 
 @final
-class Posterior(_ERM):
+class Posterior(FromERM):
     """Φ = an ERM model's class probabilities; `config.dim` does not apply.
 
     Under label shift μ is the model's soft confusion matrix times the domain's label frequencies:
     what a predictor needs to know of the domain, in as few numbers as there are classes.
     """
-
-    unused = _ERM.unused | {"dim"}
 
     def dimensions(self) -> int:
         return self.classes

@@ -8,7 +8,14 @@ from acclimate.learn.models.backbones import (
     freeze_batch_norm,
     list_backbones,
 )
-from acclimate.learn.models.predictors import Conditioned, Output, Plain, Predictor, takes_features
+from acclimate.learn.models.predictors import (
+    Conditioned,
+    Output,
+    Plain,
+    Predictor,
+    build_plain,
+    takes_features,
+)
 from acclimate.learn.models.weights import fit_weights, read_weights
 
 __all__ = [
@@ -19,6 +26,7 @@ __all__ = [
     "Predictor",
     "Preprocess",
     "build_backbone",
+    "build_plain",
     "default_backbone",
     "fit_weights",
     "freeze_batch_norm",

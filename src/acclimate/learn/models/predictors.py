@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from acclimate.config import ModelConfig
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.models.backbones import Backbone
 
@@ -68,6 +69,15 @@ class Plain(Predictor):
             self.head = _LinearHead(backbone.features, classes, dropout)
         else:
             self.head = _MlpHead(backbone.features, classes, width, hidden, dropout)
+
+    @classmethod
+    def of(cls, backbone: Backbone, head: "_LinearHead | _MlpHead") -> "Plain":
+        """A predictor of parts that are there, and that it shares."""
+        # On the meta device nothing is initialised, so no random numbers are used up.
+        with torch.device("meta"):
+            plain = cls(backbone, classes=1)
+        plain.head = head
+        return plain
 
     def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
         output: Output = self.head(self.backbone(x))
@@ -276,6 +286,18 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 _CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "film": _Film, "bias": _Bias}
+
+
+def build_plain(backbone: Backbone, classes: int, settings: ModelConfig) -> Plain:
+    """The plain predictor that a run's settings ask for."""
+    return Plain(
+        backbone,
+        classes,
+        head=settings.head,
+        width=settings.width,
+        hidden=settings.hidden,
+        dropout=settings.dropout,
+    )
 
 
 def takes_features(predictor: Predictor) -> bool:
