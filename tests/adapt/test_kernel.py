@@ -302,8 +302,8 @@ def test_trust_warns_of_few_rows_and_of_far_domains() -> None:
     assert few == "only 5 rows: with 20 or more μ is steadier"
     assert unsure.startswith("the 95 % radius of μ is not guaranteed below ")
     assert far == (
-        "this domain lies farther from every training domain than any of those from its nearest "
-        "other: the model extrapolates"
+        "this domain lies farther from its nearest training domain than 75 % of domains like those "
+        "would: the model extrapolates"
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from acclimate.adapt.reach import Reach
 from acclimate.core.wording import count
 from acclimate.learn.embeddings import DomainState, DomainTable
 
@@ -19,7 +20,8 @@ class Trust:
     expected_error: float | None  # σ/√n, in the same units; one image tells nothing
     nearest_domain: str
     nearest_distance: float  # root mean square per dimension, in the same units
-    typical_distance: float  # the same between a training domain and its nearest other: the largest
+    typical_distance: float  # how far a domain like those in training may lie: see `Reach`
+    warned_share: float  # of domains like those in training, how many lie farther and are warned of
     warnings: tuple[str, ...]
 
 
@@ -31,7 +33,7 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
     distances = (means - state.mean).norm(dim=1) / unit
     nearest = int(distances.argmin())
     between = torch.cdist(means, means) / unit
-    typical = float(between.fill_diagonal_(float("inf")).min(dim=1).values.max())
+    reach = Reach.of(between.fill_diagonal_(float("inf")).min(dim=1).values.numpy())
     radius = state.radius()
     distance = float(distances[nearest])
     warnings = []
@@ -39,17 +41,15 @@ def judge(state: DomainState, table: DomainTable) -> Trust:
         few = count(state.count, "image")
         warnings.append(f"only {few}: with {FEW_IMAGES} or more the adaptation is steadier")
     variance = state.sampling_variance
-    if distance > typical:
-        warnings.append(
-            "this domain lies farther from every training domain than any of those from its "
-            "nearest other: the model extrapolates"
-        )
+    if distance > reach.distance:
+        warnings.append(reach.warning())
     return Trust(
         n=state.count,
         radius95=None if radius is None else radius / unit,
         expected_error=None if variance is None else (variance / state.count) ** 0.5 / unit,
         nearest_domain=table.names[nearest],
         nearest_distance=distance,
-        typical_distance=typical,
+        typical_distance=reach.distance,
+        warned_share=reach.beyond,
         warnings=tuple(warnings),
     )

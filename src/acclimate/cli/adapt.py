@@ -87,13 +87,14 @@ def _show(site: Any) -> None:
         return
     trust = site.trust
     like = (
-        "lies no farther off than training domains from each other"
+        "lies no farther off than a domain like those in training may"
         if trust.nearest_distance <= trust.typical_distance
         else ("is unlike every training domain")
     )
     say(
         f"this domain {like}: {trust.nearest_distance:.2f} from the nearest, "
-        f"{trust.nearest_domain} (they lie up to {trust.typical_distance:.2f} apart)"
+        f"{trust.nearest_domain} ({100 * (1 - trust.warned_share):.0f} % of domains like those in training "
+        f"would lie within {trust.typical_distance:.2f})"
     )
     if trust.expected_error is not None:
         say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")

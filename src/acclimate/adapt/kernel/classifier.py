@@ -7,6 +7,7 @@ import numpy as np
 
 from acclimate.adapt.kernel import maps
 from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
+from acclimate.adapt.reach import Reach
 from acclimate.core.errors import ConfigError, RunError, unknown
 from acclimate.core.randomness import derive, stream
 from acclimate.data.columns import require_finite
@@ -29,7 +30,8 @@ class KernelTrust:
     expected_error: float  # σ/√n
     nearest_domain: str
     nearest_distance: float
-    typical_distance: float  # between a training domain and its nearest other: the largest
+    typical_distance: float  # how far a domain like those in training may lie: see `Reach`
+    warned_share: float  # of domains like those in training, how many lie farther and are warned of
     warnings: tuple[str, ...]
 
 
@@ -214,7 +216,7 @@ def _judge(fitted: _Fitted, mean: np.ndarray, variance: float, bound: float, n: 
     distances = np.linalg.norm(fitted.means - mean, axis=1) / unit
     between = _distances(fitted.means) / unit
     np.fill_diagonal(between, np.inf)
-    typical = float(between.min(axis=1).max())
+    reach = Reach.of(between.min(axis=1))
     nearest = int(distances.argmin())
     radius = mean_radius(n, variance, bound)
     warnings = []
@@ -223,18 +225,16 @@ def _judge(fitted: _Fitted, mean: np.ndarray, variance: float, bound: float, n: 
     if radius is None:
         wanted = images_needed(float("inf"), variance, bound)
         warnings.append(f"the 95 % radius of μ is not guaranteed below {wanted} rows")
-    if distances[nearest] > typical:
-        warnings.append(
-            "this domain lies farther from every training domain than any of those from its "
-            "nearest other: the model extrapolates"
-        )
+    if distances[nearest] > reach.distance:
+        warnings.append(reach.warning())
     return KernelTrust(
         n=n,
         radius95=None if radius is None else radius / unit,
         expected_error=(variance / n) ** 0.5 / unit,
         nearest_domain=fitted.domains[nearest],
         nearest_distance=float(distances[nearest]),
-        typical_distance=typical,
+        typical_distance=reach.distance,
+        warned_share=reach.beyond,
         warnings=tuple(warnings),
     )
 

@@ -1,0 +1,48 @@
+"""Extrapolation: beyond which distance a domain is warned of, and how many are."""
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate.adapt.reach import Reach
+from acclimate.adapt.trust import judge
+from acclimate.learn.embeddings import DomainState, DomainTable
+
+
+@pytest.mark.parametrize(
+    ("domains", "rank", "beyond"),
+    # Below 19 domains the largest is all that there is; 0.95 · 41 = 38.95, 0.95 · 100 = 95.
+    [(2, 2, 1 / 3), (12, 12, 1 / 13), (19, 19, 1 / 20), (40, 39, 2 / 41), (99, 95, 5 / 100)],
+)
+def test_ranks_by_hand(domains: int, rank: int, beyond: float) -> None:
+    distances = np.random.default_rng(0).permutation(np.arange(1.0, domains + 1))
+    assert Reach.of(distances) == Reach(float(rank), pytest.approx(beyond))
+
+
+def test_one_far_training_domain_does_not_silence_the_warning() -> None:
+    """39 domains at 0, 1, …, 38 and one at 1000: a domain at 60 is far all the same."""
+    table = DomainTable({f"d{x}": of(float(x)) for x in (*range(39), 1000)})
+    near, far = judge(of(38.5), table), judge(of(60.0), table)
+    assert (near.typical_distance, near.warned_share) == (1.0, pytest.approx(2 / 41))
+    assert (near.nearest_domain, near.nearest_distance, near.warnings) == ("d38", 0.5, ())
+    assert far.warnings == (
+        "this domain lies farther from its nearest training domain than 95 % of domains like those "
+        "would: the model extrapolates",
+    )
+
+
+def test_the_share_warned_of_is_the_share_stated() -> None:
+    """On domains drawn as the training domains are, over many training sets."""
+    rng, warned = np.random.default_rng(0), []
+    for _ in range(400):
+        points = rng.normal(size=(41, 3))
+        apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+        apart[np.diag_indices(41)] = np.inf
+        reach = Reach.of(apart[:40, :40].min(axis=1))
+        warned.append(apart[40, :40].min() > reach.distance)
+    assert np.mean(warned) == pytest.approx(2 / 41, abs=0.025)  # two standard errors
+
+
+def of(place: float) -> DomainState:
+    """A domain of 30 images, all at `place` on a line."""
+    return DomainState.empty("model", 1).updated(torch.full((30, 1), place))
