@@ -335,6 +335,26 @@ def test_a_verdict_in_words() -> None:
     ]
 
 
+def test_a_verdict_stands_up_to_all_that_was_compared() -> None:
+    """Differences 0.01, 0.02 and 0.03: t = 3.46 → p = 0.074; 0.03, 0.04, 0.05: t = 6.93, p = 0.020.
+    On its own the latter is beyond noise; with five algorithms compared, 5 · 0.020 is not."""
+    base = level("erm", "1", 0.5, 0.5, 0.5)
+
+    def others(count: int, *values: float) -> list[Level]:
+        return [level(f"da-{n}", "1", *values, method="embedding") for n in range(count)]
+
+    clear, noise = "+4.0 ± 0.6 points at 1.", "+4.0 ± 0.6 points at 1 (within noise)."
+    one = verdict([base, *others(1, 0.53, 0.54, 0.55)], "erm")
+    assert one == [f"da-0 against erm: {clear}"]
+    five = verdict([base, *others(5, 0.53, 0.54, 0.55)], "erm")
+    assert five == [f"da-{n} against erm: {noise}" for n in range(5)]
+    # Holm: the smallest of 3 is held against 0.05 / 3, the next against 0.05 / 2.
+    sure = level("da-sure", "1", 0.60, 0.601, 0.602, method="embedding")
+    mixed = verdict([base, sure, *others(2, 0.53, 0.54, 0.55)], "erm")
+    assert mixed[0] == "da-sure against erm: +10.1 ± 0.1 points at 1."
+    assert mixed[1:] == [f"da-{n} against erm: {clear}" for n in range(2)]
+
+
 def test_every_ablation_has_values_for_the_digits() -> None:
     for name, ablation in ABLATIONS.items():
         assert len(ablation.embedded) >= 5, name

@@ -93,8 +93,8 @@ def _show(site: Any) -> None:
     )
     say(
         f"this domain {like}: {trust.nearest_distance:.2f} from the nearest, "
-        f"{trust.nearest_domain} ({100 * (1 - trust.warned_share):.0f} % of domains like those in training "
-        f"would lie within {trust.typical_distance:.2f})"
+        f"{trust.nearest_domain} ({100 * (1 - trust.warned_share):.0f} % of domains like those in "
+        f"training would lie within {trust.typical_distance:.2f})"
     )
     if trust.expected_error is not None:
         say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")

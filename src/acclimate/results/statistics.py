@@ -83,6 +83,20 @@ def paired_p(pairs: Sequence[tuple[float, float]]) -> float | None:
     return float(2 * stdtr(gain.n - 1, -abs(gain.mean / gain.se)))
 
 
+def difference_p(gap: Estimate) -> float | None:
+    """Two-sided t-test that a mean difference is 0; `None` where seeds are too few to say.
+
+    Differences that are all alike leave no doubt: 0, or 1 where they are none.
+    """
+    if gap.se is None or gap.n < ENOUGH_SEEDS:
+        return None
+    if gap.se < 1e-12:
+        return 1.0 if abs(gap.mean) <= _ROUNDING else 0.0
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(gap.n - 1, -abs(gap.mean / gap.se)))
+
+
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's step-down correction: the chance of any false claim among all stays below p."""
     order = sorted(range(len(ps)), key=lambda i: ps[i])
