@@ -408,6 +408,16 @@ def test_the_discriminator_by_hand() -> None:
     torch.testing.assert_close(knowing(x, y), last(x + knowing.embedding.weight[y]))
 
 
+def test_only_the_conditional_discriminator_is_told_the_class() -> None:
+    """Other labels, the same images and domains: what DANN's discriminator says stays."""
+    for name, conditional in (("dann", False), ("cdann", True)):
+        algorithm = make(name, width=8)
+        hidden, discriminator = algorithm.predict(BATCH).hidden, algorithm.discriminator
+        one, two = discriminator(hidden, BATCH.y), discriminator(hidden, (BATCH.y + 1) % CLASSES)
+        assert torch.equal(one, two) == (not conditional)
+        assert (discriminator.embedding is not None) == conditional
+
+
 @pytest.mark.parametrize("name", ["dann", "cdann"])
 def test_each_turn_has_its_sides_loss(name: str) -> None:
     algorithm = make(name, penalty=0.3, gradient_penalty=2.0, width=8)

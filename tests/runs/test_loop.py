@@ -26,7 +26,7 @@ from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.optimisation import check_shares, learning_rate, make_optimiser
-from acclimate.runs.records import read
+from acclimate.runs.records import Score, read
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -222,6 +222,35 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(
         torch.testing.assert_close(changes[1][key], whole, rtol=0, atol=1e-6)
     assert max(float(change.abs().max()) for change in changes[0].values()) > 1e-2
     assert risks[0] == pytest.approx(risks[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((0.2, 0.9, 0.5, 0.1), 2),
+        ((0.7, 0.9, 0.9, 0.8), 2),  # of equals the first
+        ((0.4, 0.3, 0.2, 0.1), 1),
+        ((None, 0.1, None, 0.3), 4),
+    ],
+)
+def test_the_best_weights_are_kept_and_given_back(
+    scores: tuple[float | None, ...], best: int, manifest: Manifest, tmp_path: Path
+) -> None:
+    objective, validated = erm(), {}
+
+    def validate(step: int) -> tuple[list[Score], float | None]:
+        validated[step] = weights(objective)
+        return [], scores[step - 1]
+
+    settings = replace(phase(OPTIMISERS["adam"], steps=4), evaluate_every=1)
+    for keep, step in (("best", best), ("last", 4)):
+        (tmp_path / keep).mkdir()
+        objective, chosen = erm(), replace(settings, keep=keep)
+        end = loop(manifest, tmp_path / keep, objective, chosen, validate=validate).run()
+        assert (end.step, end.best_step, end.best_score) == (4, best, scores[best - 1])
+        assert len({float(v["predictor.head.last.bias"][0]) for v in validated.values()}) == 4
+        kept = weights(objective)
+        assert all(torch.equal(kept[key], value) for key, value in validated[step].items())
 
 
 def test_parts_must_be_equal(manifest: Manifest, tmp_path: Path) -> None:
