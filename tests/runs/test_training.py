@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError, TooManyUnreadable
@@ -375,6 +376,25 @@ def test_a_damaged_model_is_one_line(
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(RunError, match="damaged; restore it, or train again in another folder"):
         Trained.load(tmp_path / "run")
+
+
+def test_weights_of_another_network_are_one_line(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Earlier versions called the ERM model below a mean embedding otherwise."""
+    run = tmp_path / "run"
+    train(tiny("da-erm", **{"embedding.name": "mean"}), features, run)
+    before = load_file(run / "model.safetensors")
+    renamed = {
+        key.replace("embedding.head.last", "embedding.classifier"): before[key] for key in before
+    }
+    save_file(renamed, run / "model.safetensors")
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == (
+        f"{run / 'model.safetensors'} holds weights of another network than model.json describes; "
+        "use the version of acclimate that wrote it, or train again in another folder"
+    )
 
 
 @pytest.mark.parametrize("kind", ["ema", "window"])

@@ -108,11 +108,11 @@ class Trained:
         )
         if config.model.freeze == "backbone":
             put_on(build_extractor(config, pretrained=False), predictor, embedding)
-        predictor.load_state_dict(below(tensors, "predictor."))
+        _fill(predictor, below(tensors, "predictor."), folder)
         table = None
         if embedding is not None:
             shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
-            embedding.load_state_dict({**below(tensors, "embedding."), **shared})
+            _fill(embedding, {**below(tensors, "embedding."), **shared}, folder)
             ready(embedding, device).eval()
             table = DomainTable.from_tensors(
                 description["train_domains"], below(tensors, "domains/"), description["digest"]
@@ -230,6 +230,17 @@ def _built(config: RunConfig, in_features: int | None, *, pretrained: bool) -> B
         weights=(model.weights or None) if pretrained else None,
         in_features=in_features,
     )
+
+
+def _fill(network: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Load weights; those of another network are an earlier version's, or somebody else's."""
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError:
+        raise RunError(
+            f"{folder / WEIGHTS} holds weights of another network than {MODEL} describes; use the "
+            f"version of acclimate that wrote it, or train again in another folder"
+        ) from None
 
 
 def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
