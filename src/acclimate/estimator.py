@@ -70,11 +70,12 @@ class AdaptiveClassifier:
         return loaded
 
     def adapt(
-        self, images: Any, *, method: str = "embedding", settings: dict[str, Any] | None = None
+        self, images: Any, *, method: str = "auto", settings: dict[str, Any] | None = None
     ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
-        `method`: a row of `acclimate list methods`, or several, as in "embedding+prior";
+        `method`: "auto" as rehearsed, or a row of `acclimate list methods`, or several, as in
+        "embedding+prior";
         `settings`: of the methods, as in {"tent.steps": 3}.
         """
         return adapt(self.trained, images, method=method, settings=settings)

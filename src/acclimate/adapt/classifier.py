@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acclimate.adapt.choice import choose_method
 from acclimate.adapt.methods import (
     Chain,
     base_predictor,
@@ -32,7 +33,8 @@ from acclimate.learn.models import Predictor, takes_features
 class Adapted:
     """The classifier of one domain: μ is folded into its biases, Φ is no longer needed.
 
-    `trust` is about μ: there is none without the embedding.
+    `trust` is about μ: there is none without the embedding. `notes` say why the method is what it
+    is, where rehearsal chose it.
     """
 
     predictor: Predictor
@@ -41,6 +43,7 @@ class Adapted:
     max_pixels: int
     state: DomainState | None = None
     trust: Trust | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
@@ -85,7 +88,7 @@ def adapt(
     trained: Trained,
     images: Any,
     *,
-    method: str = "embedding",
+    method: str = "auto",
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
     quarantine: Quarantine | None = None,
@@ -95,17 +98,23 @@ def adapt(
 
     `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
     but `embedding` (and `none`) keep the images in memory meanwhile. `settings` are the methods',
-    such as {"tent.steps": 3}; they go before those that the model was trained with.
+    such as {"tent.steps": 3}; they go before those that the model was trained with. "auto" is what
+    rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
     """
-    chain = _chain(trained, method, settings or {})
     quarantine = NoQuarantine() if quarantine is None else quarantine
-    state = _start(trained, chain, into)
-    before = state.count
-    embedding = trained.embedding if chain.embedding else None
-    kept: list[Tensor] = []
-    device = next(trained.predictor.parameters()).device
     most = trained.config.data.max_pixels
     source, rows = _opened(images, trained.predictor, trained.size, most, quarantine)
+    notes: tuple[str, ...] = ()
+    if method == "auto":
+        choice = choose_method(trained, len(rows), into)
+        method, settings, notes = choice.method, {**choice.settings, **(settings or {})}, choice.why
+    chain = _chain(trained, method, settings or {})
+    state = _start(trained, chain, into)
+    before = state.count
+    start = trained.start(embedding=chain.embedding)
+    embedding = start.embedding if chain.embedding else None
+    kept: list[Tensor] = []
+    device = next(trained.predictor.parameters()).device
     with torch.no_grad():
         for _, stored in readable(source, rows, watch):
             phi = embedding.phi(to_float(stored, device)) if embedding else no_phi(len(stored))
@@ -115,11 +124,14 @@ def adapt(
     if state.count == before:
         raise nothing_readable(quarantine)
     if chain.methods:
-        base = base_predictor(trained.predictor, trained.table, state)
+        base = base_predictor(start.predictor, start.table, state)
         seen = Images(torch.cat(kept), device)
-        context = chain.context(trained.predictor, trained.table, trained.label_prior)
+        aware = start.prior_aware
+        context = chain.context(
+            start.predictor, start.table, trained.label_prior, prior_aware=aware
+        )
         state = replace(state, payloads=chain.adapt(base, seen, context)[1])
-    return apply_state(trained, state)
+    return replace(apply_state(trained, state), notes=notes)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
@@ -134,9 +146,9 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
         )
     state.require(trained.digest())
     chain = chain_of(state)
-    base = base_predictor(trained.predictor, trained.table, state)
-    predictor = chain.apply(base, state.payloads)
-    table = trained.table if chain.embedding else None
+    start = trained.start(embedding=chain.embedding)
+    predictor = chain.apply(base_predictor(start.predictor, start.table, state), state.payloads)
+    table = start.table if chain.embedding else None
     trust = None if table is None else judge(state, table)
     return Adapted(predictor, trained.classes, trained.size, config.max_pixels, state, trust)
 
@@ -149,11 +161,11 @@ def _chain(trained: Trained, method: str, settings: Mapping[str, Any]) -> Chain:
 
 def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:
     """The state to fill: an empty one, or the earlier one where images can be added to it."""
-    if chain.embedding and trained.embedding is None:
+    if chain.embedding and not trained.adaptive:
         raise nothing_to_embed(trained.config.algorithm)
     digest = trained.digest()
     if into is None:
-        embedding = trained.embedding if chain.embedding else None
+        embedding = trained.start(embedding=True).embedding if chain.embedding else None
         return DomainState.empty(digest, embedding.dim if embedding else 0)
     into.require(digest)
     stuck = [*into.payloads, *chain.methods]

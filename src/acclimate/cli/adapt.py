@@ -22,8 +22,11 @@ def adapt(
     out: Annotated[Path, typer.Option(help="Where the domain's state goes, some 25 KB.")],
     method: Annotated[
         str,
-        typer.Option(help="See `acclimate list methods`; several are joined: embedding+prior."),
-    ] = "embedding",
+        typer.Option(
+            help="auto: as rehearsed; or see `acclimate list methods`; several are joined: "
+            "embedding+prior."
+        ),
+    ] = "auto",
     settings: MethodSettings = None,
     into: Annotated[
         Path | None, typer.Option(help="Go on from an earlier state of the same domain.")
@@ -58,6 +61,8 @@ def adapt(
         )
     assert site.state is not None
     facts: dict[str, Any] = {"method": site.method, "n": site.state.count}
+    if site.notes:
+        facts["notes"] = list(site.notes)
     if site.trust is not None:
         facts |= dataclasses.asdict(site.trust)
     if site.label_prior is not None:
@@ -74,6 +79,8 @@ def adapt(
 
 def _show(site: Any) -> None:
     say(f"adapted on {site.state.count} images by {site.method}")
+    for note in site.notes:
+        say(note)
     if site.label_prior is not None:
         most = sorted(site.label_prior.items(), key=lambda item: -item[1])[:5]
         shares = ", ".join(f"{name} {percent(share)}" for name, share in most)

@@ -12,6 +12,7 @@ from acclimate.config.settings import (
     ModelConfig,
     OptimiserConfig,
     RunConfig,
+    SiteConfig,
     TrainConfig,
 )
 from acclimate.config.values import as_dict, component_settings, flat, from_dict, merged, nested
@@ -27,6 +28,7 @@ __all__ = [
     "OptimiserConfig",
     "RunConfig",
     "Search",
+    "SiteConfig",
     "TrainConfig",
     "as_dict",
     "choice",

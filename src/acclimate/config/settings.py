@@ -48,7 +48,7 @@ class ModelConfig:
     head: Literal["linear", "mlp"] = setting(
         "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
     )
-    condition: Literal["concat", "film", "bias"] = setting(
+    condition: Literal["concat", "film", "bias", "low-rank"] = setting(
         "concat", "how μ enters an adaptive predictor; concat is the paper's"
     )
     width: int = setting(1024, "output of the layer after the backbone", at_least=1)
@@ -139,8 +139,24 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
     )
+    prior_aware: bool = setting(
+        False, "tell training each domain's label frequencies, so that it learns what they leave"
+    )
     average: AverageConfig = field(default_factory=AverageConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteConfig:
+    """How heads are fitted on features, in rehearsal and for the model itself."""
+
+    steps: int = setting(400, "optimiser steps of each head", at_least=1)
+    batch: int = setting(512, "rows in a step, shared out over domains", at_least=2)
+    lr: float = setting(3e-3, "learning rate, falling to 0 along a cosine", at_least=0)
+    weight_decay: float = setting(1e-2, "weight decay (of AdamW)", at_least=0)
+    width: int = setting(256, "layers of the conditioned head", at_least=1)
+    dropout: float = setting(0.5, "dropout before its last layer", at_least=0, at_most=0.99)
+    dim: int = setting(64, "dimensions of μ", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +165,10 @@ class AdaptConfig:
     source: Literal["held-out", "test"] = setting(
         "held-out", "held-out: they are not scored; test: taken from the scored images"
     )
+    rehearse: bool = setting(
+        False, "let training domains play new site at the end, and choose how to adapt by that"
+    )
+    site: SiteConfig = field(default_factory=SiteConfig)
     components: dict[str, Any] = field(
         default_factory=dict,
         metadata={"about": "settings of the adaptation methods, by their names", COMPONENTS: True},

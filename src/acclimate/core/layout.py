@@ -19,6 +19,7 @@ CONSISTENCY = "consistency.json"  # how fast μ settles with n; distances betwee
 MODEL = "model.json"  # everything needed to load the weights; written after them
 WEIGHTS = "model.safetensors"
 DOMAINS = "domains.safetensors"  # μ, σ² and n of every domain, for reports
+REHEARSAL = "rehearsal.json"  # what adaptation did at held-out domains, and what follows
 CARD = "MODEL_CARD.md"  # of a run that a sweep chose
 PRUNED = "pruned.json"  # of a run whose weights a sweep deleted
 CHECKPOINT = "checkpoint-{phase}.safetensors"  # this one and the next only while training

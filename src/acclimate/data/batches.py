@@ -25,20 +25,29 @@ from acclimate.data.source import Source, to_float
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of several domains. `domain` indexes the training domains; `mu` is each row's μ."""
+    """Rows of several domains. `domain` indexes the training domains; `mu` is each row's μ.
+
+    `shift` is what knowing the label frequencies of a row's domain adds to its logits: their log,
+    less that of the frequencies over all training domains.
+    """
 
     x: Tensor  # [b, 3, h, w] in 0..1, or [b, f]
     y: Tensor  # [b]
     domain: Tensor  # [b]
     mu: Tensor | None = None  # [b, d], standardised
+    shift: Tensor | None = None  # [b, C], in prior-aware training
 
     def __len__(self) -> int:
         return len(self.y)
 
+    def take(self, rows: Tensor | slice) -> "Batch":
+        """Some of the rows."""
+        parts = (self.x, self.y, self.domain, self.mu, self.shift)
+        return Batch(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
+
     def part(self, index: int, count: int) -> "Batch":
         """Every `count`-th row, so that each part holds every domain in equal measure."""
-        mu = None if self.mu is None else self.mu[index::count]
-        return Batch(self.x[index::count], self.y[index::count], self.domain[index::count], mu)
+        return self.take(slice(index, None, count))
 
 
 class Sampler(Protocol):

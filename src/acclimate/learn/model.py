@@ -1,8 +1,9 @@
 """A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,14 +14,31 @@ from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_json
-from acclimate.core.layout import MODEL, RUN, WEIGHTS, is_pruned, stored
+from acclimate.core.layout import MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.tensors import below, save_tensors, tensors_digest
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
-from acclimate.learn.models import Backbone, Conditioned, Predictor, build_backbone, build_plain
+from acclimate.learn.models import (
+    Backbone,
+    Conditioned,
+    Predictor,
+    build_backbone,
+    build_plain,
+    takes_features,
+)
 from acclimate.learn.models import freeze_batch_norm as freeze
+from acclimate.learn.site import Site
 
 FORMAT = "acclimate-model-1"
+
+
+class StartingPoint(NamedTuple):
+    """What adaptation starts from."""
+
+    predictor: Predictor
+    embedding: Embedding | None
+    table: DomainTable | None
+    prior_aware: bool  # it stands under training's label frequencies, whatever the domain
 
 
 @dataclass(frozen=True)
@@ -38,25 +56,41 @@ class Trained:
     table: DomainTable | None = None
     val_domains: tuple[str, ...] = ()  # they chose the weights
     test_domains: tuple[str, ...] | None = None  # None: not known, in models of earlier versions
+    site: Site | None = None  # a rehearsed plain model's second path, over features
+    rehearsal: Mapping[str, Any] | None = None
     _digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Now, not when somebody asks: a model is made of finished weights, and only of those.
-        digest = tensors_digest(_tensors(self.predictor, self.embedding))
+        digest = tensors_digest(_tensors(self.predictor, self.embedding, self.site))
         object.__setattr__(self, "_digest", digest)
 
     @property
     def adaptive(self) -> bool:
-        return self.embedding is not None
+        """Whether it has an embedding to adapt by."""
+        return self.embedding is not None or self.site is not None
+
+    def start(self, *, embedding: bool) -> StartingPoint:
+        """The predictor to start from with the domain's embedding, or without it."""
+        if embedding and self.site is not None:
+            backbone = self.predictor.backbone
+            over = self.site
+            if not takes_features(self.predictor):
+                over = self.site.over(backbone.extractor or backbone)
+            return StartingPoint(over.predictor, over.embedding, over.table, prior_aware=True)
+        aware = self.config.train.prior_aware
+        return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware)
 
     def digest(self) -> str:
         """Identifies the weights; domain states carry it."""
         return self._digest
 
     def save(self, folder: Path) -> None:
-        tensors = dict(_tensors(self.predictor, self.embedding))
+        tensors = dict(_tensors(self.predictor, self.embedding, self.site))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
+        if self.rehearsal is not None:
+            write_json(folder / REHEARSAL, self.rehearsal)
         save_tensors(folder / WEIGHTS, tensors)
         # The description comes last: where it is, the weights are.
         write_json(folder / MODEL, self._description())
@@ -119,6 +153,13 @@ class Trained:
             )
         ready(predictor, device).eval()
         val, test = _unseen_domains(folder, description, config)
+        site = None
+        if parts := below(tensors, "site."):
+            names, classes = description["train_domains"], len(description["classes"])
+            site = Site.from_tensors(
+                parts, names, classes, config.adapt.site, description["digest"]
+            ).to(device)
+        rehearsal = folder / REHEARSAL
         return cls(
             config,
             tuple(description["classes"]),
@@ -131,6 +172,8 @@ class Trained:
             table,
             val,
             test,
+            site,
+            stored(rehearsal) if rehearsal.exists() else None,
         )
 
 
@@ -243,16 +286,20 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
         ) from None
 
 
-def _tensors(predictor: nn.Module, embedding: nn.Module | None) -> list[tuple[str, Tensor]]:
+def _tensors(
+    predictor: nn.Module, embedding: nn.Module | None, site: Site | None
+) -> list[tuple[str, Tensor]]:
     """All weights; an extractor that both have is the predictor's alone."""
     parts = {"predictor": predictor, "embedding": embedding}
-    return [
+    found = [
         (f"{part}.{name}", value)
         for part, module in parts.items()
         if module is not None
         for name, value in module.state_dict().items()
         if part == "predictor" or not _extracts(name)
     ]
+    further = {} if site is None else site.tensors()
+    return found + [(f"site.{name}", value) for name, value in further.items()]
 
 
 def _extracts(name: str) -> bool:

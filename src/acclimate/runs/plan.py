@@ -78,11 +78,23 @@ class Plan:
 
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        counts = [
-            np.bincount(self.manifest.label_index[rows], minlength=len(self.classes)) / len(rows)
-            for rows in self.train_rows
-        ]
-        return np.asarray(np.mean(counts, axis=0))
+        counts = self._label_counts()
+        return np.asarray((counts / counts.sum(1, keepdims=True)).mean(0))
+
+    def label_shifts(self) -> np.ndarray:
+        """Log frequencies in each training domain less those over all of them: [N, C].
+
+        One image more, shared out as they are, keeps what a small domain lacks possible.
+        """
+        prior, counts = self.label_prior(), self._label_counts()
+        own = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(prior > 0, np.log(own) - np.log(prior), 0.0)
+
+    def _label_counts(self) -> np.ndarray:
+        """Training rows of each class in each training domain: [N, C]"""
+        labels, classes = self.manifest.label_index, len(self.classes)
+        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.train_rows])
 
 
 def make_plan(

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from acclimate.data.batches import Batch, DomainSampler
 from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.models import Predictor
@@ -20,12 +22,18 @@ def learn_predictor(
     """Train `predictor` to the end, or from where a killed run stopped; keep the chosen weights."""
     plan, device = session.plan, session.world.device
     means = None if table is None else table.means.float().to(device)
+    aware = plan.config.train.prior_aware
+    shifts = torch.from_numpy(plan.label_shifts()).float().to(device)
 
-    def with_mu(batch: Batch) -> Batch:
-        return batch if means is None else replace(batch, mu=means[batch.domain])
+    def known(batch: Batch) -> Batch:
+        return replace(
+            batch,
+            mu=None if means is None else means[batch.domain],
+            shift=shifts[batch.domain] if aware else None,
+        )
 
     objective = plan.objective(predictor, session.world).to(device)
-    return main_loop(session, objective, MAIN, prepare=with_mu, validate=validate).run()
+    return main_loop(session, objective, MAIN, prepare=known, validate=validate).run()
 
 
 def main_loop(

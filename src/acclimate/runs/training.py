@@ -20,6 +20,7 @@ from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.plan import make_plan
 from acclimate.runs.predictor_step import learn_predictor
 from acclimate.runs.records import Finished, Score
+from acclimate.runs.rehearsal import rehearse_run
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import SharedEmbedding, refuse_plain
@@ -101,6 +102,9 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     now.predictor.eval()
     if now.extractor is not None:
         put_on(now.extractor, now.predictor, embedding)
+    site, rehearsal = None, None
+    if plan.config.adapt.rehearse and embedding is None:
+        site, rehearsal = rehearse_run(now, now.predictor)
     if now.world.main:
         # Before scoring: whatever fails there, the model is kept.
         Trained(
@@ -115,6 +119,8 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
             table,
             plan.val_domains,
             plan.test_domains,
+            site,
+            None if rehearsal is None else rehearsal.to_dict(),
         ).save(now.folder.path)
     _finish(now, evaluator, progress)
 

@@ -25,10 +25,17 @@ class Chain:
         return "+".join([*(["embedding"] if self.embedding else []), *self.methods]) or "none"
 
     def context(
-        self, predictor: Predictor, table: DomainTable | None, label_prior: Sequence[float]
+        self,
+        predictor: Predictor,
+        table: DomainTable | None,
+        label_prior: Sequence[float],
+        *,
+        prior_aware: bool = False,
     ) -> Context:
-        """What its methods may know of a trained model."""
-        centre = base_predictor(predictor, table, None) if self.embedding else None
+        """What its methods may know of a trained model. One that is `prior_aware` stands under
+        `label_prior` in every domain; of another, the centre helps to tell."""
+        told = self.embedding and not prior_aware
+        centre = base_predictor(predictor, table, None) if told else None
         return Context(torch.tensor(label_prior, dtype=torch.float64), centre=centre)
 
     def adapt(

@@ -24,19 +24,27 @@ TINY = 1e-12
 
 
 def em_prior(
-    posteriors: Tensor, train_prior: Tensor, *, tolerance: float = 1e-8, most: int = 10_000
+    posteriors: Tensor,
+    train_prior: Tensor,
+    *,
+    strength: float = 0.0,
+    tolerance: float = 1e-8,
+    most: int = 10_000,
 ) -> tuple[Tensor, int]:
-    """The maximum-likelihood prior of unlabelled images, by EM (Saerens et al. 2002).
+    """The prior of unlabelled images by EM (Saerens et al. 2002), the likeliest one, or with a
+    `strength` the likeliest under a Dirichlet prior: as if so many images more had been seen,
+    shared out over the classes as in training. So few images change little and many decide.
 
     [n, C], [C] -> [C] and the number of iterations, in float64. It ends when no class moves by
     more than `tolerance`. A class of prior 0 in training keeps it.
     """
     rows, train = posteriors.double(), train_prior.double()
+    given = strength / (strength + len(rows))
     target, iterations, change = train, 0, float("inf")
     while change > tolerance and iterations < most:
         weighted = rows * torch.where(train > 0, target / train, 0.0)
         shares = weighted / weighted.sum(1, keepdim=True).clamp(min=torch.finfo(torch.double).tiny)
-        before, target = target, shares.mean(0)
+        before, target = target, (1 - given) * shares.mean(0) + given * train
         target = target / target.sum()
         change = float((target - before).abs().max())
         iterations += 1
@@ -83,21 +91,32 @@ def log_ratio(target: Tensor, train: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def posteriors(predictor: Predictor, images: Images) -> Tensor:
+def posteriors(predictor: Predictor, images: Images, temperature: float = 1.0) -> Tensor:
     """[n, C] float64, on the CPU."""
     logits = torch.cat([predictor(x).logits.cpu() for x in images.batches()])
-    return logits.double().softmax(1)
+    return (logits.double() / temperature).softmax(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorConfig:
+    temperature: float = setting(
+        1.0, "logits are divided by it: above 1 for a model that is too sure", at_least=0.01
+    )
+    strength: float = setting(
+        0.0, "images that training's frequencies count as beside the new ones", at_least=0
+    )
     tolerance: float = setting(1e-8, "EM ends when no class moves by more", at_least=0)
     iterations: int = setting(10_000, "or after so many iterations", at_least=1)
 
 
 @final
 class Prior(Method):
-    """Keeps the domain's class frequencies, and those that the posteriors stood under before."""
+    """Keeps the domain's class frequencies, and those that the posteriors stood under before.
+
+    EM multiplies what the posteriors say, so that it needs posteriors that are as sure as they are
+    right, and with few images it takes chance for a shift: `temperature` and `strength` are for
+    that, and a rehearsal finds them.
+    """
 
     Config = PriorConfig
 
@@ -108,12 +127,20 @@ class Prior(Method):
         if context.start is not None and context.centre is not None:
             start, centre = (posteriors(p, images) for p in (context.start, context.centre))
             base = implied_prior(start, centre, base)
-        found = posteriors(predictor, images)
-        tolerance, most = self.config.tolerance, self.config.iterations
-        prior, iterations = em_prior(found, base, tolerance=tolerance, most=most)
-        return {"prior": prior, "base": base, "iterations": torch.tensor(iterations)}
+        config = self.config
+        prior, iterations = em_prior(
+            posteriors(predictor, images, config.temperature),
+            base,
+            strength=config.strength,
+            tolerance=config.tolerance,
+            most=config.iterations,
+        )
+        temperature = torch.tensor(config.temperature, dtype=torch.float64)
+        found = {"prior": prior, "base": base, "temperature": temperature}
+        return {**found, "iterations": torch.tensor(iterations)}
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         last = last_layer(predictor)
         shift = log_ratio(tensors["prior"], tensors["base"]).to(last.bias)
-        return with_last_layer(predictor, last.weight, last.bias + shift)
+        scale = 1 / float(tensors.get("temperature", 1.0))  # states of earlier versions have none
+        return with_last_layer(predictor, last.weight * scale, last.bias * scale + shift)

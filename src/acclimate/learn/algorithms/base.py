@@ -28,5 +28,14 @@ class Algorithm(Objective):
         self.domains, self.classes = domains, classes
 
     def predict(self, batch: Batch) -> Output:
-        output: Output = self.predictor(batch.x, batch.mu)
-        return output
+        return self.adjusted(self.predictor(batch.x, batch.mu), batch)
+
+    @staticmethod
+    def adjusted(output: Output, batch: Batch) -> Output:
+        """Prior-aware training: what is left to learn once a domain's label frequencies are known.
+
+        The predictor itself then stands under the frequencies over all training domains.
+        """
+        if batch.shift is None:
+            return output
+        return output._replace(logits=output.logits + batch.shift)

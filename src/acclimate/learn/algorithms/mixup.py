@@ -1,6 +1,6 @@
 """Inter-domain mixup (Yan et al. 2020): images and labels between those of two domains."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,12 @@ class Mixup(Algorithm):
 
     def forward(self, batch: Batch, step: int) -> Losses:
         partner, ratio = self._pairs(batch.domain, step)
-        mu = None if batch.mu is None else _mixed(batch.mu, partner, ratio)
-        both = Batch(_mixed(batch.x, partner, ratio), batch.y, batch.domain, mu)
+        mixed = {
+            name: _mixed(value, partner, ratio)
+            for name in ("x", "mu", "shift")
+            if (value := getattr(batch, name)) is not None
+        }
+        both = replace(batch, **mixed)
         logits = self.predict(both).logits
         own = F.cross_entropy(logits, batch.y, reduction="none")
         other = F.cross_entropy(logits, batch.y[partner], reduction="none")

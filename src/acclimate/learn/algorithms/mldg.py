@@ -51,10 +51,11 @@ class MLDG(Algorithm):
         if len(groups) < 2:
             return Losses(risk=self._risk(self.predict(batch), batch))
         held_out = self._held_out(groups, step)
-        train, test = _rows(batch, ~held_out), _rows(batch, held_out)
+        train, test = batch.take(~held_out), batch.take(held_out)
         risk = self._risk(self.predict(train), train)
         inner: Output = functional_call(self.predictor, self._stepped(risk), (test.x, test.mu))
-        return Losses(risk=risk, penalty=self.config.beta * self._risk(inner, test))
+        held_out = self._risk(self.adjusted(inner, test), test)
+        return Losses(risk=risk, penalty=self.config.beta * held_out)
 
     def _held_out(self, groups: Groups, step: int) -> Tensor:
         """Which rows are of meta-test domains: [b], the same split in every process."""
@@ -81,8 +82,3 @@ class MLDG(Algorithm):
     @staticmethod
     def _risk(output: Output, batch: Batch) -> Tensor:
         return F.cross_entropy(output.logits, batch.y)
-
-
-def _rows(batch: Batch, chosen: Tensor) -> Batch:
-    mu = None if batch.mu is None else batch.mu[chosen]
-    return Batch(batch.x[chosen], batch.y[chosen], batch.domain[chosen], mu)

@@ -6,9 +6,11 @@ layer to the classes. Where μ enters is the condition:
 
 - concat: F_mlp sees [z, μ] instead of z = F_ft(x), as published;
 - film: F_mlp sees z (1 + G μ) + B μ;
-- bias: A μ is added to the logits.
+- bias: A μ is added to the logits;
+- low-rank: W (U h ∘ V μ) + A μ is added to them, with h the hidden layer: for one domain, another
+  last layer, in which the two can multiply.
 
-G, B and A start at zero, so that training starts at the plain predictor.
+G, B, A and W start at zero, so that training starts at the plain predictor.
 """
 
 from abc import ABC, abstractmethod
@@ -111,7 +113,7 @@ class Conditioned(Predictor):
         kind = _CONDITIONS[condition]
         extra = mu_dim if kind.widens else 0
         self.head = _MlpHead(backbone.features, classes, width, hidden, dropout, extra=extra)
-        self.condition = kind(mu_dim, width, classes)
+        self.condition = kind(mu_dim, width, hidden, classes)
 
     def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
         if mu is None:
@@ -122,7 +124,7 @@ class Conditioned(Predictor):
         z = self.head.project(self.backbone(x))
         mu = self._rows(mu, z.shape[0]).to(z.dtype)
         logits, hidden = self.head.classify(self.condition.inputs(z, mu))
-        return Output(self.condition.logits(logits, mu), hidden)
+        return Output(self.condition.logits(logits, hidden, mu), hidden)
 
     @torch.no_grad()
     def fold(self, mu: Tensor) -> Plain:
@@ -212,15 +214,15 @@ class _Condition(nn.Module, ABC):
 
     widens: ClassVar[bool] = False  # whether F_mlp sees mu_dim more numbers
 
-    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
         super().__init__()
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
         """z [b, width], mu [b, mu_dim] -> what F_mlp sees."""
         return z
 
-    def logits(self, logits: Tensor, mu: Tensor) -> Tensor:
-        """logits [b, classes], mu [b, mu_dim] -> [b, classes]."""
+    def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
+        """logits [b, classes], hidden [b, hidden], mu [b, mu_dim] -> [b, classes]."""
         return logits
 
     @abstractmethod
@@ -232,8 +234,8 @@ class _Condition(nn.Module, ABC):
 class _Concat(_Condition):
     widens = True
 
-    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
-        super().__init__(mu_dim, width, classes)
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
         self.width = width
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
@@ -248,8 +250,8 @@ class _Concat(_Condition):
 
 @final
 class _Film(_Condition):
-    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
-        super().__init__(mu_dim, width, classes)
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
         self.scale = _zero_linear(mu_dim, width)
         self.shift = _zero_linear(mu_dim, width)
 
@@ -267,16 +269,39 @@ class _Film(_Condition):
 
 @final
 class _Bias(_Condition):
-    def __init__(self, mu_dim: int, width: int, classes: int) -> None:
-        super().__init__(mu_dim, width, classes)
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
         self.shift = _zero_linear(mu_dim, classes)
 
-    def logits(self, logits: Tensor, mu: Tensor) -> Tensor:
+    def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
         shifted: Tensor = logits + self.shift(mu)
         return shifted
 
     def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
         head["last.bias"] += self.shift.weight.to(mu) @ mu
+
+
+@final
+class _LowRank(_Condition):
+    rank = 128
+
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
+        self.of_image = nn.Linear(hidden, self.rank)
+        self.of_domain = nn.Linear(mu_dim, self.rank, bias=False)
+        self.out = _zero_linear(self.rank, classes)
+        self.shift = _zero_linear(mu_dim, classes)
+
+    def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
+        both = self.of_image(hidden) * self.of_domain(mu)
+        changed: Tensor = logits + self.out(both) + self.shift(mu)
+        return changed
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        # W (s ∘ (U h + u)) = (W diag(s) U) h + W (s ∘ u), with s = V μ
+        scaled = self.out.weight.to(mu) * (self.of_domain.weight.to(mu) @ mu)
+        head["last.weight"] += scaled @ self.of_image.weight.to(mu)
+        head["last.bias"] += scaled @ self.of_image.bias.to(mu) + self.shift.weight.to(mu) @ mu
 
 
 def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -285,7 +310,12 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-_CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "film": _Film, "bias": _Bias}
+_CONDITIONS: dict[str, type[_Condition]] = {
+    "concat": _Concat,
+    "film": _Film,
+    "bias": _Bias,
+    "low-rank": _LowRank,
+}
 
 
 def build_plain(backbone: Backbone, classes: int, settings: ModelConfig) -> Plain:

@@ -1,0 +1,318 @@
+"""What rehearsal found, and what follows from it: arithmetic only.
+
+Training domains have played "new site" in turn: each was adapted to from n unlabelled images by
+every chain of methods and scored on its other images. A `Trial` is one such score. From the trials
+follow, for each n, the chain to use, what it promises at a site nobody has seen, and the words for
+both.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from acclimate.core.errors import RunError
+from acclimate.core.wording import count, percent, signed
+
+FORMAT = "acclimate-rehearsal-1"
+CHAINS = ("none", "prior", "embedding", "embedding+prior")  # the simpler first
+ENOUGH_DOMAINS = 10  # from here on, the domains themselves tell how label frequencies vary
+FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
+Frequencies = Literal["as they are", "drawn anew"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A held-out domain adapted to by a chain from `n` of its images, and scored on others."""
+
+    domain: str
+    chain: str
+    n: int
+    frequencies: Frequencies
+    accuracy: float
+    strength: float | None = None  # of the label prior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a chain gained over the plain model at the held-out domains, with `n` images each."""
+
+    chain: str
+    n: int
+    frequencies: Frequencies
+    gain: float  # in accuracy; mean over domains
+    error: float | None  # its standard error; None for one domain
+    accuracy: float
+    low: float  # where the accuracy at a new domain is expected, in nine cases of ten
+    high: float
+    domains: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """The outcome. `chosen` has the chain for each n that was rehearsed, ascending."""
+
+    promises: tuple[Promise, ...]
+    chosen: Mapping[int, str]
+    temperatures: Mapping[str, float]  # of the label prior, by chain
+    strengths: Mapping[str, float]
+    domains: int
+    exact: bool  # the backbone had not seen the held-out domains
+
+    def chain_for(self, n: int) -> str:
+        """What to do with `n` images: as rehearsed with the most that were not more."""
+        known = [size for size in self.chosen if size <= n]
+        return self.chosen[max(known)] if known else "none"
+
+    def settings_for(self, chain: str) -> dict[str, Any]:
+        """The methods' settings, as `adapt` takes them."""
+        if "prior" not in chain.split("+"):
+            return {}
+        return {
+            "prior.temperature": self.temperatures[chain],
+            "prior.strength": self.strengths[chain],
+        }
+
+    def promise(self, chain: str, n: int, frequencies: Frequencies = "as they are") -> Promise:
+        """What it gained, as rehearsed with the most images that were not more than `n`."""
+        same = [p for p in self.promises if (p.chain, p.frequencies) == (chain, frequencies)]
+        return max(
+            (p for p in same if p.n <= n), key=lambda p: p.n, default=min(same, key=lambda p: p.n)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            **asdict(self),
+            "chosen": [{"n": n, "chain": chain} for n, chain in self.chosen.items()],
+            "verdict": verdict(self),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
+        try:
+            if stored["format"] != FORMAT:
+                raise RunError(
+                    f"{where}: format {stored['format']}, this version reads {FORMAT}; "
+                    f"use the version of acclimate that wrote it"
+                )
+            return cls(
+                promises=tuple(Promise(**found) for found in stored["promises"]),
+                chosen={int(found["n"]): str(found["chain"]) for found in stored["chosen"]},
+                temperatures=dict(stored["temperatures"]),
+                strengths=dict(stored["strengths"]),
+                domains=int(stored["domains"]),
+                exact=bool(stored["exact"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunError(f"{where} is damaged; delete it and repeat the training") from None
+
+
+def conclude(
+    trials: Sequence[Trial], temperatures: Mapping[str, float], *, exact: bool
+) -> Rehearsal:
+    """From every trial to what will be done."""
+    table = _Gains.of(trials)
+    strengths = {
+        chain: table.best_strength(chain) for chain in table.chains if chain in temperatures
+    }
+    promises = tuple(
+        table.promise(chain, n, frequencies)
+        for n in table.sizes
+        for frequencies in table.kinds
+        for chain in table.chains
+    )
+    chosen = {n: _choose([p for p in promises if p.n == n]) for n in table.sizes}
+    return Rehearsal(
+        promises=promises,
+        chosen=chosen,
+        temperatures={chain: temperatures[chain] for chain in strengths},
+        strengths=strengths,
+        domains=len(table.domains),
+        exact=exact,
+    )
+
+
+def _choose(promises: Sequence[Promise]) -> str:
+    """The simplest chain that does as well as the best one, as far as can be told.
+
+    A chain must gain beyond two standard errors, and where label frequencies stay as they are it
+    must cost nothing: it may be that they do not shift at the new site. One standard error less
+    than the best gain is as good as it.
+    """
+    by_chain: dict[str, list[Promise]] = {}
+    for promise in promises:
+        by_chain.setdefault(promise.chain, []).append(promise)
+    gains = {chain: fmean(p.gain for p in found) for chain, found in by_chain.items()}
+    errors = {chain: _error(found) for chain, found in by_chain.items()}
+    able = [
+        chain
+        for chain, found in by_chain.items()
+        if chain == "none"
+        or (
+            gains[chain] > 2 * errors[chain]
+            and all(p.gain >= -FREE for p in found if p.frequencies == "as they are")
+        )
+    ]
+    best = max(able, key=lambda chain: gains[chain])
+    enough = gains[best] - errors[best]
+    return next(chain for chain in CHAINS if chain in able and gains[chain] >= enough)
+
+
+def _error(promises: Sequence[Promise]) -> float:
+    """Of the mean gain; infinite with one domain, which cannot tell a gain from chance."""
+    known = [p.error for p in promises if p.error is not None]
+    if len(known) < len(promises):
+        return math.inf if promises[0].chain != "none" else 0.0
+    # The same domains are in each: their errors do not average out.
+    return fmean(known) * _widened(promises[0].domains)
+
+
+def _widened(domains: int) -> float:
+    """Student's t at one standard deviation of the normal, for so many domains."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(domains - 1, 0.8413447460685429))
+
+
+@dataclass(frozen=True)
+class _Gains:
+    """Accuracies by (domain, n, frequencies) of each chain and strength, and what they show."""
+
+    domains: tuple[str, ...]
+    sizes: tuple[int, ...]
+    kinds: tuple[Frequencies, ...]
+    chains: tuple[str, ...]
+    accuracy: Mapping[tuple[str, float | None, str, int, str], float]
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> "_Gains":
+        cells: dict[tuple[str, float | None, str, int, str], list[float]] = {}
+        for trial in trials:
+            key = (trial.chain, trial.strength, trial.domain, trial.n, trial.frequencies)
+            cells.setdefault(key, []).append(trial.accuracy)
+        kinds: list[Frequencies] = list(dict.fromkeys(t.frequencies for t in trials))
+        return cls(
+            tuple(dict.fromkeys(t.domain for t in trials)),
+            tuple(sorted({t.n for t in trials})),
+            tuple(kinds),
+            tuple(chain for chain in CHAINS if any(t.chain == chain for t in trials)),
+            {key: fmean(values) for key, values in cells.items()},
+        )
+
+    def strengths(self, chain: str) -> list[float | None]:
+        return list(dict.fromkeys(s for c, s, *_ in self.accuracy if c == chain))
+
+    def gain(
+        self, chain: str, strength: float | None, domain: str, n: int, kind: str
+    ) -> float | None:
+        mine = self.accuracy.get((chain, strength, domain, n, kind))
+        plain = self.accuracy.get(("none", None, domain, n, kind))
+        return None if mine is None or plain is None else mine - plain
+
+    def best_strength(self, chain: str, without: str | None = None) -> float:
+        """The strength that gained most over all domains (but one); ties go to the stronger."""
+
+        def worth(strength: float | None) -> tuple[float, float]:
+            found = [
+                gain
+                for domain in self.domains
+                for n in self.sizes
+                for kind in self.kinds
+                if domain != without
+                and (gain := self.gain(chain, strength, domain, n, kind)) is not None
+            ]
+            return (fmean(found) if found else -math.inf, strength or 0.0)
+
+        best = max(self.strengths(chain), key=worth)
+        return best or 0.0
+
+    def promise(self, chain: str, n: int, kind: Frequencies) -> Promise:
+        """Each domain with the strength that the others chose: a promise is not its own judge."""
+        several = len(self.strengths(chain)) > 1
+        gains, accuracies = [], []
+        for domain in self.domains:
+            own = self.strengths(chain)[0]
+            if several:
+                own = self.best_strength(chain, domain if len(self.domains) > 1 else None)
+            gain = self.gain(chain, own, domain, n, kind)
+            if gain is not None:
+                gains.append(gain)
+                accuracies.append(self.accuracy[chain, own, domain, n, kind])
+        low, high = _expected(accuracies)
+        return Promise(
+            chain=chain,
+            n=n,
+            frequencies=kind,
+            gain=fmean(gains),
+            error=stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None,
+            accuracy=fmean(accuracies),
+            low=low,
+            high=high,
+            domains=len(gains),
+        )
+
+
+def _expected(accuracies: Sequence[float]) -> tuple[float, float]:
+    """Where the next one lies, in nine cases of ten, if it is drawn as these were."""
+    from scipy.special import stdtrit
+
+    if len(accuracies) < 2:
+        return 0.0, 1.0
+    middle, spread = fmean(accuracies), stdev(accuracies)
+    reach = float(stdtrit(len(accuracies) - 1, 0.95)) * spread * math.sqrt(1 + 1 / len(accuracies))
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+def verdict(found: Rehearsal) -> list[str]:
+    """What a user should know, in sentences."""
+    most = max(found.chosen)
+    chain = found.chosen[most]
+    said = [_paid(found, chain, most)]
+    promise = found.promise(chain, most)
+    if promise.domains > 1:
+        said.append(
+            f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
+        )
+    if not found.exact:
+        said.append(
+            "The network had seen the rehearsed sites in training, so that a new one may differ "
+            "more from them than these numbers say."
+        )
+    return said
+
+
+def _paid(found: Rehearsal, chain: str, most: int) -> str:
+    sites = count(found.domains, "site")
+    if chain == "none":
+        tried = [c for c in {p.chain for p in found.promises} if c != "none"]
+        best = max((found.promise(c, most) for c in tried), key=lambda p: p.gain, default=None)
+        shown = "" if best is None else f": {_gain(best)} points at best ({best.chain})"
+        return (
+            f"With {sites} adaptation did not pay{shown}; the plain model is what `predict` uses."
+        )
+    promise = found.promise(chain, most)
+    from_n = min(n for n, c in found.chosen.items() if c != "none")
+    return (
+        f"Rehearsed on {sites}, {chain} gained {_gain(promise)} points with {most} unlabelled "
+        f"images; `adapt` uses it from {from_n} images on."
+    )
+
+
+def _gain(promise: Promise) -> str:
+    error = "" if promise.error is None else f" ± {percent(promise.error)}"
+    return signed(promise.gain) + error
+
+
+def rows(found: Rehearsal) -> Iterable[tuple[str, ...]]:
+    """The table of a rehearsal: what, images, label frequencies, accuracy, gain."""
+    for promise in found.promises:
+        chosen = " *" if found.chosen[promise.n] == promise.chain else ""
+        yield (
+            promise.chain + chosen,
+            str(promise.n),
+            promise.frequencies,
+            percent(promise.accuracy),
+            _gain(promise),
+        )

@@ -1,0 +1,237 @@
+"""What a plain model gets beside its own head: Φ and a conditioned head over its features.
+
+Both are learned from features of the finished backbone, which stay in memory: seconds, not hours,
+and the plain model stays exactly what it was.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from acclimate.config import EmbeddingConfig, SiteConfig
+from acclimate.core.distributed import World
+from acclimate.core.randomness import derive
+from acclimate.core.tensors import below
+from acclimate.data.batches import Batch, DomainSampler, Sampler
+from acclimate.learn.algorithms.erm import ERM, ERMConfig
+from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
+from acclimate.learn.models import (
+    Backbone,
+    Conditioned,
+    Plain,
+    Predictor,
+    Preprocess,
+    build_backbone,
+)
+from acclimate.learn.objective import Objective
+
+FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
+MOST_DOMAINS_PER_STEP = 64
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Labelled rows of features of several domains, in memory."""
+
+    x: Tensor  # [n, f]
+    y: Tensor  # [n]
+    domains: Sequence[np.ndarray]  # rows of each domain
+    classes: int
+
+    def among(self, chosen: Sequence[int], allowed: np.ndarray | None = None) -> "FeatureRows":
+        """Only these domains, and only their rows that are `allowed` [n]."""
+        rows = [self.domains[number] for number in chosen]
+        if allowed is not None:
+            rows = [part[allowed[part]] for part in rows]
+        return FeatureRows(self.x, self.y, rows, self.classes)
+
+    @property
+    def frequencies(self) -> Tensor:
+        """Class frequencies of each domain: [N, C] float64."""
+        counted = [torch.bincount(self.y[rows], minlength=self.classes) for rows in self._indices()]
+        counts = torch.stack(counted).double()
+        return counts / counts.sum(1, keepdim=True)
+
+    @property
+    def prior(self) -> Tensor:
+        """Class frequencies over the domains, each counting equally: [C] float64."""
+        return self.frequencies.mean(0)
+
+    def shifts(self) -> Tensor:
+        """What knowing a domain's frequencies adds to logits: [N, C]; see `Batch.shift`."""
+        counts = torch.tensor([[len(rows)] for rows in self.domains], device=self.y.device)
+        own = (self.frequencies * counts + self.prior) / (counts + 1)
+        ratio = own.log() - self.prior.log()
+        return torch.where(self.prior > 0, ratio, 0.0).float()
+
+    def backbone(self, *, layers: bool = False) -> Backbone:
+        """Features centred and scaled by these rows, and layers on them where asked for."""
+        width = self.x.shape[1]
+        built = build_backbone("mlp", in_features=width) if layers else _as_they_come(width)
+        rows = self.x[torch.cat(list(self._indices()))].double()
+        built.set_statistics(rows.mean(0).float(), rows.std(0, correction=0).float())
+        return built.to(self.x.device)
+
+    def _indices(self) -> Sequence[Tensor]:
+        return [torch.from_numpy(rows).to(self.y.device) for rows in self.domains]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Φ, the training domains' μ, and F(x, μ), all over one backbone."""
+
+    embedding: Embedding
+    table: DomainTable
+    predictor: Conditioned
+
+    def over(self, extractor: Backbone) -> "Site":
+        """The same for what `extractor` takes, whose features this one was learned from."""
+        backbone = copy.copy(self.predictor.backbone)
+        backbone._modules = dict(backbone._modules)  # a shallow copy would share the table itself
+        backbone.put_on(extractor)
+        embedding, predictor = copy.copy(self.embedding), copy.copy(self.predictor)
+        for network in (embedding, predictor):
+            network._modules = {**network._modules, "backbone": backbone}
+        return Site(embedding, self.table, predictor)
+
+    def to(self, device: torch.device | str) -> "Site":
+        return Site(self.embedding.to(device), self.table, self.predictor.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the backbone below; `from_tensors` takes it back."""
+        return {
+            **{f"embedding.{key}": value for key, value in self.embedding.state_dict().items()},
+            **{f"predictor.{key}": value for key, value in self.predictor.state_dict().items()},
+            **{f"domains/{key}": value for key, value in self.table.tensors().items()},
+        }
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, Tensor],
+        names: Sequence[str],
+        classes: int,
+        config: SiteConfig,
+        model: str,
+    ) -> "Site":
+        backbone = _as_they_come(tensors["predictor.backbone.mean"].numel())
+        embedding, predictor = build_site(backbone, len(names), classes, config)
+        embedding.load_state_dict(below(tensors, "embedding."))
+        predictor.load_state_dict(below(tensors, "predictor."))
+        table = DomainTable.from_tensors(names, below(tensors, "domains/"), model)
+        return cls(embedding.eval(), table, predictor.eval())
+
+
+def _as_they_come(width: int) -> Backbone:
+    return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
+
+
+def fit_plain(rows: FeatureRows, config: SiteConfig, *, layers: bool, seed: int) -> Plain:
+    """ERM on features: what a plain model would be without some of its domains.
+
+    `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
+    """
+    torch.manual_seed(derive(seed, "plain head"))
+    plain = Plain(rows.backbone(layers=layers), rows.classes).to(rows.x.device)
+    _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed)
+    return plain.eval()
+
+
+def fit_site(rows: FeatureRows, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
+    """Φ by prototypes, then F(x, μ) in prior-aware training."""
+    torch.manual_seed(derive(seed, "site"))
+    embedding, predictor = build_site(
+        rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
+    )
+    sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed)
+    _fit(embedding.to(rows.x.device), sampler, rows, config, seed)
+    table = _embed(embedding.eval(), rows, names)
+    objective = _erm(predictor.to(rows.x.device), rows, seed)
+    means = table.means.float().to(rows.x.device)
+    _fit(objective, _sampler(rows, config, seed), rows, config, seed, mu=means, shift=rows.shifts())
+    return Site(embedding, table, predictor.eval())
+
+
+def build_site(
+    backbone: Backbone, domains: int, classes: int, config: SiteConfig, *, seed: int = 0
+) -> tuple[Embedding, Conditioned]:
+    """Φ and F(x, μ) over `backbone`, not learned yet."""
+    settings = EmbeddingConfig(
+        dim=config.dim,
+        domains_per_step=max(2, min(16, domains)),
+        mixup="on" if domains < FEW_DOMAINS else "off",
+    )
+    embedding = find_embedding(settings.name).build(
+        backbone, settings, domains=domains, classes=classes, world=World(), seed=seed
+    )
+    predictor = Conditioned(
+        backbone,
+        classes,
+        mu_dim=config.dim,
+        condition="low-rank",
+        width=config.width,
+        hidden=config.width,
+        dropout=config.dropout,
+    )
+    return embedding, predictor
+
+
+@torch.no_grad()
+def _embed(embedding: Embedding, rows: FeatureRows, names: Sequence[str]) -> DomainTable:
+    """The domains' states, and Φ standardised by them."""
+
+    def states() -> dict[str, DomainState]:
+        empty = DomainState.empty("", embedding.dim)
+        parts = zip(names, rows.domains, strict=True)
+        return {name: empty.updated(embedding.phi(rows.x[index])) for name, index in parts}
+
+    embedding.standardise(DomainTable(states()).means)
+    return DomainTable(states())
+
+
+def _erm(predictor: Predictor, rows: FeatureRows, seed: int) -> ERM:
+    sizes = {"domains": len(rows.domains), "classes": rows.classes}
+    return ERM(predictor, ERMConfig(), **sizes, world=World(), seed=seed)
+
+
+def _sampler(rows: FeatureRows, config: SiteConfig, seed: int) -> DomainSampler:
+    slots = min(len(rows.domains), MOST_DOMAINS_PER_STEP)
+    share = max(config.batch // slots, 1)
+    return DomainSampler(rows.domains, per_domain=share, domains_per_step=slots, seed=seed)
+
+
+def _fit(
+    objective: Objective,
+    sampler: Sampler,
+    rows: FeatureRows,
+    config: SiteConfig,
+    seed: int,
+    *,
+    mu: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> None:
+    """`config.steps` of AdamW; `mu` and `shift` are those of each domain."""
+    optimiser = torch.optim.AdamW(
+        objective.parameters(), lr=config.lr, weight_decay=config.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
+    objective.train()
+    for step in range(config.steps):
+        torch.manual_seed(derive(seed, "step", step))  # dropout is then the step's, as in the loop
+        index, numbers = sampler.rows(step)
+        domain = torch.from_numpy(numbers).to(rows.x.device)
+        batch = Batch(
+            rows.x[index],
+            rows.y[index],
+            domain,
+            None if mu is None else mu[domain],
+            None if shift is None else shift[domain],
+        )
+        optimiser.zero_grad(set_to_none=True)
+        objective(batch, step).total.backward()
+        optimiser.step()
+        schedule.step()
