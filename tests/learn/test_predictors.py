@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.learn.models import Backbone, Conditioned, Plain, Preprocess
 
-CONDITIONS = ("concat", "film", "bias")
+CONDITIONS = ("concat", "film", "bias", "low-rank")
 
 
 def tiny_backbone(inputs: int = 5, features: int = 7) -> Backbone:
@@ -69,7 +69,17 @@ def test_film_and_bias_by_their_formulas() -> None:
     torch.testing.assert_close(bias(x, mu).hidden, plain.hidden)
 
 
-@pytest.mark.parametrize("condition", ["film", "bias"])
+def test_low_rank_by_its_formula() -> None:
+    net, x, mu = conditioned("low-rank"), torch.randn(4, 5), torch.randn(4, 3)
+    plain, own = net.head(net.backbone(x)), net.condition
+    of_image = plain.hidden @ own.of_image.weight.T + own.of_image.bias
+    both = of_image * (mu @ own.of_domain.weight.T) / 128**0.5
+    expected = plain.logits + both @ own.out.weight.T + mu @ own.shift.weight.T
+    torch.testing.assert_close(net(x, mu).logits, expected)
+    torch.testing.assert_close(net(x, mu).hidden, plain.hidden)
+
+
+@pytest.mark.parametrize("condition", ["film", "bias", "low-rank"])
 def test_training_starts_at_the_plain_predictor(condition: str) -> None:
     net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
     plain = Plain(net.backbone, 4, head="mlp", width=6, hidden=8)
@@ -132,7 +142,10 @@ def test_one_embedding_serves_the_whole_batch(condition: str) -> None:
 def test_gradients_reach_every_conditioned_parameter(condition: str) -> None:
     torch.manual_seed(0)
     net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
-    output = net(torch.randn(32, 5), torch.randn(32, 3))
+    x, mu = torch.randn(32, 5), torch.randn(32, 3)
+    if condition == "low-rank":  # W starts at zero, and what it multiplies moves once it has
+        nn.init.normal_(net.condition.out.weight)
+    output = net(x, mu)
     assert output.logits.shape == (32, 4)
     assert output.hidden.shape == (32, 8)
     nn.functional.cross_entropy(output.logits, torch.arange(32) % 4).backward()

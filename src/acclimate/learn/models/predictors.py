@@ -7,8 +7,8 @@ layer to the classes. Where μ enters is the condition:
 - concat: F_mlp sees [z, μ] instead of z = F_ft(x), as published;
 - film: F_mlp sees z (1 + G μ) + B μ;
 - bias: A μ is added to the logits;
-- low-rank: W (U h ∘ V μ) + A μ is added to them, with h the hidden layer: for one domain, another
-  last layer, in which the two can multiply.
+- low-rank: W (U h ∘ V μ) / √rank + A μ is added to them, with h the hidden layer: for one domain,
+  another last layer, in which image and domain multiply.
 
 G, B, A and W start at zero, so that training starts at the plain predictor.
 """
@@ -293,13 +293,13 @@ class _LowRank(_Condition):
         self.shift = _zero_linear(mu_dim, classes)
 
     def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
-        both = self.of_image(hidden) * self.of_domain(mu)
+        both = self.of_image(hidden) * self.of_domain(mu) / self.rank**0.5
         changed: Tensor = logits + self.out(both) + self.shift(mu)
         return changed
 
     def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
-        # W (s ∘ (U h + u)) = (W diag(s) U) h + W (s ∘ u), with s = V μ
-        scaled = self.out.weight.to(mu) * (self.of_domain.weight.to(mu) @ mu)
+        # W (s ∘ (U h + u)) = (W diag(s) U) h + W (s ∘ u), with s = V μ / √rank
+        scaled = self.out.weight.to(mu) * (self.of_domain.weight.to(mu) @ mu) / self.rank**0.5
         head["last.weight"] += scaled @ self.of_image.weight.to(mu)
         head["last.bias"] += scaled @ self.of_image.bias.to(mu) + self.shift.weight.to(mu) @ mu
 

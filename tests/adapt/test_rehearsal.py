@@ -1,0 +1,152 @@
+"""What follows from a rehearsal, on trials made by hand."""
+
+import math
+
+import pytest
+
+from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude, verdict
+from acclimate.core.errors import RunError
+
+SITES = ("north", "south", "east", "west")
+
+
+def trials(
+    gains: dict[str, tuple[float, ...]],
+    *,
+    n: int = 100,
+    frequencies: str = "as they are",
+    plain: float = 0.7,
+) -> list[Trial]:
+    """Each site's plain accuracy is `plain`, and each chain's is better by its gain there."""
+    found = []
+    for chain, own in {"none": (0.0,) * len(SITES), **gains}.items():
+        for site, gain in zip(SITES, own, strict=True):
+            strength = 30.0 if "prior" in chain else None
+            found.append(
+                Trial(
+                    domain=site,
+                    chain=chain,
+                    n=n,
+                    frequencies=frequencies,
+                    accuracy=plain + gain,
+                    strength=strength,
+                )
+            )
+    return found
+
+
+def concluded(*parts: list[Trial]) -> Rehearsal:
+    temperatures = {"prior": 2.0, "embedding+prior": 3.0}
+    return conclude([trial for part in parts for trial in part], temperatures, exact=True)
+
+
+def test_a_gain_is_the_mean_over_domains_with_its_standard_error() -> None:
+    promise = concluded(trials({"prior": (0.01, 0.03, 0.05, 0.07)})).promise("prior", 100)
+    assert promise.gain == pytest.approx(0.04)
+    assert promise.error == pytest.approx(math.sqrt(20 / 3) / 100 / 2)  # s = √(20/3) points, √4 = 2
+    assert promise.accuracy == pytest.approx(0.74)
+    # Nine of ten: t(3) at 0.95 is 2.3534, times s √(1 + 1/4).
+    reach = 2.353363 * math.sqrt(20 / 3) / 100 * math.sqrt(1.25)
+    assert (promise.low, promise.high) == pytest.approx((0.74 - reach, 0.74 + reach), abs=1e-6)
+
+
+def test_what_gains_beyond_noise_is_chosen() -> None:
+    assert concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).chosen == {100: "prior"}
+
+
+def test_a_gain_within_noise_leaves_the_model_alone() -> None:
+    assert concluded(trials({"prior": (0.05, -0.04, 0.03, -0.03)})).chosen == {100: "none"}
+
+
+def test_a_single_lucky_domain_is_noise() -> None:
+    assert concluded(trials({"embedding": (0.2, 0.0, 0.0, 0.0)})).chosen == {100: "none"}
+
+
+def test_the_simpler_of_two_that_do_as_well() -> None:
+    gains = {"prior": (0.03, 0.05, 0.04, 0.04), "embedding+prior": (0.01, 0.07, 0.05, 0.04)}
+    assert concluded(trials(gains)).chosen == {100: "prior"}
+
+
+def test_the_better_of_two_that_do_not() -> None:
+    gains = {"prior": (0.03, 0.05, 0.04, 0.04), "embedding": (0.13, 0.15, 0.14, 0.14)}
+    assert concluded(trials(gains)).chosen == {100: "embedding"}
+
+
+def test_what_costs_where_frequencies_stay_is_not_chosen() -> None:
+    harm = trials({"prior": (-0.01, -0.01, -0.02, -0.01)})
+    help_ = trials({"prior": (0.1, 0.1, 0.12, 0.1)}, frequencies="drawn anew")
+    assert concluded(harm, help_).chosen == {100: "none"}
+    free = trials({"prior": (0.0, 0.0, 0.0, 0.0)})
+    assert concluded(free, help_).chosen == {100: "prior"}
+
+
+def test_the_number_of_images_decides() -> None:
+    few = trials({"prior": (0.01, -0.01, 0.01, -0.01)}, n=5)
+    many = trials({"prior": (0.03, 0.04, 0.05, 0.04)}, n=100)
+    found = concluded(few, many)
+    assert [found.chain_for(n) for n in (1, 5, 99, 100, 5000)] == [
+        "none",
+        "none",
+        "none",
+        "prior",
+        "prior",
+    ]
+    assert found.settings_for("prior") == {"prior.temperature": 2.0, "prior.strength": 30.0}
+    assert found.settings_for("none") == {}
+
+
+def test_a_domain_is_promised_what_the_others_strength_gives() -> None:
+    """The best strength of all is 10, but for `north` alone 100 wins: the promise uses 10 there,
+    and 10 elsewhere only if the others of that domain choose it."""
+    rows = []
+    by_strength = {
+        10.0: (0.00, 0.06, 0.06, 0.06),
+        100.0: (0.09, 0.01, 0.01, 0.01),
+    }
+    for strength, own in by_strength.items():
+        for site, gain in zip(SITES, own, strict=True):
+            rows.append(
+                Trial(
+                    domain=site,
+                    chain="prior",
+                    n=100,
+                    frequencies="as they are",
+                    accuracy=0.7 + gain,
+                    strength=strength,
+                )
+            )
+    found = concluded(trials({}), rows)
+    assert found.strengths == {"prior": 10.0}
+    assert found.promise("prior", 100).gain == pytest.approx((0.00 + 0.06 * 3) / 4)
+
+
+def test_it_survives_a_file() -> None:
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)}))
+    assert Rehearsal.from_dict(found.to_dict(), where="rehearsal.json") == found
+
+
+def test_a_damaged_file_is_named() -> None:
+    stored = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).to_dict()
+    del stored["promises"][0]["gain"]
+    with pytest.raises(RunError) as error:
+        Rehearsal.from_dict(stored, where="run/rehearsal.json")
+    assert str(error.value) == (
+        "run/rehearsal.json is damaged; delete it and repeat the training"
+    )
+
+
+def test_the_verdict_where_it_pays() -> None:
+    few = trials({"prior": (0.0, 0.0, 0.0, 0.0)}, n=5)
+    assert verdict(concluded(few, trials({"prior": (0.03, 0.04, 0.05, 0.04)}))) == [
+        "Rehearsed on 4 sites, prior gained +4.0 ± 0.4 points with 100 unlabelled images; "
+        "`adapt` uses it from 100 images on.",
+        "Expected accuracy at a new site: 71.9 to 76.1 %.",
+    ]
+
+
+def test_the_verdict_where_it_does_not() -> None:
+    assert verdict(concluded(trials({"prior": (0.05, -0.04, 0.03, -0.02)}))) == [
+        "With 4 sites adaptation did not pay: +0.5 ± 2.1 points at best (prior); the plain model "
+        "is what `predict` uses.",
+        "Expected accuracy at a new site: 70.0 to 70.0 %.",
+    ]

@@ -1,0 +1,106 @@
+"""The second path of a plain model, learned from features."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from acclimate.config import SiteConfig
+from acclimate.learn.models import Backbone, Preprocess
+from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
+
+SMALL = SiteConfig(steps=60, batch=64, width=16, dim=4, dropout=0.0)
+NAMES = [f"site-{number}" for number in range(6)]
+
+
+def convention(seed: int = 0, per_domain: int = 80) -> FeatureRows:
+    """Two classes whose names swap in every other domain, which shows in another feature."""
+    rng = np.random.default_rng(seed)
+    x, y, domains = [], [], []
+    for number in range(len(NAMES)):
+        swapped = number % 2
+        label = rng.integers(0, 2, per_domain)
+        rows = rng.normal(size=(per_domain, 3)) * 0.3
+        rows[:, 0] += 2 * label - 1
+        rows[:, 1] += 2 * swapped - 1
+        domains.append(np.arange(len(y) * per_domain, (len(y) + 1) * per_domain))
+        x.append(rows)
+        y.append(np.abs(label - swapped))
+    stacked = torch.from_numpy(np.concatenate(x)).float(), torch.from_numpy(np.concatenate(y))
+    return FeatureRows(*stacked, domains, 2)
+
+
+def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
+    return float((logits.argmax(1) == y).double().mean())
+
+
+def test_knowing_frequencies_adds_the_log_of_their_ratio() -> None:
+    y = torch.tensor([0, 0, 0, 1, 1, 1])
+    rows = FeatureRows(torch.zeros(6, 2), y, [np.array([0, 1, 2, 3]), np.array([4, 5])], 2)
+    assert rows.frequencies.tolist() == [[0.75, 0.25], [0.0, 1.0]]
+    assert rows.prior.tolist() == [0.375, 0.625]
+    # One image more, shared out as in all domains: (3 + 0.375) / 5 in place of 3 / 4.
+    expected = [[3.375 / 5 / 0.375, 1.625 / 5 / 0.625], [0.375 / 3 / 0.375, 2.625 / 3 / 0.625]]
+    assert rows.shifts().exp().tolist() == [pytest.approx(row) for row in expected]
+
+
+def test_a_class_that_no_domain_has_stays_put() -> None:
+    rows = FeatureRows(torch.zeros(2, 1), torch.tensor([0, 0]), [np.array([0, 1])], 2)
+    assert rows.shifts().tolist() == [[0.0, 0.0]]
+
+
+def test_only_allowed_rows_of_chosen_domains() -> None:
+    rows = convention()
+    allowed = np.ones(len(rows.y), dtype=bool)
+    allowed[rows.domains[2][:70]] = False
+    part = rows.among([0, 2], allowed)
+    assert [len(own) for own in part.domains] == [80, 10]
+    assert part.domains[1].tolist() == rows.domains[2][70:].tolist()
+
+
+def test_the_second_path_learns_what_only_the_domain_tells() -> None:
+    rows = convention()
+    plain = fit_plain(rows, SMALL, head="linear", seed=0)
+    site = fit_site(rows, NAMES, SMALL, seed=0)
+    new = convention(seed=1)
+    index = torch.from_numpy(new.domains[1])
+    x, y = new.x[index], new.y[index]
+    mu = site.embedding.phi(x).double().mean(0)
+    adapted = site.predictor.fold(mu).eval()
+    with torch.no_grad():
+        assert accuracy(adapted(x).logits, y) > 0.9
+        assert accuracy(plain(x).logits, y) < 0.75
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    one, two = (fit_site(convention(), NAMES, SMALL, seed=3) for _ in range(2))
+    other = fit_site(convention(), NAMES, SMALL, seed=4)
+    assert all(torch.equal(a, two.tensors()[name]) for name, a in one.tensors().items())
+    assert not all(torch.equal(a, other.tensors()[name]) for name, a in one.tensors().items())
+
+
+def test_over_a_backbone_it_is_the_same_on_its_features() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 3))
+    backbone = Backbone(body, 3, Preprocess((0.5,) * 3, (0.2,) * 3, 4)).eval()
+    site = fit_site(convention(), NAMES, SMALL, seed=0)
+    images = torch.rand(5, 3, 4, 4)
+    over, mu = site.over(backbone), site.table.means[0].float()
+    with torch.no_grad():
+        features = backbone(images)
+        assert torch.equal(over.embedding.phi(images), site.embedding.phi(features))
+        direct = site.predictor(features, mu.expand(5, -1)).logits
+        assert torch.equal(over.predictor(images, mu.expand(5, -1)).logits, direct)
+        folded = over.predictor.fold(mu)(images).logits
+    torch.testing.assert_close(folded, direct, rtol=1e-4, atol=1e-5)
+    assert site.predictor(features, mu.expand(5, -1)).logits.shape == (5, 2)  # left as it was
+
+
+def test_it_comes_back_from_its_tensors() -> None:
+    site = fit_site(convention(), NAMES, SMALL, seed=0)
+    again = Site.from_tensors(site.tensors(), NAMES, 2, SMALL, "digest")
+    assert again.table.names == NAMES
+    x, mu = torch.randn(4, 3), site.table.means[1].float().expand(4, -1)
+    with torch.no_grad():
+        assert torch.equal(again.predictor(x, mu).logits, site.predictor(x, mu).logits)
+        assert torch.equal(again.embedding.phi(x), site.embedding.phi(x))
