@@ -216,7 +216,7 @@ class TestTheChoice:
         plan = make_plan(asked, data, device="cpu")
         assert plan.frozen and plan.freezing.startswith("small-cnn keeps its pretrained weights")
         assert plan.config.data.augment == "none"
-        assert plan.config.train.optimiser.lr == 1e-3
+        assert plan.config.train.optimiser.lr == 1e-4
         assert not make_plan(asked, data, device=None).frozen
 
     def test_train_says_it_once(

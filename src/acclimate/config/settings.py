@@ -66,7 +66,7 @@ class OptimiserConfig:
     name: Literal["adam", "sgd"] = setting("adam", "optimiser")
     lr: float | None = setting(
         None,
-        "learning rate; unset: 1e-3 from scratch or on frozen features, 5e-5 on pretrained weights",
+        "learning rate; unset: 1e-3 from scratch, 1e-4 on frozen features, 5e-5 if pretrained",
         at_least=0,
         search=log10(-5, -3.5),
     )

@@ -19,6 +19,8 @@ from acclimate.runs.backbone_choice import SMALL, WITHOUT_WEIGHTS, choose_backbo
 
 MOST_DOMAINS_PER_STEP = 64
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
+# On frozen features a small one: what learns on them fits a few training domains at once.
+RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
 
 
@@ -214,7 +216,8 @@ def _resolved(
     backbone, freeze = choose_backbone(config, side, device)
     frozen = freeze.choice == "backbone"
     pretrained = config.model.pretrained or config.model.weights
-    scratch = frozen or backbone in WITHOUT_WEIGHTS or not pretrained
+    scratch = backbone in WITHOUT_WEIGHTS or not pretrained
+    rate = RATES["frozen" if frozen else "scratch" if scratch else "pretrained"]
     # Images are small when their own side is, or when a small backbone was asked for.
     size = asked or (min(side, SMALL) if side and backbone == "small-cnn" else 0)
     augment = config.data.augment
@@ -238,14 +241,14 @@ def _resolved(
             domains_per_step=slots,
             steps=config.embedding.steps
             or _passes(rows, slots * config.embedding.per_domain, STEPS_A),
-            optimiser=_with_rate(config.embedding.optimiser, scratch=scratch),
+            optimiser=_with_rate(config.embedding.optimiser, rate),
         ),
-        train=_resolved_training(config, rows, len(train), scratch=scratch),
+        train=_resolved_training(config, rows, len(train), rate),
     )
     return resolved, freeze.why
 
 
-def _resolved_training(config: RunConfig, rows: int, domains: int, *, scratch: bool) -> TrainConfig:
+def _resolved_training(config: RunConfig, rows: int, domains: int, rate: float) -> TrainConfig:
     settings = config.train
     slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, domains)
     batch = slots * settings.per_domain
@@ -257,7 +260,7 @@ def _resolved_training(config: RunConfig, rows: int, domains: int, *, scratch: b
         steps=steps,
         domains_per_step=slots,
         evaluate_every=min(settings.evaluate_every, steps),
-        optimiser=_with_rate(settings.optimiser, scratch=scratch),
+        optimiser=_with_rate(settings.optimiser, rate),
     )
 
 
@@ -267,7 +270,5 @@ def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
     return min(max(PASSES * rows // batch, least), most)
 
 
-def _with_rate(optimiser: OptimiserConfig, *, scratch: bool) -> OptimiserConfig:
-    if optimiser.lr is not None:
-        return optimiser
-    return replace(optimiser, lr=1e-3 if scratch else 5e-5)
+def _with_rate(optimiser: OptimiserConfig, rate: float) -> OptimiserConfig:
+    return optimiser if optimiser.lr is not None else replace(optimiser, lr=rate)
