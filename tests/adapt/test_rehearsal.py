@@ -130,9 +130,7 @@ def test_a_damaged_file_is_named() -> None:
     del stored["promises"][0]["gain"]
     with pytest.raises(RunError) as error:
         Rehearsal.from_dict(stored, where="run/rehearsal.json")
-    assert str(error.value) == (
-        "run/rehearsal.json is damaged; delete it and repeat the training"
-    )
+    assert str(error.value) == ("run/rehearsal.json is damaged; delete it and repeat the training")
 
 
 def test_the_verdict_where_it_pays() -> None:

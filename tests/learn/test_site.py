@@ -60,7 +60,7 @@ def test_only_allowed_rows_of_chosen_domains() -> None:
 
 def test_the_second_path_learns_what_only_the_domain_tells() -> None:
     rows = convention()
-    plain = fit_plain(rows, SMALL, head="linear", seed=0)
+    plain = fit_plain(rows, SMALL, layers=False, seed=0)
     site = fit_site(rows, NAMES, SMALL, seed=0)
     new = convention(seed=1)
     index = torch.from_numpy(new.domains[1])

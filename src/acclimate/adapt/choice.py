@@ -6,6 +6,7 @@ from typing import Any
 
 from acclimate.adapt.methods import chain_of
 from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.core.layout import REHEARSAL
 from acclimate.core.wording import count, percent, signed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
@@ -22,14 +23,19 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
     """What `auto` means for `images` of a new domain, of which `into` has seen others before."""
     if into is not None:
         return MethodChoice(chain_of(into).name)
-    if trained.rehearsal is None:
+    found = rehearsal_of(trained)
+    if found is None:
         if trained.adaptive:
             return MethodChoice("embedding")
         why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
         return MethodChoice("none", why=(why,))
-    found = Rehearsal.from_dict(trained.rehearsal, where="the model's rehearsal")
     chain = found.chain_for(images)
     return MethodChoice(chain, found.settings_for(chain), (_why(found, chain, images),))
+
+
+def rehearsal_of(trained: Trained) -> Rehearsal | None:
+    stored = trained.rehearsal
+    return None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
 
 
 def _why(found: Rehearsal, chain: str, images: int) -> str:

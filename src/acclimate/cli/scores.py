@@ -13,23 +13,38 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
     from acclimate.core.errors import RunError
     from acclimate.runs.folder import RunFolder
 
-    records = RunFolder(folder).records()
+    run_folder = RunFolder(folder)
+    records, rehearsed = run_folder.records(), run_folder.rehearsal()
     finished = records.finished
     if finished is None:
         raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
     scores = [score for score in records.scores if score.moment == "final"]
     if json:
         run = {"run": str(folder), "already_finished": already, **dataclasses.asdict(finished)}
-        say_json({**run, **as_json(scores)})
+        say_json({**run, **as_json(scores), "rehearsal": rehearsed})
         return
     show_scores(scores)
+    if rehearsed is not None:
+        _show_rehearsal(rehearsed, folder)
     if not any(score.role == "test" for score in scores):
         say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
     say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
     if finished.quarantined:
-        listed = RunFolder(folder).quarantine
+        listed = run_folder.quarantine
         say(f"{finished.quarantined} unreadable images were skipped: {listed}")
     say(f"run folder: {folder}")
+
+
+def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
+    from acclimate.adapt.rehearsal import Rehearsal, rows, verdict
+
+    found = Rehearsal.from_dict(stored, where=str(folder))
+    header = ("adapted by", "images", "label frequencies", "top-1", "gain")
+    say()
+    say_table(header, rows(found), title="Rehearsal: training sites held out in turn (* chosen)")
+    for sentence in verdict(found):
+        say(sentence)
+    say()
 
 
 def show_scores(scores: list[Score]) -> None:

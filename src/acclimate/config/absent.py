@@ -4,9 +4,15 @@ means: such a one still opens, and still has the digest that it was stored under
 from collections.abc import Mapping
 from typing import Any
 
-from acclimate.config.values import merged, nested
+from acclimate.config.settings import SiteConfig
+from acclimate.config.values import as_dict, merged, nested
 
-ABSENT: Mapping[str, Any] = {"model.freeze": "none"}
+ABSENT: Mapping[str, Any] = {
+    "model.freeze": "none",
+    "train.prior_aware": False,
+    "adapt.rehearse": False,
+    "adapt.site": as_dict(SiteConfig()),
+}
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,7 +25,7 @@ def digestible(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(values)
     for name, meaning in ABSENT.items():
         group, key = name.split(".")
-        inside = values.get(group, {})
+        inside = kept.get(group, {})
         if inside.get(key) == meaning:
             kept[group] = {other: value for other, value in inside.items() if other != key}
     return kept

@@ -31,6 +31,7 @@ from acclimate.learn.objective import Objective
 
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
+_SHARED = "backbone."
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ class Site:
         return Site(self.embedding.to(device), self.table, self.predictor.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but the backbone below; `from_tensors` takes it back."""
+        """For a file, from which `from_tensors` takes it back; both share the backbone."""
+        own = self.embedding.state_dict().items()
         return {
-            **{f"embedding.{key}": value for key, value in self.embedding.state_dict().items()},
+            **{f"embedding.{key}": value for key, value in own if not key.startswith(_SHARED)},
             **{f"predictor.{key}": value for key, value in self.predictor.state_dict().items()},
             **{f"domains/{key}": value for key, value in self.table.tensors().items()},
         }
@@ -120,8 +122,10 @@ class Site:
     ) -> "Site":
         backbone = _as_they_come(tensors["predictor.backbone.mean"].numel())
         embedding, predictor = build_site(backbone, len(names), classes, config)
-        embedding.load_state_dict(below(tensors, "embedding."))
-        predictor.load_state_dict(below(tensors, "predictor."))
+        whole = below(tensors, "predictor.")
+        shared = {key: value for key, value in whole.items() if key.startswith(_SHARED)}
+        embedding.load_state_dict({**below(tensors, "embedding."), **shared})
+        predictor.load_state_dict(whole)
         table = DomainTable.from_tensors(names, below(tensors, "domains/"), model)
         return cls(embedding.eval(), table, predictor.eval())
 

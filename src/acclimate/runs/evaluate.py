@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.methods import find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import joined
@@ -44,7 +45,7 @@ def evaluate_run(
     others are adapted to, and scored with each further adaptation method in `methods` too.
     `changes` are settings by dotted name, such as adapt.source.
     """
-    chains = [find_chain(method) for method in methods]
+    chains = [find_chain(method) for method in methods if method != "auto"]
     with joined(device) as world:
         trained = Trained.load(run, world.device)
         if not trained.adaptive and any(chain.embedding for chain in chains):
@@ -67,6 +68,8 @@ def evaluate_run(
             trained.label_prior,
             trained.embedding,
             trained.table,
+            None if trained.site is None else trained.start(embedding=True),
+            rehearsal_of(trained),
         )
         scores = []
         for score in evaluator.final(step=0, methods=methods):

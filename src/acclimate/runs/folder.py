@@ -66,6 +66,11 @@ class RunFolder:
     def domain_map(self) -> Path:
         return self.path / layout.DOMAINS
 
+    def rehearsal(self) -> dict[str, Any] | None:
+        """What a rehearsal found; None where there was none."""
+        path = self.path / layout.REHEARSAL
+        return layout.stored(path) if path.exists() else None
+
     @property
     def card(self) -> Path:
         return self.path / layout.CARD

@@ -1,21 +1,24 @@
 """Scores per domain. An unseen domain is adapted to first, from unlabelled images of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import base_predictor, find_chain, nothing_to_embed
+from acclimate.adapt.methods import Chain, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
+from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.config import merged, nested
 from acclimate.core.distributed import World
-from acclimate.core.errors import ManifestError
+from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.source import Images, Source, readable, to_float
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
+from acclimate.learn.model import StartingPoint
 from acclimate.learn.models import Predictor
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score
@@ -99,6 +102,8 @@ class Evaluator:
     label_prior: Sequence[float]  # class frequencies that the predictor was trained on
     embedding: Embedding | None = None
     table: DomainTable | None = None  # of the training domains, where there is an embedding
+    second: StartingPoint | None = None  # the path by embedding of a plain model that has one
+    rehearsal: Rehearsal | None = None
     _unseen: dict[str, Unseen] = field(default_factory=dict)
 
     def validation(self, step: int) -> tuple[list[Score], float | None]:
@@ -118,7 +123,8 @@ class Evaluator:
         Unseen domains are scored by `methods` as well.
         """
         usual = "none" if self.embedding is None else "embedding"
-        further = [name for name in dict.fromkeys(methods) if name != usual]
+        rehearsed = [] if self.rehearsal is None else ["auto"]
+        further = [name for name in dict.fromkeys([*rehearsed, *methods]) if name != usual]
         if self.plan.train_domains:
             tests = (
                 self.plan.manifest.rows(domain=d, split="test") for d in self.plan.train_domains
@@ -210,19 +216,49 @@ class Evaluator:
 
         Every process adapts on all of them: they are few, and most methods cannot share them out.
         """
-        chain, this = find_chain(method, self.plan.config.adapt), self.unseen(domain)
-        if chain.embedding and this.state is None:
-            raise nothing_to_embed(self.plan.config.algorithm)
-        state = this.state if chain.embedding else None
-        predictor, used = self._for(state), state.count if state else None
+        this = self.unseen(domain)
+        chain = self._chain(method, len(this.adapted_on))
+        start = self._start(chain)
+        state = None
+        if chain.embedding and start.embedding is not None:
+            state = this.state or embed_rows(
+                start.embedding, self.source, this.adapted_on, self.world
+            )
+        predictor = base_predictor(start.predictor, start.table, state)
+        used = state.count if state else None
         if chain.methods:
             images = self._images(domain)
-            context = chain.context(self.predictor, self.table, self.label_prior)
+            context = chain.context(
+                start.predictor, start.table, self.label_prior, prior_aware=start.prior_aware
+            )
             predictor, _ = chain.adapt(predictor, images, context)
             used = len(images)
         counts = count_correct(predictor, self.source, this.scored, self.world)
         on = None if used is None else self.plan.config.adapt.source
-        return self._score(moment, step, domain, "all", counts, chain.name, on, used)
+        name = method if method == "auto" else chain.name
+        return self._score(moment, step, domain, "all", counts, name, on, used)
+
+    def _chain(self, method: str, images: int) -> Chain:
+        """The chain of a name; "auto" is what rehearsal chose for so many images."""
+        config = self.plan.config.adapt
+        if method != "auto":
+            return find_chain(method, config)
+        if self.rehearsal is None:
+            raise ConfigError(
+                "nothing was rehearsed, so there is no 'auto' to score; train with "
+                "--set adapt.rehearse=true, or name a method"
+            )
+        chosen = self.rehearsal.chain_for(images)
+        settings = nested(self.rehearsal.settings_for(chosen))
+        return find_chain(chosen, replace(config, components=merged(config.components, settings)))
+
+    def _start(self, chain: Chain) -> StartingPoint:
+        if chain.embedding and self.embedding is None:
+            if self.second is None:
+                raise nothing_to_embed(self.plan.config.algorithm)
+            return self.second
+        aware = self.plan.config.train.prior_aware
+        return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware)
 
     def _black_box_score(self, moment: str, step: int, domain: str) -> Score:
         """A check of `prior`: the same correction, with class frequencies worked out from the

@@ -4,7 +4,7 @@ Step A can be a job of its own, whose Φ many runs then share.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acclimate.config import RunConfig
@@ -105,24 +105,25 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     site, rehearsal = None, None
     if plan.config.adapt.rehearse and embedding is None:
         site, rehearsal = rehearse_run(now, now.predictor)
+    trained = Trained(
+        plan.config,
+        plan.classes,
+        plan.train_domains,
+        plan.manifest.digest(),
+        prior,
+        now.size,
+        now.predictor,
+        embedding,
+        table,
+        plan.val_domains,
+        plan.test_domains,
+        site,
+        None if rehearsal is None else rehearsal.to_dict(),
+    )
     if now.world.main:
-        # Before scoring: whatever fails there, the model is kept.
-        Trained(
-            plan.config,
-            plan.classes,
-            plan.train_domains,
-            plan.manifest.digest(),
-            prior,
-            now.size,
-            now.predictor,
-            embedding,
-            table,
-            plan.val_domains,
-            plan.test_domains,
-            site,
-            None if rehearsal is None else rehearsal.to_dict(),
-        ).save(now.folder.path)
-    _finish(now, evaluator, progress)
+        trained.save(now.folder.path)  # before scoring: whatever fails there, the model is kept
+    second = None if site is None else trained.start(embedding=True)
+    _finish(now, replace(evaluator, second=second, rehearsal=rehearsal), progress)
 
 
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
