@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.config import RunConfig, Search, choice, flat, from_dict, log2, log10, merged, nested
+from acclimate.config.presets import PRESETS
 from acclimate.core.errors import AcclimateError, ConfigError, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.learn.algorithms import ALGORITHMS
+from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.results.protocol import Axis, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.identity import embedding_identity
 from acclimate.runs.plan import make_plan
-from acclimate.sweep.contenders import draw, parse_range, parse_search, ranges
+from acclimate.sweep.contenders import contenders, draw, parse_range, parse_search, ranges
 from acclimate.sweep.definition import (
     SweepConfig,
     data_name,
@@ -207,7 +208,6 @@ class TestDraws:
             "train.optimiser.lr": log10(-5, -3.5),
             "train.optimiser.weight_decay": log10(-6, -2),
             "train.per_domain": log2(3, 5.5),
-            "model.dropout": choice(0.0, 0.1, 0.5),
         }
         assert ranges("erm") == ranges("da-erm") == common
         assert ranges("da-coral") == {**common, "hparams.penalty": log10(-1, 1)}
@@ -221,21 +221,43 @@ class TestDraws:
         assert "embedding.dim" not in ranges("coral", asked=asked)  # it has no Φ
 
     def test_a_preset_that_was_searched_says_where(self) -> None:
-        assert ranges("mmd", preset="geo-yfcc") == ranges("da-mmd", preset="geo-yfcc")
-        assert ranges("da-mmd", preset="geo-yfcc") == {
-            "hparams.penalty": Search("uniform", 0.0, 1.5),
-            "model.dropout": choice(0.0, 0.1, 0.5),
-            "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
+        epochs = {"train.epochs": choice(3.0, 6.0, 12.0, 25.0)}
+        plain = {"hparams.penalty": Search("uniform", 0.0, 1.5), **epochs}
+        of_phi = {
+            "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
+            "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
         }
-        assert "hparams.penalty" not in ranges("erm", preset="geo-yfcc")
+        assert ranges("erm", preset="geo-yfcc") == epochs
+        assert ranges("mmd", preset="geo-yfcc") == plain
+        assert ranges("da-erm", preset="geo-yfcc") == {**of_phi, **epochs}
+        assert ranges("da-mmd", preset="geo-yfcc") == {**of_phi, **plain}
+        assert ranges("da-erm", preset="lt-imagenet") == {
+            "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+        }
         assert ranges("erm", preset="small-scale") == ranges("erm")
+
+    def test_what_a_preset_fixes_for_an_algorithm_is_not_drawn(self) -> None:
+        for name in ("mmd", "coral"):
+            plain, adaptive = (ranges(kind, preset="small-scale") for kind in (name, f"da-{name}"))
+            assert plain == {**adaptive, "hparams.penalty": log10(-1, 1)}
+            assert choose(f"da-{name}").settings.penalty == 1.0
+
+    def test_the_papers_grids_of_phi_are_drawn(self) -> None:
+        phi = "embedding.optimiser.lr"
+        config = SweepConfig(algorithms=("erm", "da-erm"), draws=12, preset="lt-imagenet")
+        erm, adaptive = contenders(config, {})
+        assert (erm.draws, adaptive.draws) == (1, 12)  # nothing of ERM was searched there
+        runs = [adaptive.run(config, draw_number=n, trial=0) for n in range(12)]
+        rates = [run.embedding.optimiser.lr for run in runs]
+        assert rates[0] == PRESETS["lt-imagenet"].settings[phi]
+        assert set(rates) == {1e-1, 1e-2, 1e-3, 1e-4, 1e-5}
+        assert {run.model.dropout for run in runs} == {0.0}
 
     def test_pinned(self) -> None:
         """These numbers are in people's sweeps: they must never change."""
         values = flat(draw(ranges("coral"), "coral", seed=0, draw=1, trial=0))
         assert values == {
             "hparams.penalty": 5.401107479559132,
-            "model.dropout": 0.0,
             "train.optimiser.lr": 5.797364701354382e-05,
             "train.optimiser.weight_decay": 2.8452755216515303e-06,
             "train.per_domain": 35,
@@ -506,7 +528,7 @@ class TestJobs:
 
     def test_steps_go_before_the_epochs_of_a_preset(self) -> None:
         own = {"train.steps": 7, "model.backbone": "mlp"}
-        sweep = defined(algorithms=("erm",), preset="geo-yfcc", draws=2, settings=own)
+        sweep = defined(algorithms=("mmd",), preset="geo-yfcc", draws=2, settings=own)
         assert {job.config["train"]["epochs"] for job in sweep.jobs} == {0.0}
 
     def test_steps_of_flags_and_variants_go_before_epochs_that_came_earlier(

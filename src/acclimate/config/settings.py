@@ -6,7 +6,7 @@ Each field says its default, its limits, what it is for and, where sweeps draw i
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from acclimate.config.fields import COMPONENTS, choice, log2, log10, setting
+from acclimate.config.fields import COMPONENTS, log2, log10, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,7 @@ class ModelConfig:
     )
     width: int = setting(1024, "output of the layer after the backbone", at_least=1)
     hidden: int = setting(1024, "hidden layer of the MLP", at_least=1)
-    dropout: float = setting(
-        0.0, "dropout before the last layer", at_least=0, at_most=0.99, search=choice(0.0, 0.1, 0.5)
-    )
+    dropout: float = setting(0.0, "dropout before the last layer", at_least=0, at_most=0.99)
     freeze_batch_norm: Literal["no", "statistics", "all"] = setting(
         "no", "keep batch-norm statistics (as DomainBed does), or its scales and shifts as well"
     )

@@ -1,8 +1,8 @@
 """Penalties over all domains of a batch at once: pure functions of features and domain numbers.
 
-Domains may have different numbers of rows. One without what a penalty needs (two rows) is left out
-of its mean, and a batch of one domain costs exactly 0. Everything is computed in float32 or wider,
-whatever the precision around it.
+Domains may have different numbers of rows. One without what a penalty needs (two rows for a
+covariance) is left out of its mean, and a batch of one domain costs exactly 0. Everything is
+computed in float32 or wider, whatever the precision around it.
 
 Every distance here is between points of an inner product space (mean embeddings, covariances), so
 all pairs come from one matrix of inner products: ‖a_i − a_j‖² = ⟨a_i,a_i⟩ + ⟨a_j,a_j⟩ − 2⟨a_i,a_j⟩.
@@ -18,8 +18,7 @@ from torch import Tensor
 
 P = ParamSpec("P")
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median squared distance: no scale of its own
-DOMAINBED_GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # DomainBed's kernels
 
 
 @dataclass(frozen=True)
@@ -71,54 +70,25 @@ def _in_full_precision(
 
 
 @_in_full_precision
-def mmd2(hidden: Tensor, domain: Tensor, widths: Tensor | None = None) -> Tensor:
-    """Mean over pairs of domains of the unbiased squared MMD. [b, d], [b] -> []
+def mmd2(hidden: Tensor, domain: Tensor) -> Tensor:
+    """Mean over pairs of domains of the squared MMD, biased, in DomainBed's form and scale.
 
-    The kernel is the mean over `widths` w of exp(−‖x − y‖²/w), so that k(x, x) = 1; by default they
-    are FACTORS times the batch's median squared distance, held constant. Two samples of one
-    distribution give about 0, at times a little less.
+    The kernel is the sum over GAMMAS of exp(−γ‖x − y‖²). [b, d], [b] -> []
     """
     groups = Groups.of(domain)
     if len(groups) < 2:
         return _nothing(hidden)
-    squared = _squared_distances(hidden)
-    if widths is None:
-        widths = median_squared_distance(squared) * hidden.new_tensor(FACTORS)
     members, n = groups.members(hidden), groups.count.to(hidden.dtype)
-    kernel = _mean_kernel(squared, widths)
-    sums = members.T @ kernel @ members
-    others = (sums.diagonal() - members.T @ kernel.diagonal()) / (n * (n - 1)).clamp_min(1)
-    inner = torch.diagonal_scatter(sums / torch.outer(n, n), others)
-    return _mean_over_pairs(inner, groups.count > 1)
-
-
-@_in_full_precision
-def mmd2_domainbed(hidden: Tensor, domain: Tensor) -> Tensor:
-    """DomainBed's: a sum of kernels exp(−γ‖x − y‖²), biased. [b, d], [b] -> []"""
-    groups = Groups.of(domain)
-    if len(groups) < 2:
-        return _nothing(hidden)
-    members, n = groups.members(hidden), groups.count.to(hidden.dtype)
-    widths = 1 / hidden.new_tensor(DOMAINBED_GAMMAS)
-    kernel = len(widths) * _mean_kernel(_squared_distances(hidden), widths)
+    kernel = _kernel(_squared_distances(hidden))
     inner = members.T @ kernel @ members / torch.outer(n, n)
     return _mean_over_pairs(inner, groups.count > 0)
 
 
 @_in_full_precision
 def coral(hidden: Tensor, domain: Tensor) -> Tensor:
-    """Mean over pairs of domains of ‖C_i − C_j‖²/(4d²), as in Deep CORAL. [b, d], [b] -> []"""
-    groups = Groups.of(domain)
-    if len(groups) < 2:
-        return _nothing(hidden)
-    centred, _ = _centred(hidden, groups)
-    inner = _covariance_products(centred, groups) / (4 * hidden.shape[1] ** 2)
-    return _mean_over_pairs(inner, groups.count > 1)
-
-
-@_in_full_precision
-def coral_domainbed(hidden: Tensor, domain: Tensor) -> Tensor:
-    """DomainBed's: ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d², means as well as covariances."""
+    """Mean over pairs of domains of ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d²: the mean squared difference
+    of their means and that of their covariances, in DomainBed's form and scale. [b, d], [b] -> []
+    """
     groups = Groups.of(domain)
     if len(groups) < 2:
         return _nothing(hidden)
@@ -158,17 +128,6 @@ def irm_square(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     return (sums / groups.count).square().mean()
 
 
-def median_squared_distance(squared: Tensor) -> Tensor:
-    """The (lower) median of squared distances between distinct rows, without gradient and above 0.
-
-    [b, b] with b > 1 -> []
-    """
-    b = len(squared)
-    # Behind the first number, each row of b + 1 ends in one of the diagonal.
-    distinct = squared.detach().flatten()[1:].view(b - 1, b + 1)[:, :-1]
-    return distinct.median().clamp_min(torch.finfo(squared.dtype).tiny ** 0.5)
-
-
 def _nothing(x: Tensor) -> Tensor:
     """0 with a gradient of 0."""
     return x[:0].sum()
@@ -188,12 +147,12 @@ def _squared_distances(x: Tensor) -> Tensor:
     return squared.masked_fill(same, 0)
 
 
-def _mean_kernel(squared: Tensor, widths: Tensor) -> Tensor:
-    """Mean of exp(−squared/w) over widths w: [b, b], [k] -> [b, b]"""
+def _kernel(squared: Tensor) -> Tensor:
+    """Sum of exp(−γ·squared) over GAMMAS: [b, b] -> [b, b]"""
     kernel = torch.zeros_like(squared)
-    for width in widths:  # one at a time: k matrices at once would only cost memory
-        kernel = kernel + torch.exp(-squared / width)
-    return kernel / len(widths)
+    for gamma in GAMMAS:  # one at a time: seven matrices at once would only cost memory
+        kernel = kernel + torch.exp(-gamma * squared)
+    return kernel
 
 
 def _centred(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,8 @@ from acclimate.runs.plan import check_components
 from acclimate.sweep.definition import OWN, SweepConfig
 
 HPARAMS = "hparams."
-SHARED = "embedding."  # drawn only where asked for, so that all draws share one Φ
+# Drawn only where a preset's grid or the user asks for it, so that all draws share one Φ elsewhere.
+SHARED = "embedding."
 _RANGE = re.compile(r"\s*(log10|log2|uniform|choice)\s*\((.*)\)\s*", re.DOTALL)
 
 
@@ -174,9 +175,9 @@ def ranges(
     if preset:
         grids = PRESETS[preset].grids
         # A preset that was searched says where; what else it sets is how the search ended.
-        ended = PRESETS[preset].settings if grids else {}
-        found = {key: search for key, search in found.items() if key not in ended}
-        found |= {key: grid for key, grid in grids.items() if not key.startswith(SHARED)}
+        ended = {*(PRESETS[preset].settings if grids else ())}
+        ended |= {*PRESETS[preset].fixed.get(algorithm, ())}
+        found = {key: search for key, search in found.items() if key not in ended} | dict(grids)
     # Whoever fixes the steps has fixed the length of a run.
     settled = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
     found = {key: search for key, search in found.items() if key not in settled}

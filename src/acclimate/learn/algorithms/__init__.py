@@ -27,7 +27,7 @@ ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "group-dro": (GroupDRO, "the domain with the largest risk counts most"),
     "mixup": (Mixup, "images and labels mixed between domains"),
     "mldg": (MLDG, "a step on some domains must help on the others"),
-    "coral": (Coral, "the same covariance of features in every domain"),
+    "coral": (Coral, "the same mean and covariance of features in every domain"),
     "mmd": (MMD, "the same kernel mean of features in every domain"),
     "dann": (DANN, "features that do not give the domain away"),
     "cdann": (CDANN, "features that, given the class, do not give the domain away"),
