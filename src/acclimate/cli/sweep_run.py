@@ -12,7 +12,7 @@ from acclimate.core.wording import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import Failure, SweepFolder
-from acclimate.sweep.conduct import Chosen, Conduct, Prepared, conduct
+from acclimate.sweep.conduct import Chosen, Conduct, Conducted, Prepared, conduct
 from acclimate.sweep.driver import Tally, look
 from acclimate.sweep.launchers import expected_workers
 from acclimate.sweep.opening import check_folder
@@ -26,29 +26,28 @@ LISTED = 10  # failures that are shown one by one
 
 def announce(folder: Path, plan: Prepared, how: Conduct, *, json: bool) -> None:
     """The runs and the time they would take; nothing is written."""
+    lines, facts = announcement(folder, plan, how)
+    if json:
+        say_json(facts)
+        return
+    for line in lines:
+        say(line)
+
+
+def announcement(folder: Path, plan: Prepared, how: Conduct) -> tuple[list[str], dict[str, Any]]:
+    """What `announce` says: in words, and for JSON."""
     check_folder(folder, plan.sweep, extend=how.extend)
     queue = look(folder, plan.sweep, retry_failed=how.retry_failed)
     expected = _expected(folder, plan, how, queue)
-    if json:
-        facts = {"sweep": str(folder), "rule": plan.sweep.rule, **_counts(plan.sweep, queue)}
-        seconds = asdict(expected) if expected and not isinstance(expected, str) else None
-        say_json({**facts, "runs_by_rule": dict(plan.runs_by_rule), "estimate": seconds})
-        return
-    for line in _announcement(plan, how, queue, expected):
-        say(line)
+    facts = {"sweep": str(folder), "rule": plan.sweep.rule, **_counts(plan.sweep, queue)}
+    seconds = asdict(expected) if expected and not isinstance(expected, str) else None
+    facts |= {"runs_by_rule": dict(plan.runs_by_rule), "estimate": seconds}
+    return _announcement(plan, how, queue, expected), facts
 
 
 def run_and_show(folder: Path, plan: Prepared, how: Conduct, *, json: bool) -> Chosen:
     """Run what is left, choose, and show both. Exits with 1 where jobs are not done."""
-    check_folder(folder, plan.sweep, extend=how.extend)
-    queue = look(folder, plan.sweep, retry_failed=how.retry_failed)
-    for line in _announcement(plan, how, queue, _expected(folder, plan, how, queue)):
-        typer.echo(line, err=True)
-    shown = progress_shown(folder, plan.sweep, already=queue.count("done"))
-    with stoppable(), shown as listener:
-        done = conduct(folder, plan, how, listener=listener)
-    if done.unpruned:
-        typer.echo(done.unpruned, err=True)
+    done = run_announced(folder, plan, how)
     if json:
         say_json(_as_json(folder, plan.sweep, done.tally, done.chosen))
     else:
@@ -56,6 +55,19 @@ def run_and_show(folder: Path, plan: Prepared, how: Conduct, *, json: bool) -> C
     if done.tally.done < done.tally.jobs:
         raise typer.Exit(1)
     return done.chosen
+
+
+def run_announced(folder: Path, plan: Prepared, how: Conduct) -> Conducted:
+    """Say on stderr what is to come, run what is left with its progress shown, and choose."""
+    lines, facts = announcement(folder, plan, how)
+    for line in lines:
+        typer.echo(line, err=True)
+    shown = progress_shown(folder, plan.sweep, already=facts["done"])
+    with stoppable(), shown as listener:
+        done = conduct(folder, plan, how, listener=listener)
+    if done.unpruned:
+        typer.echo(done.unpruned, err=True)
+    return done
 
 
 def _expected(folder: Path, plan: Prepared, how: Conduct, queue: Queue) -> "TimeLeft | str | None":

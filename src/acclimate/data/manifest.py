@@ -14,6 +14,7 @@ from acclimate.core.errors import ManifestError, unknown
 from acclimate.data import readers
 from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
+    GROUPS,
     SPLITS,
     conform,
     digest,
@@ -215,11 +216,23 @@ class Manifest:
 
     def roles(self) -> dict[str, str]:
         """The role of each domain that has one."""
-        if "role" not in self.table.column_names:
-            return {}
-        pairs = self.table.group_by(["domain", "role"], use_threads=False).aggregate([])
-        found = [(row["domain"], row["role"]) for row in pairs.to_pylist() if row["role"]]
-        return dict(sorted(found))
+        return dict(sorted(self._of_domains("role")))
+
+    def groups(self) -> dict[str, str]:
+        """The group of each domain by the first column of GROUPS that has one for each domain; a
+        column that splits a domain is no grouping of domains."""
+        for column in GROUPS:
+            pairs = self._of_domains(column)
+            if pairs and len(pairs) == len(dict(pairs)):
+                return {domain: str(group) for domain, group in sorted(pairs)}
+        return {}
+
+    def _of_domains(self, column: str) -> list[tuple[str, Any]]:
+        """(domain, value) of a column, each pair once, where there is a value."""
+        if column not in self.table.column_names:
+            return []
+        pairs = self.table.group_by(["domain", column], use_threads=False).aggregate([])
+        return [(row["domain"], row[column]) for row in pairs.to_pylist() if row[column]]
 
     def rows(self, *, domain: str | None = None, split: str | None = None) -> np.ndarray:
         """int64: the rows of a domain, of a split, or of both, ascending."""

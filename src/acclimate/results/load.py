@@ -182,7 +182,11 @@ def _labels(folder: Path) -> Iterable[Labels]:
     for stored in SweepFolder(folder).labels():
         try:
             domains = {
-                name: Labels.Domain(str(found["role"] or ""), tuple(map(int, found["counts"])))
+                name: Labels.Domain(
+                    str(found["role"] or ""),
+                    tuple(map(int, found["counts"])),
+                    str(found.get("group") or ""),
+                )
                 for name, found in stored["domains"].items()
             }
             yield Labels(str(stored["name"]), tuple(map(str, stored["classes"])), domains)

@@ -25,6 +25,7 @@ class Labels:
     class Domain:
         role: str | None
         counts: tuple[int, ...]  # in the order of the classes
+        group: str = ""  # such as its continent, where the data say so
 
     name: str
     classes: tuple[str, ...]
@@ -34,9 +35,10 @@ class Labels:
     def of(cls, name: str, manifest: "Manifest") -> "Labels":
         from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
 
-        roles, counts = manifest.roles(), label_counts(manifest).tolist()
+        roles, groups = manifest.roles(), manifest.groups()
+        counts = label_counts(manifest).tolist()
         domains = {
-            domain: cls.Domain(roles.get(domain), tuple(row))
+            domain: cls.Domain(roles.get(domain), tuple(row), groups.get(domain, ""))
             for domain, row in zip(all_domains(manifest), counts, strict=True)
         }
         return cls(name, manifest.classes, domains)

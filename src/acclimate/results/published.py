@@ -106,6 +106,11 @@ def for_dataset(name: str) -> tuple[Published, ...]:
     return tuple(row for table in TABLES for row in rows(table) if row.dataset == known)
 
 
+def spellings(dataset: str) -> tuple[str, ...]:
+    """Further names of a data set; none of one that the paper does not have."""
+    return DATASETS.get(dataset, ())
+
+
 def _table_1() -> Iterator[Published]:
     for algorithm, *printed in _lines(_TABLE_1):
         means, errors = map(float, printed[::2]), map(float, printed[1::2])

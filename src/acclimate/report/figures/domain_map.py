@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
 from acclimate.core.wording import count
 from acclimate.report.figures import canvas
-from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration, of_data
+from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
 from acclimate.results.material import Report
 from acclimate.results.runs import RunView
 
@@ -53,20 +54,30 @@ class DomainMap:
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    groups = report.runs_by_dataset
-    for dataset, runs in groups.items():
+    by_dataset = report.runs_by_dataset
+    for dataset, runs in by_dataset.items():
         found = next(((run, m) for run in runs if (m := read_domain_map(run))), None)
         if found is None:
             continue
         run, domains = found
         how, meaning = _COMPONENTS if _by_components(domains.mu) else _NEIGHBOURS
+        groups = _groups(report, dataset)
+        coloured = "Colours are the data's own groups of domains. " if groups else ""
         yield Illustration(
             "Map of the domains",
-            f"{of_data(dataset, len(groups))}Each mark is a domain, placed by its embedding "
-            f"with {how} (run {run.name}). {meaning} Point at a mark, or go through the marks "
-            "with the arrow keys, to read its name.",
-            draw(domains),
+            f"{of_data(dataset, len(by_dataset))}Each mark is a domain, placed by its embedding "
+            f"with {how} (run {run.name}). {coloured}{meaning} Point at a mark, or go through the "
+            "marks with the arrow keys, to read its name.",
+            draw(domains, groups=groups),
         )
+
+
+def _groups(report: Report, dataset: str) -> dict[str, str]:
+    """Each domain's group, such as its continent, where the data name any."""
+    labels = (one for one in report.labels if one.name == dataset)
+    return {
+        name: found.group for one in labels for name, found in one.domains.items() if found.group
+    }
 
 
 def read_domain_map(run: RunView) -> DomainMap | None:
@@ -85,8 +96,12 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     return DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
 
 
-def draw(found: DomainMap, seed: int = 0) -> Drawing:
-    """Domains by their embedding on a plane: near on the map, alike to the model."""
+def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = None) -> Drawing:
+    """Domains by their embedding on a plane: near on the map, alike to the model.
+
+    Colours tell the roles apart, or the `groups` that domains belong to; marks always the roles.
+    """
+    inks = _inks(groups or {})
     places = flattened(found.mu, seed)
     figure = canvas.figure_of(4.4)
     ax, titles = figure.subplots(), {}
@@ -100,11 +115,16 @@ def draw(found: DomainMap, seed: int = 0) -> Drawing:
     for role, (label, marker, colour, alpha) in marks.items():
         members = [i for i, r in enumerate(found.roles) if r == role]
         for i in members:
-            gid = f"point-{i}"
-            ax.plot(*places[i], marker, color=colour, alpha=alpha, markersize=5.5, gid=gid)
-            titles[gid] = f"{found.names[i]} ({role}), {count(int(found.count[i]), 'image')}"
+            gid, group = f"point-{i}", (groups or {}).get(found.names[i], "")
+            ink = inks.get(group, colour)
+            ax.plot(*places[i], marker, color=ink, alpha=alpha, markersize=5.5, gid=gid)
+            where = ", ".join(filter(None, (role, group)))
+            titles[gid] = f"{found.names[i]} ({where}), {count(int(found.count[i]), 'image')}"
         if members:
-            ax.plot([], [], marker, color=colour, alpha=alpha, label=f"{label} ({len(members)})")
+            shade = INKS["faint"] if inks else colour
+            ax.plot([], [], marker, color=shade, alpha=alpha, label=f"{label} ({len(members)})")
+    for group, ink in inks.items():
+        ax.plot([], [], "o", color=ink, label=canvas.short(group, _LONGEST))
     ax.set(xticks=[], yticks=[])
     ax.margins(0.08)
     ax.set_aspect("equal", adjustable="datalim")  # else a map would stretch one direction
@@ -114,6 +134,13 @@ def draw(found: DomainMap, seed: int = 0) -> Drawing:
     order = sorted(range(len(places)), key=lambda i: (found.roles[i] == "train", i))
     _name_marks(ax, places, found, [i for i in order if few or found.roles[i] != "train"])
     return Drawing(figure, titles)
+
+
+def _inks(groups: Mapping[str, str]) -> dict[str, str]:
+    """A colour per group, from the most to the least frequent; the last ones share theirs."""
+    sizes = Counter(groups.values())
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return {name: INKS[CYCLE[min(i, len(CYCLE) - 1)]] for i, name in enumerate(names)}
 
 
 def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence[int]) -> None:

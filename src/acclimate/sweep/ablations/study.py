@@ -37,7 +37,8 @@ class Asked:
     """An ablation as it was asked for; what is empty is decided by the ablation and the data."""
 
     name: str
-    data: Path | None = None  # None: the embedded digits
+    data: Path | None = None  # None: the base, or else the embedded digits
+    base: Base | None = None
     out: Path
     values: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
@@ -131,11 +132,13 @@ def _defined(
 
 
 def _base(asked: Asked, ablation: Ablation) -> Base:
+    if asked.base is not None:
+        return asked.base
     if asked.data is None:
         manifest = build_digits(replace(ablation.digits, seed=asked.seed))
         long_tail = replace(EMBEDDED_LONG_TAIL, seed=asked.seed)
         if ablation.pool:
-            manifest = _digit_pool(manifest)
+            manifest = digit_pool(manifest)
     else:
         manifest = Manifest.open(asked.data)
         manifest.check()
@@ -146,7 +149,7 @@ def _base(asked: Asked, ablation: Ablation) -> Base:
     return Base(manifest=manifest, training=training, long_tail=long_tail, seed=asked.seed)
 
 
-def _digit_pool(manifest: Manifest) -> Manifest:
+def digit_pool(manifest: Manifest) -> Manifest:
     """The digits as a pool: images of unseen sensors, which show other digits, are for test."""
     unseen = np.array([name.startswith("test") for name in manifest.domain_names])
     splits = pa.array(np.where(unseen, "test", manifest.splits), pa.string())
@@ -237,10 +240,10 @@ def _data_sets(
     asked: Asked, ablation: Ablation, base: Base, labels: Mapping[str, Value]
 ) -> _DataSets:
     if ablation.data is None:
-        name = "digits" if asked.data is None else data_name(asked.data)
+        name = base.manifest.source if asked.data is None else data_name(asked.data)
         place = asked.data
         if place is None:
-            place = _place(asked, name, base.manifest)
+            place = built_place(asked.out, name, base.manifest)
         return _DataSets(manifests={name: base.manifest}, places={name: place}, of_variant={})
     manifests: dict[str, Manifest] = {}
     places: dict[str, Path] = {}
@@ -253,14 +256,14 @@ def _data_sets(
         if same is not None:
             notes.append(f"{label} is left out: the data are those of {same}")
             continue
-        places[name] = _place(asked, name, built)
+        places[name] = built_place(asked.out, name, built)
         manifests[name], of_variant[label] = built, name
     return _DataSets(manifests=manifests, places=places, of_variant=of_variant, notes=tuple(notes))
 
 
-def _place(asked: Asked, name: str, manifest: Manifest) -> Path:
+def built_place(out: Path, name: str, manifest: Manifest) -> Path:
     """Where built data lie: by their digest, so that other data are never overwritten."""
-    return asked.out / "data" / manifest.digest()[:8] / f"{name}.parquet"
+    return out / "data" / manifest.digest()[:8] / f"{name}.parquet"
 
 
 def write_data(study: Prepared, out: Path) -> None:

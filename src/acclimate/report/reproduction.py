@@ -1,0 +1,97 @@
+"""The page of a recipe: what the paper printed beside what was measured, and its figure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from acclimate.core.files import write_text
+from acclimate.core.wording import DASH
+from acclimate.data.manifest import Manifest
+from acclimate.report.assets import PAGE, SCRIPT, STYLE
+from acclimate.report.figures import contact_sheet, label_shares
+from acclimate.report.figures.canvas import Illustration
+from acclimate.report.grid import Cell, Grid, accuracy
+from acclimate.report.markup import bullets, figure, paragraph, section, table
+from acclimate.results.beside import Pair
+from acclimate.results.material import Labels
+from acclimate.results.published import SOURCE, Published
+from acclimate.results.statistics import Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    title: str
+    about: str
+    notes: Sequence[str] = ()
+    pairs: Sequence[Pair] = ()
+    figures: Sequence[Illustration] = ()
+    pages: Sequence[tuple[str, str]] = field(default=())  # (name, address) of each part's own page
+
+
+def beside_grids(pairs: Sequence[Pair]) -> dict[str, Grid]:
+    """A grid for each block of the table; "" where it has one block."""
+    blocks = dict.fromkeys(pair.block for pair in pairs)
+    return {name: _grid([pair for pair in pairs if pair.block == name]) for name in blocks}
+
+
+def _grid(pairs: Sequence[Pair]) -> Grid:
+    """Two rows for each of the table's: ours, then as printed."""
+    columns = list(dict.fromkeys(pair.column for pair in pairs))
+    cells = {(pair.row, pair.column): pair for pair in pairs}
+    lines: list[tuple[Cell, ...]] = []
+    for row in dict.fromkeys(pair.row for pair in pairs):
+        own = [cells.get((row, column)) for column in columns]
+        lines.append((Cell(row), *(accuracy(pair.ours if pair else None) for pair in own)))
+        printed = [pair.printed if pair else None for pair in own]
+        if any(printed):
+            remarks = dict.fromkeys(one.note for one in printed if one and one.note)
+            name = Cell(row, badge="published", remark="; ".join([SOURCE, *remarks]))
+            lines.append((name, *map(_printed, printed)))
+    return Grid(("", *columns), tuple(lines))
+
+
+def _printed(one: Published | None) -> Cell:
+    if one is None:
+        return Cell(DASH)
+    return accuracy(Estimate(one.mean / 100, None if one.se is None else one.se / 100, 1))
+
+
+def looked_at(figure_name: str, name: str, manifest: Manifest) -> Iterator[Illustration]:
+    """A figure of the data alone: `labels` or `samples`."""
+    if figure_name == "labels":
+        drawing = label_shares.draw(Labels.of(name, manifest))
+        if drawing is not None:
+            caption = f"Share of each class in domains of {name}, over those of all domains."
+            yield Illustration(label_shares.HEADING, caption, drawing, "labels")
+    else:
+        sheet = contact_sheet.contact_sheet(manifest)
+        caption = f"Images of {name}, one at random for each class (row) and domain (column)."
+        yield Illustration("Samples", caption, contact_sheet.draw(sheet), "samples")
+
+
+def write_reproduction(found: Reproduction, out: Path) -> Path:
+    """Write the page to the file `out`; its path. The same runs give the same bytes."""
+    parts = [f"<header><h1>{escape(found.title)}</h1>\n<p>{escape(found.about)}</p></header>"]
+    if found.pairs:
+        grids = "\n".join(
+            table(": ".join(filter(None, (name, "ours and as published"))), grid)
+            for name, grid in beside_grids(found.pairs).items()
+        )
+        note = (
+            "Accuracy in percent, domains counting equally; ± is the standard error over trials. "
+            "Published rows are the paper's printed numbers."
+        )
+        parts.append(section("Beside the paper", f"{grids}\n{paragraph(note)}"))
+    parts += [section(one.heading, figure(one)) for one in found.figures]
+    if found.notes:
+        parts.append(section("Notes", bullets(found.notes)))
+    if found.pages:
+        links = "".join(
+            f'<li><a href="{escape(address)}">{escape(name)}</a></li>'
+            for name, address in found.pages
+        )
+        parts.append(section("Every run", f"<ul>{links}</ul>"))
+    body = "\n".join(parts)
+    write_text(out, PAGE.format(title=escape(found.title), style=STYLE, script=SCRIPT, body=body))
+    return out
