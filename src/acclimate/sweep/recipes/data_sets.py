@@ -40,13 +40,15 @@ def _sensors(seed: int) -> Callable[[], Manifest]:
 
 
 def _pool() -> Manifest:
-    return digit_pool(build_digits(DigitsSettings(train_domains=30, test_images=300)))
+    return digit_pool(
+        build_digits(DigitsSettings(train_domains=20, test_domains=10, test_images=200))
+    )
 
 
 def _long_tail() -> Manifest:
     settings = LongTailSettings(
-        domains=16, heads=2, per_class=20, val_per_class=10, test_per_class=20, val_domains=4,
-        test_domains=8, pools="splits",
+        domains=12, heads=2, per_class=20, val_per_class=10, test_per_class=10, val_domains=3,
+        test_domains=5, pools="splits",
     )  # fmt: skip
     return build_long_tail(_pool(), settings)
 
@@ -54,10 +56,10 @@ def _long_tail() -> Manifest:
 def _countries() -> Manifest:
     """Training, validation and test domains, grouped by how strongly their sensors respond."""
     made = build_digits(
-        DigitsSettings(train_domains=20, test_domains=8, train_images=100, test_images=100)
+        DigitsSettings(train_domains=15, test_domains=5, train_images=80, test_images=80)
     )
     names, table = made.domain_names, made.table
-    last = sorted(name for name, role in made.roles().items() if role == "train")[-4:]
+    last = sorted(name for name, role in made.roles().items() if role == "train")[-3:]
     roles = np.where(np.isin(names, last), "val", table["role"].to_numpy(zero_copy_only=False))
     gains = np.digitize(table["gain"].to_numpy(), (0.8, 1.2))
     groups = np.array(["weak sensors", "medium sensors", "strong sensors"])[gains]

@@ -31,8 +31,8 @@ SMALL: Mapping[str, Any] = {
     "adapt.points": 50,
 }
 _SMALL_TAIL = LongTailSettings(
-    domains=24, heads=2, per_class=20, val_per_class=10, test_per_class=20, val_domains=3,
-    test_domains=6, pools="splits",
+    domains=16, heads=2, per_class=20, val_per_class=10, test_per_class=10, val_domains=3,
+    test_domains=5, pools="splits",
 )  # fmt: skip
 
 
@@ -194,13 +194,13 @@ RECIPES: Mapping[str, Recipe] = {
     "figure-4b": Recipe(
         paper="Figure 4B",
         about="more training domains, as many images of each",
-        parts=(_curves("domains", "domains", _DOMAINS, ("6", "12", "24")),),
+        parts=(_curves("domains", "domains", _DOMAINS, ("4", "8", "16")),),
         figures=("ablation",),
     ),
     "figure-4c": Recipe(
         paper="Figure 4C",
         about="more training domains, as many images in all",
-        parts=(_curves("domains-constant", "domains-constant", _DOMAINS, ("6", "12", "24")),),
+        parts=(_curves("domains-constant", "domains-constant", _DOMAINS, ("4", "8", "16")),),
         figures=("ablation",),
     ),
     "figure-4d": Recipe(
