@@ -26,6 +26,7 @@ FEWER = {
     "table-1": ("erm", "mmd", "da-coral"),
     "figure-4b": ("erm", "da-erm"),
     "figure-4c": ("coral", "da-erm"),
+    "figure-4d": ("mmd", "da-erm"),
 }
 ROOT = Path(__file__).resolve().parents[2]
 
