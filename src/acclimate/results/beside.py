@@ -48,7 +48,10 @@ class _Place:
 def beside(table: str, found: Iterable[Measured]) -> list[Pair]:
     """Every cell of a published table that the data sets at hand have, row by row."""
     known = list(found)
-    datasets = {one.dataset for one in known} | {AVERAGE}
+    datasets = {one.dataset for one in known}
+    # The printed average is over all data sets of its table, and stands beside no other.
+    if {one.dataset for one in rows(table)} - {AVERAGE} <= datasets:
+        datasets.add(AVERAGE)
     pairs = []
     for printed in rows(table):
         if printed.dataset in datasets:
