@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from acclimate.config import RunConfig, as_dict
+from acclimate.config import RunConfig, as_dict, completed
 from acclimate.core.errors import RunBusy, SweepError
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
@@ -320,7 +320,8 @@ def test_more_jobs_need_to_be_asked_for(tmp_path: Path) -> None:
     )
     launcher = Scripted({})
     conduct(folder, larger, launcher, extend=True)
-    assert SweepFolder(folder).read() == larger
+    whole = tuple(replace(job, config=completed(job.config)) for job in larger.jobs)
+    assert SweepFolder(folder).read() == replace(larger, jobs=whole)
     assert launcher.started == ["one", "two", "three"]
 
 
