@@ -55,7 +55,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., RunConfig]:
     """`tiny("da-erm", **{"train.steps": 3})`: settings that train in a second."""
 

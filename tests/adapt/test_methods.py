@@ -19,6 +19,7 @@ from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.prior import (
     Prior,
+    PriorConfig,
     black_box_prior,
     em_prior,
     implied_prior,
@@ -93,6 +94,44 @@ def gaussian_posteriors(prior: list[float], count: int) -> tuple[np.ndarray, np.
     x = rng.normal(labels * 2.0, 1.0)
     density = np.exp(-0.5 * (x[:, None] - 2.0 * np.arange(3)) ** 2)
     return density / density.sum(1, keepdims=True), labels
+
+
+def test_a_strength_counts_as_images_with_trainings_frequencies() -> None:
+    """Sure posteriors are counts: 6 of 8 images are of class 0, and 4 more count as 1 to 3."""
+    sure = torch.eye(2).repeat_interleave(torch.tensor([6, 2]), 0)
+    found, _ = em_prior(sure, torch.tensor([0.25, 0.75]), strength=4)
+    assert found.tolist() == pytest.approx([(6 + 1) / 12, (2 + 3) / 12])
+
+
+def test_with_a_strength_one_image_hardly_moves_it_and_many_decide() -> None:
+    train = torch.full((3,), 1 / 3)
+    one = torch.tensor([[0.9, 0.05, 0.05]])
+    alone, _ = em_prior(one, train)
+    damped, _ = em_prior(one, train, strength=100)
+    many, _ = em_prior(one.repeat(100_000, 1), train, strength=100)
+    assert alone[0] > 0.999
+    assert damped.tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert many[0] > 0.99
+
+
+def test_a_temperature_divides_the_logits_before_they_are_corrected() -> None:
+    images, predictor = rows(30), plain()
+    method = Prior(PriorConfig(temperature=2.5, strength=7.0))
+    found = method.observe(predictor, images, UNIFORM)
+    logits = logits_of(predictor, images).double()
+    expected, _ = em_prior((logits / 2.5).softmax(1), UNIFORM.label_prior, strength=7.0)
+    assert torch.equal(found["prior"], expected)
+    corrected = logits_of(method.apply(predictor, found), images).double()
+    wanted = logits / 2.5 + log_ratio(expected, UNIFORM.label_prior)
+    torch.testing.assert_close(corrected, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_states_of_earlier_versions_have_no_temperature() -> None:
+    images, predictor, method = rows(30), plain(), Prior()
+    found = dict(method.observe(predictor, images, UNIFORM))
+    now = logits_of(method.apply(predictor, found), images)
+    del found["temperature"]
+    assert torch.equal(logits_of(method.apply(predictor, found), images), now)
 
 
 def test_em_recovers_a_known_prior() -> None:

@@ -385,7 +385,15 @@ class TestErrors:
     ) -> None:
         plain = tmp_path / "plain"
         cli("train", tree, "--algorithm", "erm", "--out", plain, *as_flags(TINY))
-        message = error_of(cli("adapt", plain, unlabelled, "--out", tmp_path / "s.safetensors"))
+        state = tmp_path / "s.safetensors"
+        code, out, _ = cli("adapt", plain, unlabelled, "--out", state)
+        assert (code, out) == (
+            0,
+            "adapted on 12 images by none\n"
+            "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse\n"
+            f"state: {state}\n",
+        )
+        message = error_of(cli("adapt", plain, unlabelled, "--method", "embedding", "--out", state))
         assert message == (
             "error: a plain model (erm) has no embedding to adapt; choose another --method, such "
             "as prior, or train with --algorithm da-erm"

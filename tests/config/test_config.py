@@ -315,7 +315,7 @@ EVERYWHERE = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PAPER)
 def test_presets_are_the_papers(name: str) -> None:
     values = as_dict(run(preset(name)))
     for key, expected in {**PAPER[name], **EVERYWHERE}.items():
@@ -323,6 +323,12 @@ def test_presets_are_the_papers(name: str) -> None:
         for part in key.split("."):
             found = found[part]
         assert found == expected, key
+
+
+def test_one_preset_is_ours() -> None:
+    assert set(PRESETS) - set(PAPER) == {"rehearsed"}
+    found = run(preset("rehearsed"))
+    assert (found.algorithm, found.adapt.rehearse) == ("erm", True)
 
 
 def test_presets_hold_the_papers_grids() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from acclimate.config import EmbeddingConfig, from_dict, setting
@@ -57,6 +58,14 @@ class TestAlgorithm:
         losses = make_algorithm(name)(batch_for(name, domains=1), 0)
         assert torch.isfinite(losses.total)
         assert losses.penalty is None or losses.penalty.item() == 0
+
+    def test_known_frequencies_enter_the_logits(self, name: str) -> None:
+        """A shift that rules a class out costs dearly where that class is the right one."""
+        batch, algorithm = batch_for(name), make_algorithm(name)
+        even = replace(batch, shift=torch.zeros(len(batch), CLASSES))
+        assert torch.equal(algorithm(even, 0).total, make_algorithm(name)(batch, 0).total)
+        against = replace(batch, shift=-9.0 * F.one_hot(batch.y, CLASSES).float())
+        assert make_algorithm(name)(against, 0).risk > make_algorithm(name)(batch, 0).risk + 1
 
     def test_one_class(self, name: str) -> None:
         batch = batch_for(name)

@@ -22,6 +22,11 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
+    "rehearsed": Preset(
+        about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
+        settings={"algorithm": "erm", "adapt.rehearse": True},
+        grids={},
+    ),
     "small-scale": Preset(
         about="DomainBed's five image benchmarks: ResNet-50, Adam, domain mixup in Step A",
         settings={

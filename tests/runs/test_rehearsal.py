@@ -1,0 +1,218 @@
+"""Training domains play new site: on features made by hand, and as the end of a run."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate.adapt.choice import choose_method
+from acclimate.adapt.classifier import adapt
+from acclimate.config import RunConfig, SiteConfig
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.learn.model import Trained
+from acclimate.learn.site import FeatureRows
+from acclimate.runs import rehearsal as module
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.rehearsal import Stage, rehearse
+from acclimate.runs.training import train
+from fixtures.interruption import Killed, assert_same_weights, stable
+
+Tiny = Callable[..., RunConfig]
+SMALL = SiteConfig(steps=100, batch=64, lr=0.02, width=16, dim=4, dropout=0.0)
+SITE = {f"adapt.site.{key}": value for key, value in asdict(SMALL).items()}
+
+
+def rows_of(sites: int, per_site: int, *, swapped: bool = False, shifted: bool = False) -> Any:
+    """Three classes on a line; frequencies of their own, or names that swap in every other site,
+    which shows in another feature: hardly in one row, and well in the mean of twenty."""
+    rng = np.random.default_rng(0)
+    x, y = [], []
+    for site in range(sites):
+        shares = rng.dirichlet([0.3] * 3) if shifted else [1 / 3] * 3
+        label = rng.choice(3, per_site, p=shares)
+        own = rng.normal(size=(per_site, 4))
+        own[:, 0] += 1.5 * label
+        flipped = swapped and site % 2
+        own[:, 1] += 1.2 * flipped
+        y.append(np.where(label == 0, 2, np.where(label == 2, 0, 1)) if flipped else label)
+        x.append(own)
+    return np.concatenate(x).astype("f4"), np.concatenate(y)
+
+
+def stage(sites: int, per_site: int = 80, **kind: bool) -> Stage:
+    x, y = rows_of(sites, per_site, **kind)
+    domains = [np.arange(site * per_site, (site + 1) * per_site) for site in range(sites)]
+    rows = FeatureRows(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
+    every = np.ones(len(y), dtype=bool)
+    names = [f"site-{site}" for site in range(sites)]
+    return Stage(rows, names, np.arange(len(y)), every, every, layers=False, exact=True)
+
+
+def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
+    found = rehearse(stage(6, swapped=True), SMALL, seed=0)
+    assert found is not None
+    assert found.chosen[20] == "embedding"
+    assert found.promise("embedding", 20).gain > 0.2
+
+
+def test_frequencies_that_shift_are_left_to_the_prior() -> None:
+    found = rehearse(stage(12, 120, shifted=True), SMALL, seed=0)
+    assert found is not None
+    assert found.chosen[20].endswith("prior")
+    assert found.promise("prior", 20).gain > 0.02
+    assert {promise.frequencies for promise in found.promises} == {"as they are"}
+
+
+def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
+    found = rehearse(stage(3), SMALL, seed=0)
+    assert found is not None
+    assert {promise.frequencies for promise in found.promises} == {"as they are", "drawn anew"}
+    assert {promise.chain for promise in found.promises} == {"none", "prior"}  # two to learn from
+
+
+def test_one_domain_has_nobody_to_play_for() -> None:
+    assert rehearse(stage(1), SMALL, seed=0) is None
+
+
+def test_too_few_images_to_play_with() -> None:
+    assert rehearse(stage(4, per_site=8), SMALL, seed=0) is None
+
+
+def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 of every site shows one image, and site 1 holds each image of site 0's first ten."""
+    given = stage(4)
+    images = given.images.copy()
+    images[[0, 80, 160, 240]] = 10_000
+    images[80:90] = images[0:10]
+    fitted: list[FeatureRows] = []
+    fit = module.fit_plain
+
+    def watched(rows: FeatureRows, *args: Any, **kwargs: Any) -> Any:
+        fitted.append(rows)
+        return fit(rows, *args, **kwargs)
+
+    monkeypatch.setattr(module, "fit_plain", watched)
+    shared = Stage(
+        given.rows, given.names, images, given.fitted, given.scored, layers=False, exact=True
+    )
+    rehearse(shared, SMALL, seed=0)
+    assert len(fitted) == 4
+    for rows in fitted:
+        index = np.concatenate(rows.domains)
+        held = {site for site in range(4) if not any(site == row // 80 for row in index)}
+        assert len(held) == 1
+        theirs = images[80 * min(held) : 80 * min(held) + 80]
+        assert not np.isin(images[index], theirs).any()
+
+
+@pytest.fixture(scope="module")
+def sites() -> Manifest:
+    """Eight sites whose conventions differ; the last two stay unseen."""
+    x, y = rows_of(8, 100, swapped=True)
+    names = np.array(["a", "b", "c"])[y]
+    return Manifest.from_arrays(x, names, np.repeat([f"site-{i}" for i in range(8)], 100))
+
+
+def rehearsed(tiny: Tiny, **changes: Any) -> RunConfig:
+    settings = {"test_domains": ["site-6", "site-7"], "adapt.rehearse": True, "adapt.points": 20}
+    return tiny("erm", **{**settings, **SITE, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(sites: Manifest, tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
+    folder = tmp_path_factory.mktemp("rehearsed") / "run"
+    train(rehearsed(tiny, **{"train.steps": 150, "train.per_domain": 16}), sites, folder)
+    return folder
+
+
+def test_the_plain_model_is_what_it_would_be_without(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    train(rehearsed(tiny), sites, tmp_path / "with")
+    train(rehearsed(tiny, **{"adapt.rehearse": False}), sites, tmp_path / "without")
+    one, two = Trained.load(tmp_path / "with"), Trained.load(tmp_path / "without")
+    assert one.site is not None
+    assert two.site is None
+    for name, value in two.predictor.state_dict().items():
+        assert torch.equal(value, one.predictor.state_dict()[name]), name
+
+
+def test_auto_does_what_was_rehearsed(run: Path, sites: Manifest) -> None:
+    trained = Trained.load(run)
+    rows = sites.rows(domain="site-7")
+    images, labels = sites.features()[rows], sites.label_index[rows]
+    site = adapt(trained, images[:20])
+    assert site.method == "embedding"
+    assert "embedding was chosen by rehearsal on 6 sites: +" in site.notes[0]
+    right = np.mean(site.predict_proba(images[20:]).argmax(1) == labels[20:])
+    plain = adapt(trained, images[:20], method="none").predict_proba(images[20:]).argmax(1)
+    assert right > np.mean(plain == labels[20:]) + 0.1
+
+
+def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
+    choice = choose_method(Trained.load(run), 2)
+    assert choice.method == "none"
+    assert choice.why == (
+        "2 images are too few to adapt by: rehearsal on 6 sites shows a gain from 5 on; "
+        "predictions are the plain model's",
+    )
+
+
+def test_where_it_did_not_pay_it_says_so(tiny: Tiny, tmp_path: Path) -> None:
+    x, y = rows_of(3, 60)
+    manifest = Manifest.from_arrays(x, np.array(["a", "b", "c"])[y], np.repeat(["n", "s", "e"], 60))
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
+    site = adapt(Trained.load(tmp_path / "run"), x[:20])
+    assert site.method == "none"
+    assert site.notes == (
+        "adaptation did not pay on your 3 sites; predictions are the plain model's",
+    )
+
+
+def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny("erm"), features, tmp_path / "erm")
+    site = adapt(Trained.load(tmp_path / "erm"), features.features()[:10])
+    assert site.method == "none"
+    assert site.notes == (
+        "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse",
+    )
+    with pytest.raises(ConfigError) as error:
+        evaluate_run(tmp_path / "erm", features.select(np.arange(24)), methods=["auto"])
+        train(tiny("erm", test_domains=["site-0"]), features, tmp_path / "unseen")
+        evaluate_run(tmp_path / "unseen", features, methods=["auto"])
+    assert str(error.value) == (
+        "nothing was rehearsed, so there is no 'auto' to score; train with "
+        "--set adapt.rehearse=true, or name a method"
+    )
+
+
+def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Manifest) -> None:
+    final = [s for s in RunFolder(run).records().scores if s.moment == "final"]
+    auto = {s.domain: s.top1 for s in final if s.method == "auto"}
+    assert set(auto) == {"site-6", "site-7"}
+    again = evaluate_run(run, sites).scores
+    assert {s.domain: s.top1 for s in again if s.method == "auto"} == auto
+
+
+def test_killed_in_rehearsal_it_resumes_to_the_same(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = rehearsed(tiny)
+    train(config, sites, tmp_path / "whole")
+
+    def killed(phase: str, done: int, total: int, note: str) -> None:
+        if phase == "rehearsal" and done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, sites, tmp_path / "killed", watch=killed)
+    train(config, sites, tmp_path / "killed")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert stable(tmp_path / "whole") == stable(tmp_path / "killed")
+    assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
