@@ -31,7 +31,17 @@ from fixtures.interruption import Killed, assert_same_weights, count_writes, sta
 Tiny = Callable[..., RunConfig]
 UNSEEN: dict[str, Any] = {"test_domains": ["site-4"]}
 # Settings that Step A does not depend on, each with a value that differs from `tiny`'s.
-LATER: dict[str, Any] = {
+REHEARSED: dict[str, Any] = {
+    "adapt.rehearse": True,
+    "adapt.site.steps": 7,
+    "adapt.site.batch": 9,
+    "adapt.site.lr": 0.1,
+    "adapt.site.weight_decay": 0.1,
+    "adapt.site.width": 5,
+    "adapt.site.dropout": 0.1,
+    "adapt.site.dim": 3,
+}
+LATER: dict[str, Any] = REHEARSED | {
     "algorithm": "da-dann",
     "data.cache_gib": 0.0,
     "data.max_unreadable": 0.5,
@@ -49,6 +59,7 @@ LATER: dict[str, Any] = {
     "train.evaluate_every": 2,
     "train.checkpoint_every": 3,
     "train.keep": "last",
+    "train.prior_aware": True,
     "train.average.kind": "ema",
     "train.average.decay": 0.5,
     "train.average.start": 0.1,
@@ -66,17 +77,21 @@ LATER: dict[str, Any] = {
 }
 PROTOTYPES_ONLY = {"embedding.mixup": "off", "embedding.support": 0.25}
 # Step A is then the run `erm`, which has a budget of its own.
-NOT_IN_ERM = PROTOTYPES_ONLY | {
-    "algorithm": "da-dann",
-    "embedding.dim": 9,
-    "embedding.steps": 5,
-    "embedding.domains_per_step": 2,
-    "embedding.per_domain": 6,
-    "embedding.optimiser.lr": 0.3,
-    "model.condition": "film",
-    "data.workers": 1,
-    "train.checkpoint_every": 3,
-}
+NOT_IN_ERM = (
+    PROTOTYPES_ONLY
+    | REHEARSED
+    | {
+        "algorithm": "da-dann",
+        "embedding.dim": 9,
+        "embedding.steps": 5,
+        "embedding.domains_per_step": 2,
+        "embedding.per_domain": 6,
+        "embedding.optimiser.lr": 0.3,
+        "model.condition": "film",
+        "data.workers": 1,
+        "train.checkpoint_every": 3,
+    }
+)
 NOT_IN_STEP_A = [
     *(("prototype", key, value) for key, value in LATER.items()),
     *(("softmax", key, value) for key, value in PROTOTYPES_ONLY.items()),

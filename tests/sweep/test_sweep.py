@@ -350,7 +350,11 @@ def test_label_counts_are_kept_for_the_report(features: Manifest, tmp_path: Path
     write_labels(tmp_path, sweep, {"sites": features})
     stored = json.loads((tmp_path / "labels" / f"{features.digest()[:16]}.json").read_text())
     assert (stored["name"], stored["classes"]) == ("sites", ["ant", "bee", "cat"])
-    assert stored["domains"]["site-0"] == {"role": None, "counts": [8, 8, 8]}
+    assert stored["domains"]["site-0"] == {
+        "role": None,
+        "group": "",
+        "counts": [8, 8, 8],
+    }
     assert len(stored["domains"]) == 5
 
 

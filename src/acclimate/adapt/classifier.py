@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import choose_method
+from acclimate.adapt.choice import MethodChoice, choose_method
 from acclimate.adapt.methods import (
     Chain,
     base_predictor,
@@ -102,13 +102,13 @@ def adapt(
     rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
     """
     quarantine = NoQuarantine() if quarantine is None else quarantine
-    most = trained.config.data.max_pixels
+    most, chosen = trained.config.data.max_pixels, MethodChoice(method)
+    if method != "auto":
+        _chain(trained, method, settings or {})  # a mistake is told of before an image is opened
     source, rows = _opened(images, trained.predictor, trained.size, most, quarantine)
-    notes: tuple[str, ...] = ()
     if method == "auto":
-        choice = choose_method(trained, len(rows), into)
-        method, settings, notes = choice.method, {**choice.settings, **(settings or {})}, choice.why
-    chain = _chain(trained, method, settings or {})
+        chosen = choose_method(trained, len(rows), into)
+    chain = _chain(trained, chosen.method, {**chosen.settings, **(settings or {})})
     state = _start(trained, chain, into)
     before = state.count
     start = trained.start(embedding=chain.embedding)
@@ -131,7 +131,7 @@ def adapt(
             start.predictor, start.table, trained.label_prior, prior_aware=aware
         )
         state = replace(state, payloads=chain.adapt(base, seen, context)[1])
-    return replace(apply_state(trained, state), notes=notes)
+    return replace(apply_state(trained, state), notes=chosen.why)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:

@@ -1,6 +1,6 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
-from acclimate.config.absent import completed, digestible
+from acclimate.config.absent import completed, digestible, spelled_out
 from acclimate.config.algorithm_name import AlgorithmName
 from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
@@ -47,4 +47,5 @@ __all__ = [
     "read_toml",
     "setting",
     "settings_of",
+    "spelled_out",
 ]

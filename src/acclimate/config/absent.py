@@ -7,8 +7,8 @@ from typing import Any
 from acclimate.config.settings import SiteConfig
 from acclimate.config.values import as_dict, merged, nested
 
-ABSENT: Mapping[str, Any] = {
-    "model.freeze": "none",
+_MEANT: Mapping[str, Any] = {"model.freeze": "none"}  # where that is not the default of today
+_DEFAULT: Mapping[str, Any] = {
     "train.prior_aware": False,
     "adapt.rehearse": False,
     "adapt.site": as_dict(SiteConfig()),
@@ -16,14 +16,19 @@ ABSENT: Mapping[str, Any] = {
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values as they were stored, with the settings that they do not know yet."""
-    return merged(nested(ABSENT), stored)
+    """Nested values as they were stored, with what they mean by what they do not have."""
+    return merged(nested(_MEANT), stored)
+
+
+def spelled_out(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with every younger setting."""
+    return merged(nested({**_MEANT, **_DEFAULT}), stored)
 
 
 def digestible(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without the younger settings that say what their absence says."""
     kept = dict(values)
-    for name, meaning in ABSENT.items():
+    for name, meaning in {**_MEANT, **_DEFAULT}.items():
         group, key = name.split(".")
         inside = kept.get(group, {})
         if inside.get(key) == meaning:

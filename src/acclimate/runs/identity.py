@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import __version__
-from acclimate.config import RunConfig, as_dict, completed, digestible, flat
+from acclimate.config import RunConfig, as_dict, digestible, flat, spelled_out
 from acclimate.core.errors import WeightsError
 
 if TYPE_CHECKING:  # plans come with torch, and identities are read where there is none
@@ -96,7 +96,7 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """The first thing in which two identities differ, in words."""
     if stored["data"] != wanted["data"]:
         return "its data differ"
-    old, new = (flat(completed(one["config"])) for one in (stored, wanted))
+    old, new = (flat(spelled_out(one["config"])) for one in (stored, wanted))
     if "weights" in stored:  # by content; runs of earlier versions only know the path
         old.pop("model.weights", None)
         new.pop("model.weights", None)

@@ -1,9 +1,9 @@
 """Step B: the predictor, over the training domains' images and, where it adapts, their μ."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from acclimate.data.batches import Batch, DomainSampler
 from acclimate.learn.embeddings import DomainTable
@@ -20,20 +20,10 @@ def learn_predictor(
     session: Session, predictor: Predictor, table: DomainTable | None, validate: Validate
 ) -> Position:
     """Train `predictor` to the end, or from where a killed run stopped; keep the chosen weights."""
-    plan, device = session.plan, session.world.device
+    device = session.world.device
     means = None if table is None else table.means.float().to(device)
-    aware = plan.config.train.prior_aware
-    shifts = torch.from_numpy(plan.label_shifts()).float().to(device)
-
-    def known(batch: Batch) -> Batch:
-        return replace(
-            batch,
-            mu=None if means is None else means[batch.domain],
-            shift=shifts[batch.domain] if aware else None,
-        )
-
-    objective = plan.objective(predictor, session.world).to(device)
-    return main_loop(session, objective, MAIN, prepare=known, validate=validate).run()
+    objective = session.plan.objective(predictor, session.world).to(device)
+    return main_loop(session, objective, MAIN, means=means, validate=validate).run()
 
 
 def main_loop(
@@ -41,12 +31,24 @@ def main_loop(
     objective: Objective,
     phase: str,
     *,
-    prepare: Callable[[Batch], Batch] = lambda batch: batch,
+    means: Tensor | None = None,
     validate: Validate,
 ) -> Loop:
-    """The main training under the name `phase`: its budget, batches and random numbers."""
+    """The main training under the name `phase`: its budget, batches and random numbers.
+
+    `means` [N, d] are the domains' μ, where the objective has use for them.
+    """
     plan = session.plan
     settings, seed = plan.config.train, plan.config.seed
+    shifts = torch.from_numpy(plan.label_shifts()).float().to(session.world.device)
+
+    def known(batch: Batch) -> Batch:
+        return replace(
+            batch,
+            mu=None if means is None else means[batch.domain],
+            shift=shifts[batch.domain] if settings.prior_aware else None,
+        )
+
     sampler = DomainSampler(
         plan.train_rows,
         per_domain=settings.per_domain,
@@ -63,4 +65,4 @@ def main_loop(
         settings.average,
         seeded_as=MAIN,
     )
-    return session.loop(objective, sampler, stretch, seed, prepare=prepare, validate=validate)
+    return session.loop(objective, sampler, stretch, seed, prepare=known, validate=validate)
