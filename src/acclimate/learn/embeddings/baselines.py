@@ -33,7 +33,10 @@ class _Classified(Embedding):
         """What the logits should say: [b]"""
 
     def forward(self, batch: Batch, step: int) -> Losses:
-        return Losses(risk=F.cross_entropy(self.logits(batch.x), self.target(batch)))
+        logits = self.logits(batch.x)
+        if batch.shift is not None:  # as the run `erm` that this one is
+            logits = logits + batch.shift
+        return Losses(risk=F.cross_entropy(logits, self.target(batch)))
 
     def sampler(
         self, domains: Sequence[np.ndarray], config: EmbeddingConfig | TrainConfig, seed: int
