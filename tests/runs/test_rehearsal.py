@@ -84,6 +84,29 @@ def test_too_few_images_to_play_with() -> None:
     assert rehearse(stage(4, per_site=8), SMALL, seed=0) is None
 
 
+def test_a_domain_too_small_to_play_is_learned_from() -> None:
+    given = stage(5)
+    few = given.scored.copy()
+    few[given.rows.domains[2][6:]] = False
+    found = rehearse(
+        Stage(given.rows, given.names, given.images, given.fitted, few, layers=False, exact=True),
+        SMALL,
+        seed=0,
+    )
+    assert found is not None
+    assert found.domains == 4
+    assert "embedding" in found.chains
+
+
+def test_domains_that_share_every_image_leave_nothing_to_learn_from() -> None:
+    given = stage(2)
+    same = np.tile(np.arange(80), 2)
+    shared = Stage(
+        given.rows, given.names, same, given.fitted, given.scored, layers=False, exact=True
+    )
+    assert rehearse(shared, SMALL, seed=0) is None
+
+
 def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 of every site shows one image, and site 1 holds each image of site 0's first ten."""
     given = stage(4)

@@ -60,6 +60,11 @@ class Rehearsal:
     domains: int
     exact: bool  # the backbone had not seen the held-out domains
 
+    @property
+    def chains(self) -> frozenset[str]:
+        """Those that were rehearsed."""
+        return frozenset(promise.chain for promise in self.promises)
+
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""
         known = [size for size in self.chosen if size <= n]
@@ -286,7 +291,7 @@ def verdict(found: Rehearsal) -> list[str]:
 def _paid(found: Rehearsal, chain: str, most: int) -> str:
     sites = count(found.domains, "site")
     if chain == "none":
-        tried = [c for c in {p.chain for p in found.promises} if c != "none"]
+        tried = sorted(found.chains - {"none"})
         best = max((found.promise(c, most) for c in tried), key=lambda p: p.gain, default=None)
         shown = "" if best is None else f": {_gain(best)} points at best ({best.chain})"
         return (

@@ -67,7 +67,7 @@ def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehea
     )
     rehearsal = rehearse(stage, config.adapt.site, seed=config.seed, watch=now.watch)
     site = None
-    if len(plan.train_domains) >= LEAST_DOMAINS:
+    if rehearsal is not None and "embedding" in rehearsal.chains:
         part = rows.among(range(len(plan.train_domains)), stage.fitted)
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
     return site, rehearsal
@@ -104,13 +104,13 @@ def rehearse(
 ) -> Rehearsal | None:
     """None where too few domains or images are there to play with."""
     folds = list(_folds(len(stage.names), seed))
-    if len(stage.names) < 2 or not any(_sizes(_playing(stage, d)) for d in range(len(stage.names))):
-        return None
     scenes: list[_Scene] = []
     for done, held in enumerate(folds):
         watch("rehearsal", done, len(folds), ", ".join(stage.names[d] for d in held)[:40])
         scenes += _play(stage, held, config, seed)
     watch("rehearsal", len(folds), len(folds), "")
+    if not scenes:
+        return None
     temperatures = {
         chain: _temperature([scene.whole[path] for scene in scenes], [s.y for s in scenes])
         for chain, path in (("prior", "plain"), ("embedding+prior", "site"))
@@ -141,7 +141,10 @@ def _sizes(rows: np.ndarray) -> list[int]:
 
 def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "list[_Scene]":
     """Fit the heads without the domains `held`, or any image of theirs, and look at these."""
+    held = [d for d in held if _sizes(_playing(stage, d))]
     others = [d for d in range(len(stage.names)) if d not in held]
+    if not held or not others:
+        return []
     theirs = np.concatenate([stage.rows.domains[d] for d in held])
     allowed = stage.fitted & ~np.isin(stage.images, stage.images[theirs])
     part = stage.rows.among(others, allowed)
@@ -155,7 +158,7 @@ def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "
     return [
         _Scene(stage.names[d], stage.rows.x[rows], stage.rows.y[rows], part.prior, plain, site)
         for d in held
-        if _sizes(rows := _playing(stage, d))
+        for rows in [_playing(stage, d)]
     ]
 
 
@@ -215,7 +218,7 @@ class _Scene:
         temperatures: dict[str, float],
     ) -> Iterator[Trial]:
         paths = {"none": self.plain}
-        if self.site is not None:
+        if "embedding+prior" in temperatures:
             paths["embedding"] = self._conditioned(self.phi[seen].double().mean(0))
         for chain, logits in paths.items():
             yield self._trial(chain, n, kind, logits[scored], scored)
