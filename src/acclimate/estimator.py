@@ -28,7 +28,7 @@ class AdaptiveClassifier:
     def __init__(
         self,
         *,
-        algorithm: str = "da-erm",
+        algorithm: str | None = None,
         backbone: str = "auto",
         steps: int | None = None,
         seed: int = 0,

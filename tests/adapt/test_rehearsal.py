@@ -120,6 +120,40 @@ def test_a_domain_is_promised_what_the_others_strength_gives() -> None:
     assert found.promise("prior", 100).gain == pytest.approx((0.00 + 0.06 * 3) / 4)
 
 
+def test_two_domains_cannot_tell_a_gain_from_chance() -> None:
+    pair = [t for t in trials({"prior": (0.05, 0.05, 0.0, 0.0)}) if t.domain in SITES[:2]]
+    assert concluded(pair).chosen == {100: "none"}
+
+
+def test_noise_is_judged_by_students_t() -> None:
+    """Three domains: t(2) at two standard deviations is 4.53, so 3 standard errors are noise."""
+    three = {"prior": (0.02, 0.03, 0.01, 0.0)}
+    found = concluded([t for t in trials(three) if t.domain in SITES[:3]])
+    promise = found.promise("prior", 100)
+    assert promise.error is not None
+    assert promise.gain / promise.error == pytest.approx(2 * math.sqrt(3))
+    assert found.chosen == {100: "none"}
+
+
+def test_a_size_that_few_domains_could_play_is_left_out() -> None:
+    """One of four sites has images enough for 300: what it gains there decides nothing."""
+    many = [t for t in trials({"prior": (0.0,) * 4}, n=300) if t.domain == "north"]
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)}), many)
+    assert found.chosen == {100: "prior"}
+    assert found.chain_for(5000) == "prior"
+
+
+def test_the_verdict_where_the_choice_changes_with_the_images() -> None:
+    gains = (0.03, 0.04, 0.05, 0.04)
+    few, more = trials({"prior": gains}, n=20), trials({"embedding": (0.1, 0.1, 0.12, 0.1)}, n=100)
+    found = concluded(trials({"prior": (0.0,) * 4}, n=5), few, more)
+    assert found.chosen == {5: "none", 20: "prior", 100: "embedding"}
+    assert verdict(found)[0] == (
+        "Rehearsed on 4 sites, embedding gained +10.5 ± 0.5 points with 100 unlabelled images; "
+        "`adapt` uses prior from 20 images on, embedding from 100 images on."
+    )
+
+
 def test_it_survives_a_file() -> None:
     found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)}))
     assert Rehearsal.from_dict(found.to_dict(), where="rehearsal.json") == found
@@ -137,7 +171,7 @@ def test_the_verdict_where_it_pays() -> None:
     few = trials({"prior": (0.0, 0.0, 0.0, 0.0)}, n=5)
     assert verdict(concluded(few, trials({"prior": (0.03, 0.04, 0.05, 0.04)}))) == [
         "Rehearsed on 4 sites, prior gained +4.0 ± 0.4 points with 100 unlabelled images; "
-        "`adapt` uses it from 100 images on.",
+        "`adapt` uses prior from 100 images on.",
         "Expected accuracy at a new site: 71.9 to 76.1 %.",
     ]
 

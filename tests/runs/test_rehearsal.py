@@ -1,11 +1,12 @@
 """Training domains play new site: on features made by hand, and as the end of a run."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -134,6 +135,65 @@ def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPa
         assert not np.isin(images[index], theirs).any()
 
 
+def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image has two labels: what was adapted on is not scored under the other one."""
+    given = stage(4)
+    doubled = Stage(
+        given.rows,
+        given.names,
+        given.images // 2,
+        given.fitted,
+        given.scored,
+        layers=False,
+        exact=True,
+    )
+    split = module._Scene._split
+    seen_twice = []
+
+    def watched(scene: Any, rng: Any, *, anew: bool) -> Any:
+        seen, scored = split(scene, rng, anew=anew)
+        seen_twice.append(np.isin(scene.images[scored], scene.images[seen]).any())
+        return seen, scored
+
+    monkeypatch.setattr(module._Scene, "_split", watched)
+    found = rehearse(doubled, SMALL, seed=0)
+    assert found is not None
+    assert max(found.chosen) == 20  # 40 images, of which 20 can adapt
+    assert len(seen_twice) > 0
+    assert not any(seen_twice)
+
+
+def test_the_temperature_is_that_of_the_model_itself() -> None:
+    """A model that says the same four times as loud is cooled four times as much."""
+    given = stage(6, 120)
+    new = np.zeros(len(given.rows.y), dtype=bool)
+    for rows in given.rows.domains:
+        new[rows[::3]] = True
+    plain = module.fit_plain(given.rows, SMALL, layers=False, seed=0)
+    with torch.no_grad():
+        logits = plain(given.rows.x).logits
+    found = [
+        rehearse(
+            Stage(
+                given.rows,
+                given.names,
+                given.images,
+                ~new,
+                given.scored,
+                layers=False,
+                exact=True,
+                logits=scale * logits,
+                second=False,
+            ),
+            SMALL,
+            seed=0,
+        )
+        for scale in (1.0, 4.0)
+    ]
+    quiet, loud = (one.temperatures["prior"] for one in found if one is not None)
+    assert loud / quiet == pytest.approx(4, rel=0.15)  # steps of the grid
+
+
 @pytest.fixture(scope="module")
 def sites() -> Manifest:
     """Eight sites whose conventions differ; the last two stay unseen."""
@@ -212,6 +272,48 @@ def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path
     assert str(error.value) == (
         "nothing was rehearsed, so there is no 'auto' to score; train with "
         "--set adapt.rehearse=true, or name a method"
+    )
+
+
+def test_images_of_the_test_split_are_left_for_the_final_scores(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = np.where(np.arange(len(sites)) % 5 == 0, "test", sites.splits)
+    table = sites.table.set_column(
+        sites.table.column_names.index("split"), "split", pa.array(splits.tolist())
+    )
+    staged: list[Stage] = []
+    rehearsing = module.rehearse
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearsing(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    train(rehearsed(tiny), replace(sites, table=table), tmp_path / "run")
+    assert not (staged[0].scored | staged[0].fitted)[splits == "test"].any()
+    assert staged[0].scored.any()
+
+
+def test_an_adaptive_algorithm_is_not_rehearsed(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        train(tiny("da-erm", **{"adapt.rehearse": True}), sites, tmp_path / "run")
+    assert str(error.value) == (
+        "da-erm adapts by its own embedding and is not rehearsed; leave out adapt.rehearse, or use "
+        "--algorithm erm"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    begun = adapt(trained, images[:2]).state
+    more = adapt(trained, images[2:40], into=begun)
+    assert more.method == "none"
+    assert more.notes == (
+        "with 40 images rehearsal would choose embedding; adapt anew on all of them",
     )
 
 

@@ -21,16 +21,27 @@ class MethodChoice:
 
 def choose_method(trained: Trained, images: int, into: DomainState | None = None) -> MethodChoice:
     """What `auto` means for `images` of a new domain, of which `into` has seen others before."""
-    if into is not None:
-        return MethodChoice(chain_of(into).name)
     found = rehearsal_of(trained)
+    if into is not None:
+        return _going_on(chain_of(into).name, found, into.count + images)
     if found is None:
-        if trained.adaptive:
+        if trained.embedding is not None:
             return MethodChoice("embedding")
-        why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
-        return MethodChoice("none", why=(why,))
+        asked = trained.config.adapt.rehearse
+        why = "too few sites or images to rehearse with" if asked else "nothing was rehearsed"
+        remedy = "" if asked else "; see adapt.rehearse"
+        return MethodChoice("none", why=(f"{why}: the plain model is used as it is{remedy}",))
     chain = found.chain_for(images)
     return MethodChoice(chain, found.settings_for(chain), (_why(found, chain, images),))
+
+
+def _going_on(begun: str, found: Rehearsal | None, images: int) -> MethodChoice:
+    """A state is gone on with as it was begun; by now another method may be due."""
+    due = begun if found is None else found.chain_for(images)
+    if due == begun:
+        return MethodChoice(begun)
+    why = f"with {count(images, 'image')} rehearsal would choose {due}; adapt anew on all of them"
+    return MethodChoice(begun, why=(why,))
 
 
 def rehearsal_of(trained: Trained) -> Rehearsal | None:
@@ -47,10 +58,13 @@ def _why(found: Rehearsal, chain: str, images: int) -> str:
             f"{chain} was chosen by rehearsal on {sites}: {signed(promise.gain)}{error} points "
             f"with {count(promise.n, 'image')}"
         )
-    later = [n for n, other in found.chosen.items() if other != "none"]
+    later = [n for n, other in found.chosen.items() if other != "none" and n > images]
     if later:
         return (
             f"{count(images, 'image')} are too few to adapt by: rehearsal on {sites} shows a gain "
             f"from {min(later)} on; predictions are the plain model's"
         )
-    return f"adaptation did not pay on your {sites}; predictions are the plain model's"
+    with_so_many = "" if set(found.chosen.values()) == {"none"} else " with so many images"
+    return (
+        f"adaptation did not pay on your {sites}{with_so_many}; predictions are the plain model's"
+    )

@@ -1,6 +1,6 @@
 """Unlabelled images -> DomainState -> a classifier for that domain."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,10 @@ def adapt(
     if method != "auto":
         _chain(trained, method, settings or {})  # a mistake is told of before an image is opened
     source, rows = _opened(images, trained.predictor, trained.size, most, quarantine)
+    read: Iterable[Tensor] = (stored for _, stored in readable(source, rows, watch))
     if method == "auto":
-        chosen = choose_method(trained, len(rows), into)
+        read = list(read)
+        chosen = choose_method(trained, sum(map(len, read)), into)
     chain = _chain(trained, chosen.method, {**chosen.settings, **(settings or {})})
     state = _start(trained, chain, into)
     before = state.count
@@ -116,7 +118,7 @@ def adapt(
     kept: list[Tensor] = []
     device = next(trained.predictor.parameters()).device
     with torch.no_grad():
-        for _, stored in readable(source, rows, watch):
+        for stored in read:
             phi = embedding.phi(to_float(stored, device)) if embedding else no_phi(len(stored))
             state = state.updated(phi)
             if chain.methods:

@@ -19,6 +19,8 @@ FORMAT = "acclimate-rehearsal-1"
 CHAINS = ("none", "prior", "embedding", "embedding+prior")  # the simpler first
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves tell how label frequencies vary
 FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
+ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
+ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
 Frequencies = Literal["as they are", "drawn anew"]
 
 
@@ -64,6 +66,9 @@ class Rehearsal:
     def chains(self) -> frozenset[str]:
         """Those that were rehearsed."""
         return frozenset(promise.chain for promise in self.promises)
+
+    def has(self, frequencies: Frequencies) -> bool:
+        return any(promise.frequencies == frequencies for promise in self.promises)
 
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""
@@ -123,10 +128,11 @@ def conclude(
         chain: table.best_strength(chain) for chain in table.chains if chain in temperatures
     }
     promises = tuple(
-        table.promise(chain, n, frequencies)
+        promise
         for n in table.sizes
         for frequencies in table.kinds
         for chain in table.chains
+        if (promise := table.promise(chain, n, frequencies)) is not None
     )
     chosen = {n: _choose([p for p in promises if p.n == n]) for n in table.sizes}
     return Rehearsal(
@@ -142,9 +148,9 @@ def conclude(
 def _choose(promises: Sequence[Promise]) -> str:
     """The simplest chain that does as well as the best one, as far as can be told.
 
-    A chain must gain beyond two standard errors, and where label frequencies stay as they are it
-    must cost nothing: it may be that they do not shift at the new site. One standard error less
-    than the best gain is as good as it.
+    A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
+    frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
+    site. One standard error less than the best gain is as good as it.
     """
     by_chain: dict[str, list[Promise]] = {}
     for promise in promises:
@@ -156,29 +162,29 @@ def _choose(promises: Sequence[Promise]) -> str:
         for chain, found in by_chain.items()
         if chain == "none"
         or (
-            gains[chain] > 2 * errors[chain]
+            found[0].domains >= ENOUGH_DOMAINS_TO_TELL
+            and gains[chain] > errors[chain] * _quantile(found[0].domains, TWO_SIGMA)
             and all(p.gain >= -FREE for p in found if p.frequencies == "as they are")
         )
     ]
     best = max(able, key=lambda chain: gains[chain])
-    enough = gains[best] - errors[best]
+    enough = gains[best] - errors[best] * _quantile(by_chain[best][0].domains, ONE_SIGMA)
     return next(chain for chain in CHAINS if chain in able and gains[chain] >= enough)
 
 
 def _error(promises: Sequence[Promise]) -> float:
-    """Of the mean gain; infinite with one domain, which cannot tell a gain from chance."""
-    known = [p.error for p in promises if p.error is not None]
-    if len(known) < len(promises):
-        return math.inf if promises[0].chain != "none" else 0.0
-    # The same domains are in each: their errors do not average out.
-    return fmean(known) * _widened(promises[0].domains)
+    """Of the mean gain. Few domains can agree by chance, so it is never nothing; and the same
+    domains are in each promise, so their errors do not average out."""
+    if promises[0].chain == "none":
+        return 0.0
+    return fmean(max(p.error or 0.0, FREE) for p in promises)
 
 
-def _widened(domains: int) -> float:
-    """Student's t at one standard deviation of the normal, for so many domains."""
+def _quantile(domains: int, share: float) -> float:
+    """Student's t below which `share` lies, for a mean over so many domains."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(domains - 1, 0.8413447460685429))
+    return float(stdtrit(max(domains - 1, 1), share))
 
 
 @dataclass(frozen=True)
@@ -198,9 +204,13 @@ class _Gains:
             key = (trial.chain, trial.strength, trial.domain, trial.n, trial.frequencies)
             cells.setdefault(key, []).append(trial.accuracy)
         kinds: list[Frequencies] = list(dict.fromkeys(t.frequencies for t in trials))
+        domains = tuple(dict.fromkeys(t.domain for t in trials))
+        playing = {n: len({t.domain for t in trials if t.n == n}) for n in {t.n for t in trials}}
+        # What only a few large domains could play says little of the others.
+        sizes = [n for n, count in playing.items() if 2 * count >= len(domains)]
         return cls(
-            tuple(dict.fromkeys(t.domain for t in trials)),
-            tuple(sorted({t.n for t in trials})),
+            domains,
+            tuple(sorted(sizes)),
             tuple(kinds),
             tuple(chain for chain in CHAINS if any(t.chain == chain for t in trials)),
             {key: fmean(values) for key, values in cells.items()},
@@ -233,7 +243,7 @@ class _Gains:
         best = max(self.strengths(chain), key=worth)
         return best or 0.0
 
-    def promise(self, chain: str, n: int, kind: Frequencies) -> Promise:
+    def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
         """Each domain with the strength that the others chose: a promise is not its own judge."""
         several = len(self.strengths(chain)) > 1
         gains, accuracies = [], []
@@ -245,6 +255,8 @@ class _Gains:
             if gain is not None:
                 gains.append(gain)
                 accuracies.append(self.accuracy[chain, own, domain, n, kind])
+        if not gains:
+            return None
         low, high = _expected(accuracies)
         return Promise(
             chain=chain,
@@ -290,19 +302,33 @@ def verdict(found: Rehearsal) -> list[str]:
 
 def _paid(found: Rehearsal, chain: str, most: int) -> str:
     sites = count(found.domains, "site")
-    if chain == "none":
+    if set(found.chosen.values()) == {"none"}:
         tried = sorted(found.chains - {"none"})
         best = max((found.promise(c, most) for c in tried), key=lambda p: p.gain, default=None)
         shown = "" if best is None else f": {_gain(best)} points at best ({best.chain})"
         return (
             f"With {sites} adaptation did not pay{shown}; the plain model is what `predict` uses."
         )
-    promise = found.promise(chain, most)
-    from_n = min(n for n, c in found.chosen.items() if c != "none")
+    uses = ", ".join(f"{used} from {count(n, 'image')} on" for n, used in _changes(found.chosen))
+    if chain == "none":
+        return f"Rehearsed on {sites}: `adapt` uses {uses}."
+    anew = ""
+    if found.has("drawn anew"):
+        shifted = found.promise(chain, most, "drawn anew")
+        anew = f" ({_gain(shifted)} where label frequencies are drawn anew)"
     return (
-        f"Rehearsed on {sites}, {chain} gained {_gain(promise)} points with {most} unlabelled "
-        f"images; `adapt` uses it from {from_n} images on."
+        f"Rehearsed on {sites}, {chain} gained {_gain(found.promise(chain, most))} points with "
+        f"{most} unlabelled images{anew}; `adapt` uses {uses}."
     )
+
+
+def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
+    """Each number of images from which on another chain is used, ascending."""
+    before = "none"
+    for n, chain in chosen.items():
+        if chain != before:
+            yield n, chain
+        before = chain
 
 
 def _gain(promise: Promise) -> str:

@@ -134,14 +134,17 @@ def _as_they_come(width: int) -> Backbone:
     return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
 
 
-def fit_plain(rows: FeatureRows, config: SiteConfig, *, layers: bool, seed: int) -> Plain:
+def fit_plain(
+    rows: FeatureRows, config: SiteConfig, *, layers: bool, prior_aware: bool = False, seed: int
+) -> Plain:
     """ERM on features: what a plain model would be without some of its domains.
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
     """
     torch.manual_seed(derive(seed, "plain head"))
     plain = Plain(rows.backbone(layers=layers), rows.classes).to(rows.x.device)
-    _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed)
+    shift = rows.shifts() if prior_aware else None
+    _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed, shift=shift)
     return plain.eval()
 
 

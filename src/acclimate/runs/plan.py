@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from acclimate.adapt.methods import method_settings
-from acclimate.config import OptimiserConfig, RunConfig, TrainConfig
+from acclimate.config import AlgorithmName, OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.wording import count
@@ -112,6 +112,11 @@ def make_plan(
     reserved = {name for name, role in manifest.roles().items() if role != "train"}
     train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
     _check_training_domains(algorithm, manifest, train)
+    if config.adapt.rehearse and algorithm.adaptive:
+        raise ConfigError(
+            f"{algorithm.name} adapts by its own embedding and is not rehearsed; leave out "
+            f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
+        )
     manifest = _learnable(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
     resolved, why = _resolved(config, manifest, train, device)

@@ -43,27 +43,33 @@ class Stage:
     scored: np.ndarray  # [n] bool: rows that may play a new site
     layers: bool  # whether the plain model learned layers of its own on the features
     exact: bool
+    logits: Tensor | None = None  # [n, C] of the plain model itself, whose heads are stood in for
+    second: bool = True  # whether there is a path by embedding to rehearse
+    prior_aware: bool = False
 
 
 def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehearsal | None]:
-    """The second path of a finished plain predictor, and what rehearsal says of both.
-
-    Every process does the same work: heads are small.
-    """
+    """The second path of a finished plain predictor, and what rehearsal says of both."""
     plan, config = now.plan, now.plan.config
     # Features that were there before training tell of a new domain what they tell of these.
     manifest, exact = plan.manifest, plan.frozen or plan.manifest.has_features
-    rows, read = _feature_rows(now, predictor)
-    learned_on = manifest.splits == "train"
+    rows, logits, read = _feature_rows(now, predictor)
+    images, learned_on = manifest.image_ids, manifest.splits == "train"
+    fitted = read & learned_on
+    usable = read & (manifest.splits != "test")  # which are for the final scores alone
+    # A backbone that was trained knows the images it was trained on better than any new ones.
+    seen = np.isin(images, images[learned_on])
     stage = Stage(
         rows=rows,
         names=plan.train_domains,
-        images=manifest.image_ids,
-        fitted=read & learned_on,
-        # A backbone that was trained knows the rows it was trained on better than any new ones.
-        scored=read if exact else read & ~learned_on,
+        images=images,
+        fitted=fitted,
+        scored=usable if exact else usable & ~seen,
         layers=exact,
         exact=exact,
+        logits=logits,
+        second=all(fitted[own].sum() >= 2 for own in rows.domains),
+        prior_aware=config.train.prior_aware,
     )
     rehearsal = rehearse(stage, config.adapt.site, seed=config.seed, watch=now.watch)
     site = None
@@ -74,17 +80,20 @@ def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehea
 
 
 @torch.no_grad()
-def _feature_rows(now: Session, predictor: Predictor) -> tuple[FeatureRows, np.ndarray]:
-    """Features of all rows of the training domains, and which rows could be read: bool [n].
+def _feature_rows(now: Session, predictor: Predictor) -> tuple[FeatureRows, Tensor, np.ndarray]:
+    """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
+    could be read: bool [n].
 
-    Those of the trained backbone, unless the run learned on features anyway.
+    Features are those of the trained backbone, unless the run learned on features anyway.
     """
     plan, device = now.plan, now.world.device
     domains = [plan.manifest.rows(domain=name) for name in plan.train_domains]
     rows, count = np.concatenate(domains), len(plan.manifest)
     x, read = torch.zeros(count, 0, device=device), np.zeros(count, dtype=bool)
+    logits = torch.zeros(count, len(plan.classes), device=device)
     for places, stored in readable(now.source, rows, _named(now.watch, "features")):
         found = to_float(stored, device)
+        logits[rows[places]] = predictor(found).logits.float()
         if found.ndim > 2:
             found = predictor.backbone(found)
         if not read.any():
@@ -92,7 +101,7 @@ def _feature_rows(now: Session, predictor: Predictor) -> tuple[FeatureRows, np.n
         x[rows[places]] = found.float()
         read[rows[places]] = True
     y = torch.from_numpy(plan.manifest.label_index).to(device)
-    return FeatureRows(x, y, domains, len(plan.classes)), read
+    return FeatureRows(x, y, domains, len(plan.classes)), logits, read
 
 
 def _named(watch: Watch, phase: str) -> Watch:
@@ -111,13 +120,36 @@ def rehearse(
     watch("rehearsal", len(folds), len(folds), "")
     if not scenes:
         return None
-    temperatures = {
-        chain: _temperature([scene.whole[path] for scene in scenes], [s.y for s in scenes])
+    heat = {
+        chain: torch.stack([_losses(scene.whole[path], scene.y) for scene in scenes])
         for chain, path in (("prior", "plain"), ("embedding+prior", "site"))
         if all(path in scene.whole for scene in scenes)
     }
-    trials = [t for scene in scenes for t in scene.trials(temperatures, seed, len(stage.names))]
+    trials: list[Trial] = []
+    for place, scene in enumerate(scenes):
+        # Each with the temperature that the others have: its own labels must not help it.
+        others = {
+            chain: _coolest(losses.sum(0) - losses[place] if len(scenes) > 1 else losses.sum(0))
+            for chain, losses in heat.items()
+        }
+        trials += scene.trials(others, seed, len(stage.names))
+    temperatures = {chain: _coolest(losses.sum(0)) for chain, losses in heat.items()}
+    temperatures["prior"] *= _own_scale(stage, scenes)
     return conclude(trials, temperatures, exact=stage.exact)
+
+
+def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
+    """How much surer the plain model itself is than the heads that stood in for it, by rows of
+    domains that it and they were trained on, but not of those rows."""
+    if stage.logits is None:
+        return 1.0
+    rows = np.concatenate([own[~stage.fitted[own]] for own in stage.rows.domains])
+    rows = rows[stage.scored[rows]]
+    told = [scene.beside for scene in scenes if len(scene.beside[1])]
+    if not len(rows) or not told:
+        return 1.0
+    stand_in = _coolest(torch.stack([_losses(*beside) for beside in told]).sum(0))
+    return _coolest(_losses(stage.logits[rows], stage.rows.y[rows])) / stand_in
 
 
 def _folds(domains: int, seed: int) -> Iterator[list[int]]:
@@ -141,7 +173,7 @@ def _sizes(rows: np.ndarray) -> list[int]:
 
 def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "list[_Scene]":
     """Fit the heads without the domains `held`, or any image of theirs, and look at these."""
-    held = [d for d in held if _sizes(_playing(stage, d))]
+    held = [d for d in held if _sizes(np.unique(stage.images[_playing(stage, d)]))]
     others = [d for d in range(len(stage.names)) if d not in held]
     if not held or not others:
         return []
@@ -152,14 +184,13 @@ def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "
     if not kept:
         return []
     part = stage.rows.among(kept, allowed)
-    plain = fit_plain(part, config, layers=stage.layers, seed=seed)
-    names = [stage.names[d] for d in kept]
-    site = fit_site(part, names, config, seed=seed) if len(kept) >= LEAST_DOMAINS else None
-    return [
-        _Scene(stage.names[d], stage.rows.x[rows], stage.rows.y[rows], part.prior, plain, site)
-        for d in held
-        for rows in [_playing(stage, d)]
-    ]
+    plain = fit_plain(part, config, layers=stage.layers, prior_aware=stage.prior_aware, seed=seed)
+    names, site = [stage.names[d] for d in kept], None
+    if stage.second and len(kept) >= LEAST_DOMAINS:
+        site = fit_site(part, names, config, seed=seed)
+    beside = np.concatenate([_playing(stage, d) for d in kept])
+    beside = beside[~stage.fitted[beside]]
+    return [_Scene(stage, d, part.prior, plain, site, beside) for d in held]
 
 
 class _Scene:
@@ -167,11 +198,23 @@ class _Scene:
 
     @torch.no_grad()
     def __init__(
-        self, name: str, x: Tensor, y: Tensor, prior: Tensor, plain: Plain, site: Site | None
+        self,
+        stage: Stage,
+        domain: int,
+        prior: Tensor,
+        plain: Plain,
+        site: Site | None,
+        beside: np.ndarray,
     ) -> None:
-        self.name, self.x, self.y, self.prior, self.site = name, x, y, prior.cpu(), site
-        self.plain: Tensor = plain(x).logits
+        rows = _playing(stage, domain)
+        self.name, self.images = stage.names[domain], stage.images[rows]
+        self.x, self.y = stage.rows.x[rows], stage.rows.y[rows]
+        self.prior, self.site = prior.cpu(), site
+        self.plain: Tensor = plain(self.x).logits
         self.whole = {"plain": self.plain}
+        # What the heads say of new rows of the domains that they were fitted on.
+        self.beside = plain(stage.rows.x[beside]).logits, stage.rows.y[beside]
+        x = self.x
         if site is not None:
             self.phi = site.embedding.phi(x)
             self.whole["site"] = self._conditioned(self.phi.double().mean(0))
@@ -194,19 +237,22 @@ class _Scene:
             for draw in range(1 if domains >= ENOUGH_DOMAINS else 3):
                 rng = stream(seed, "rehearsal", self.name, kind, draw)
                 seen, scored = self._split(rng, anew=kind == "drawn anew")
-                for n in _sizes(np.arange(len(self.y))):
+                for n in _sizes(np.unique(self.images)):
                     yield from self._adapted(seen[:n], scored, n, kind, temperatures)
 
     def _split(self, rng: np.random.Generator, *, anew: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Images to adapt on, and others to score."""
-        order = rng.permutation(len(self.y))
-        halves = order[: len(order) // 2], order[len(order) // 2 :]
+        """Images to adapt on, in random order and one row each, and the rows of all others."""
+        images, first = np.unique(self.images, return_index=True)
+        order = rng.permutation(len(images))
+        seen = first[order[: len(order) // 2]]
+        scored = np.flatnonzero(~np.isin(self.images, self.images[seen]))
         if not anew:
-            return halves
+            return seen, scored
         labels, classes = self.y.cpu().numpy(), len(self.prior)
         wanted = rng.dirichlet(np.full(classes, CONCENTRATION))
-        return _resampled(halves[0], labels, wanted, rng), _resampled(
-            halves[1], labels, wanted, rng
+        return (
+            _resampled(seen, labels, wanted, rng),
+            _resampled(scored, labels, wanted, rng),
         )
 
     def _adapted(
@@ -262,12 +308,15 @@ def _resampled(
     return rng.choice(rows, len(rows), p=weight / weight.sum())
 
 
-def _temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> float:
-    """What logits must be divided by to be as sure as they are right: least cross-entropy, each
-    domain counting equally."""
-    grid = torch.logspace(-1, 1, 41, dtype=torch.float64)
-    losses = [
-        torch.stack([F.cross_entropy(own.double().cpu() / t, y.cpu()) for t in grid])
-        for own, y in zip(logits, labels, strict=True)
-    ]
-    return float(grid[torch.stack(losses).mean(0).argmin()])
+_GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy under each temperature of the grid: [n, C], [n] -> [41]"""
+    rows, y = logits.double().cpu(), labels.cpu()
+    return torch.stack([F.cross_entropy(rows / temperature, y) for temperature in _GRID])
+
+
+def _coolest(losses: Tensor) -> float:
+    """What logits must be divided by to be as sure as they are right."""
+    return float(_GRID[losses.argmin()])

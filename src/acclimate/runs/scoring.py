@@ -217,7 +217,8 @@ class Evaluator:
         Every process adapts on all of them: they are few, and most methods cannot share them out.
         """
         this = self.unseen(domain)
-        chain = self._chain(method, len(this.adapted_on))
+        readable = self.source.take(this.adapted_on)[1] if method == "auto" else this.adapted_on
+        chain = self._chain(method, int(np.count_nonzero(readable)))
         start = self._start(chain)
         state = None
         if chain.embedding and start.embedding is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from acclimate.adapt.choice import rehearsal_of
 from acclimate.config import RunConfig
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
@@ -103,7 +104,7 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     if now.extractor is not None:
         put_on(now.extractor, now.predictor, embedding)
     site, rehearsal = None, None
-    if plan.config.adapt.rehearse and embedding is None:
+    if plan.config.adapt.rehearse and now.world.main:  # one process: others might choose otherwise
         site, rehearsal = rehearse_run(now, now.predictor)
     trained = Trained(
         plan.config,
@@ -122,8 +123,12 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     )
     if now.world.main:
         trained.save(now.folder.path)  # before scoring: whatever fails there, the model is kept
-    second = None if site is None else trained.start(embedding=True)
-    _finish(now, replace(evaluator, second=second, rehearsal=rehearsal), progress)
+    now.world.wait()
+    if plan.config.adapt.rehearse and not now.world.main:
+        trained = Trained.load(now.folder.path, now.world.device)
+    second = None if trained.site is None else trained.start(embedding=True)
+    rehearsed = rehearsal_of(trained)
+    _finish(now, replace(evaluator, second=second, rehearsal=rehearsed), progress)
 
 
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
