@@ -91,7 +91,12 @@ def test_the_number_of_images_decides() -> None:
         "prior",
         "prior",
     ]
-    assert found.settings_for("prior") == {"prior.temperature": 2.0, "prior.strength": 30.0}
+    assert found.settings_for("prior") == {
+        "prior.temperature": 2.0,
+        "prior.strength": 30.0,
+        "prior.tolerance": 1e-4,
+        "prior.iterations": 200,
+    }
     assert found.settings_for("none") == {}
 
 

@@ -93,10 +93,15 @@ NOT_IN_ERM = (
     }
 )
 NOT_IN_STEP_A = [
-    *(("prototype", key, value) for key, value in LATER.items()),
-    *(("softmax", key, value) for key, value in PROTOTYPES_ONLY.items()),
-    *(("posterior", key, value) for key, value in NOT_IN_ERM.items()),
-    *(("mean", key, value) for key, value in NOT_IN_ERM.items()),
+    (name, key, value)
+    for name, settings in (
+        ("prototype", LATER),
+        ("softmax", PROTOTYPES_ONLY),
+        ("posterior", NOT_IN_ERM),
+        ("mean", NOT_IN_ERM),
+    )
+    for key, value in settings.items()
+    if key != "adapt.rehearse"  # adaptive algorithms refuse it
 ]
 
 

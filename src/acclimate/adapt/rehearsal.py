@@ -19,6 +19,7 @@ FORMAT = "acclimate-rehearsal-1"
 CHAINS = ("none", "prior", "embedding", "embedding+prior")  # the simpler first
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves tell how label frequencies vary
 FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
+EM_TOLERANCE, EM_ITERATIONS = 1e-4, 200  # thousands of estimates are made: enough to be of use
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
 Frequencies = Literal["as they are", "drawn anew"]
@@ -82,6 +83,8 @@ class Rehearsal:
         return {
             "prior.temperature": self.temperatures[chain],
             "prior.strength": self.strengths[chain],
+            "prior.tolerance": EM_TOLERANCE,  # as rehearsed
+            "prior.iterations": EM_ITERATIONS,
         }
 
     def promise(self, chain: str, n: int, frequencies: Frequencies = "as they are") -> Promise:

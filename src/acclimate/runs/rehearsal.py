@@ -15,7 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acclimate.adapt.methods.prior import em_prior, log_ratio
-from acclimate.adapt.rehearsal import ENOUGH_DOMAINS, Frequencies, Rehearsal, Trial, conclude
+from acclimate.adapt.rehearsal import (
+    EM_ITERATIONS,
+    EM_TOLERANCE,
+    ENOUGH_DOMAINS,
+    Frequencies,
+    Rehearsal,
+    Trial,
+    conclude,
+)
 from acclimate.config import SiteConfig
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
@@ -272,7 +280,13 @@ class _Scene:
             cool = logits.double().cpu() / temperatures[further]
             posteriors = cool[seen].softmax(1)
             for strength in STRENGTHS:
-                found, _ = em_prior(posteriors, self.prior, strength=strength, tolerance=1e-5)
+                found, _ = em_prior(
+                    posteriors,
+                    self.prior,
+                    strength=strength,
+                    tolerance=EM_TOLERANCE,
+                    most=EM_ITERATIONS,
+                )
                 shifted = cool[scored] + log_ratio(found, self.prior)
                 yield self._trial(further, n, kind, shifted, scored, strength)
 
