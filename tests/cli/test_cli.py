@@ -116,6 +116,7 @@ def test_the_same_three_commands_speak_to_people(
     assert lines[1].startswith(f"{unlabelled / 'broken.png'},,,")
 
 
+@pytest.mark.slow
 def test_repeating_train_is_a_no_op(cli: Any, tree: Path, run: Path) -> None:
     before = (run / "records.jsonl").read_bytes()
     code, out, _ = cli(

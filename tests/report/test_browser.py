@@ -56,6 +56,7 @@ def narrow(browser: Any, address: str) -> Any:
     return opened(browser, address, width=400, has_touch=True)
 
 
+@pytest.mark.slow
 def test_it_opens_without_complaint_or_request(wide: Any, address: str) -> None:
     assert HOSTILE in wide.title()
     assert wide.locator("h1").inner_text() == f"PACS and sensors {HOSTILE}"

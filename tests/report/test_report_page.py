@@ -106,6 +106,7 @@ def headings(text: str) -> list[str]:
     return [heading for level, heading in Page(text).headings if level == 2]
 
 
+@pytest.mark.slow
 def test_a_rich_page_has_every_section(text: str) -> None:
     assert headings(text) == [
         "Results",

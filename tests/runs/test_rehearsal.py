@@ -55,6 +55,7 @@ def stage(sites: int, per_site: int = 80, **kind: bool) -> Stage:
     return Stage(rows, names, np.arange(len(y)), every, every, layers=False, exact=True)
 
 
+@pytest.mark.slow
 def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
     found = rehearse(stage(6, swapped=True), SMALL, seed=0)
     assert found is not None
@@ -62,6 +63,7 @@ def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
     assert found.promise("embedding", 20).gain > 0.2
 
 
+@pytest.mark.slow
 def test_frequencies_that_shift_are_left_to_the_prior() -> None:
     found = rehearse(stage(12, 120, shifted=True), SMALL, seed=0)
     assert found is not None
@@ -85,6 +87,7 @@ def test_too_few_images_to_play_with() -> None:
     assert rehearse(stage(4, per_site=8), SMALL, seed=0) is None
 
 
+@pytest.mark.slow
 def test_a_domain_too_small_to_play_is_learned_from() -> None:
     given = stage(5)
     few = given.scored.copy()
@@ -163,6 +166,7 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(seen_twice)
 
 
+@pytest.mark.slow
 def test_the_temperature_is_that_of_the_model_itself() -> None:
     """A model that says the same four times as loud is cooled four times as much."""
     given = stage(6, 120)
@@ -214,6 +218,7 @@ def run(sites: Manifest, tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -
     return folder
 
 
+@pytest.mark.slow
 def test_the_plain_model_is_what_it_would_be_without(
     sites: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -226,6 +231,7 @@ def test_the_plain_model_is_what_it_would_be_without(
         assert torch.equal(value, one.predictor.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_auto_does_what_was_rehearsed(run: Path, sites: Manifest) -> None:
     trained = Trained.load(run)
     rows = sites.rows(domain="site-7")
@@ -238,6 +244,7 @@ def test_auto_does_what_was_rehearsed(run: Path, sites: Manifest) -> None:
     assert right > np.mean(plain == labels[20:]) + 0.1
 
 
+@pytest.mark.slow
 def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
     choice = choose_method(Trained.load(run), 2)
     assert choice.method == "none"
@@ -247,6 +254,7 @@ def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_where_it_did_not_pay_it_says_so(tiny: Tiny, tmp_path: Path) -> None:
     x, y = rows_of(3, 60)
     manifest = Manifest.from_arrays(x, np.array(["a", "b", "c"])[y], np.repeat(["n", "s", "e"], 60))
@@ -258,6 +266,7 @@ def test_where_it_did_not_pay_it_says_so(tiny: Tiny, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
     train(tiny("erm"), features, tmp_path / "erm")
     site = adapt(Trained.load(tmp_path / "erm"), features.features()[:10])
@@ -275,6 +284,7 @@ def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_images_of_the_test_split_are_left_for_the_final_scores(
     sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +305,7 @@ def test_images_of_the_test_split_are_left_for_the_final_scores(
     assert staged[0].scored.any()
 
 
+@pytest.mark.slow
 def test_an_adaptive_algorithm_is_not_rehearsed(
     sites: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -307,6 +318,7 @@ def test_an_adaptive_algorithm_is_not_rehearsed(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) -> None:
     trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
     begun = adapt(trained, images[:2]).state
@@ -317,6 +329,7 @@ def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) ->
     )
 
 
+@pytest.mark.slow
 def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Manifest) -> None:
     final = [s for s in RunFolder(run).records().scores if s.moment == "final"]
     auto = {s.domain: s.top1 for s in final if s.method == "auto"}
@@ -325,6 +338,7 @@ def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Mani
     assert {s.domain: s.top1 for s in again if s.method == "auto"} == auto
 
 
+@pytest.mark.slow
 def test_killed_in_rehearsal_it_resumes_to_the_same(
     sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
