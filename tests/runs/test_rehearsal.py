@@ -355,3 +355,32 @@ def test_killed_in_rehearsal_it_resumes_to_the_same(
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert stable(tmp_path / "whole") == stable(tmp_path / "killed")
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_is_rehearsed_on_its_features(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features and logits are the model's own; five new images of a site are too few to play."""
+    staged: list[Stage] = []
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearse(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    manifest = Manifest.from_folder(tree)
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
+    trained, stage = Trained.load(tmp_path / "run"), staged[0]
+    assert not stage.exact
+    assert not stage.scored[manifest.splits == "train"].any()
+    rows = manifest.rows(domain="west")
+    assert stage.logits is not None
+    paths = [manifest.image_source(int(row)) for row in rows]
+    site = adapt(trained, paths)
+    expected = torch.from_numpy(site.predict_proba(paths))
+    torch.testing.assert_close(stage.logits[rows].softmax(1), expected, rtol=1e-4, atol=1e-5)
+    assert stage.rows.x.shape[1] == trained.predictor.backbone.features
+    assert site.notes == (
+        "too few sites or images to rehearse with: the plain model is used as it is",
+    )

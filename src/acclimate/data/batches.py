@@ -50,6 +50,27 @@ class Batch:
         return self.take(slice(index, None, count))
 
 
+def label_counts(labels: np.ndarray, domains: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """Rows of each class in each domain, whose rows `domains` lists: [N, C]"""
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in domains])
+
+
+def label_prior(counts: np.ndarray) -> np.ndarray:
+    """Class frequencies over domains that count equally: [N, C] -> [C]"""
+    return np.asarray((counts / counts.sum(1, keepdims=True)).mean(0))
+
+
+def label_shifts(counts: np.ndarray) -> np.ndarray:
+    """`Batch.shift` of each domain's rows: [N, C] -> [N, C]
+
+    One image more, shared out as over all domains, keeps what a small domain lacks possible.
+    """
+    prior = label_prior(counts)
+    own = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(prior > 0, np.log(own) - np.log(prior), 0.0)
+
+
 class Sampler(Protocol):
     """Rows and domain numbers of the whole batch of a step, over all processes."""
 

@@ -7,6 +7,7 @@ and the plain model stays exactly what it was.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,7 +17,14 @@ from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.randomness import derive
 from acclimate.core.tensors import below
-from acclimate.data.batches import Batch, DomainSampler, Sampler
+from acclimate.data.batches import (
+    Batch,
+    DomainSampler,
+    Sampler,
+    label_counts,
+    label_prior,
+    label_shifts,
+)
 from acclimate.learn.algorithms.erm import ERM, ERMConfig
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
@@ -53,32 +61,28 @@ class FeatureRows:
     @property
     def frequencies(self) -> Tensor:
         """Class frequencies of each domain: [N, C] float64."""
-        counted = [torch.bincount(self.y[rows], minlength=self.classes) for rows in self._indices()]
-        counts = torch.stack(counted).double()
-        return counts / counts.sum(1, keepdim=True)
+        return torch.from_numpy(self._counts / self._counts.sum(1, keepdims=True))
 
     @property
     def prior(self) -> Tensor:
         """Class frequencies over the domains, each counting equally: [C] float64."""
-        return self.frequencies.mean(0)
+        return torch.from_numpy(label_prior(self._counts))
 
     def shifts(self) -> Tensor:
         """What knowing a domain's frequencies adds to logits: [N, C]; see `Batch.shift`."""
-        counts = torch.tensor([[len(rows)] for rows in self.domains], device=self.y.device)
-        own = (self.frequencies * counts + self.prior) / (counts + 1)
-        ratio = own.log() - self.prior.log()
-        return torch.where(self.prior > 0, ratio, 0.0).float()
+        return torch.from_numpy(label_shifts(self._counts)).float().to(self.x.device)
 
     def backbone(self, *, layers: bool = False) -> Backbone:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
         built = build_backbone("mlp", in_features=width) if layers else _as_they_come(width)
-        rows = self.x[torch.cat(list(self._indices()))].double()
+        rows = self.x[np.concatenate(self.domains)].double()
         built.set_statistics(rows.mean(0).float(), rows.std(0, correction=0).float())
         return built.to(self.x.device)
 
-    def _indices(self) -> Sequence[Tensor]:
-        return [torch.from_numpy(rows).to(self.y.device) for rows in self.domains]
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        return label_counts(self.y.cpu().numpy(), self.domains, self.classes)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from acclimate.config import AlgorithmName, OptimiserConfig, RunConfig, TrainCon
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.wording import count
+from acclimate.data.batches import label_counts, label_prior, label_shifts
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor
+from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 from acclimate.runs.backbone_choice import SMALL, WITHOUT_WEIGHTS, choose_backbone, typical_side
 
-MOST_DOMAINS_PER_STEP = 64
-FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
@@ -80,23 +80,15 @@ class Plan:
 
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        counts = self._label_counts()
-        return np.asarray((counts / counts.sum(1, keepdims=True)).mean(0))
+        return label_prior(self._label_counts)
 
     def label_shifts(self) -> np.ndarray:
-        """Log frequencies in each training domain less those over all of them: [N, C].
+        """What knowing a training domain's label frequencies adds to its logits: [N, C]"""
+        return label_shifts(self._label_counts)
 
-        One image more, shared out as they are, keeps what a small domain lacks possible.
-        """
-        prior, counts = self.label_prior(), self._label_counts()
-        own = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(prior > 0, np.log(own) - np.log(prior), 0.0)
-
+    @cached_property
     def _label_counts(self) -> np.ndarray:
-        """Training rows of each class in each training domain: [N, C]"""
-        labels, classes = self.manifest.label_index, len(self.classes)
-        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.train_rows])
+        return label_counts(self.manifest.label_index, self.train_rows, len(self.classes))
 
 
 def make_plan(

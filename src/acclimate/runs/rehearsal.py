@@ -58,6 +58,7 @@ class Stage:
 
 def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehearsal | None]:
     """The second path of a finished plain predictor, and what rehearsal says of both."""
+    assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan, config = now.plan, now.plan.config
     # Features that were there before training tell of a new domain what they tell of these.
     manifest, exact = plan.manifest, plan.frozen or plan.manifest.has_features
@@ -88,7 +89,7 @@ def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehea
 
 
 @torch.no_grad()
-def _feature_rows(now: Session, predictor: Predictor) -> tuple[FeatureRows, Tensor, np.ndarray]:
+def _feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, np.ndarray]:
     """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
     could be read: bool [n].
 
@@ -101,9 +102,11 @@ def _feature_rows(now: Session, predictor: Predictor) -> tuple[FeatureRows, Tens
     logits = torch.zeros(count, len(plan.classes), device=device)
     for places, stored in readable(now.source, rows, _named(now.watch, "features")):
         found = to_float(stored, device)
-        logits[rows[places]] = predictor(found).logits.float()
-        if found.ndim > 2:
+        if found.ndim > 2:  # one pass: the head goes on from the backbone's features
             found = predictor.backbone(found)
+            logits[rows[places]] = predictor.head(found).logits.float()
+        else:
+            logits[rows[places]] = predictor(found).logits.float()
         if not read.any():
             x = torch.zeros(count, found.shape[1], device=device)
         x[rows[places]] = found.float()
