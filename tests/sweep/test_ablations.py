@@ -13,12 +13,16 @@ from acclimate.build.long_tail import facts
 from acclimate.build.subsets import first_domains, thinned
 from acclimate.cli import main
 from acclimate.config import flat
-from acclimate.core.errors import ConfigError, UnknownName
+from acclimate.core.errors import ConfigError, SweepError, UnknownName
 from acclimate.data.manifest import Manifest
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.ablations.study import Asked, prepare, write_data
 from acclimate.sweep.ablations.table import ABLATIONS
 from acclimate.sweep.ablations.verdict import Level, gap, verdict
 from acclimate.sweep.conduct import Prepared
+from acclimate.sweep.definition import SweepConfig
+from acclimate.sweep.jobs import define
+from acclimate.sweep.opening import check_folder
 from fixtures.settings import TINY, as_flags
 
 TRAINING = tuple(f"site-{number}" for number in range(6))
@@ -401,6 +405,11 @@ def test_an_ablation_from_end_to_end(cli: Any, sites: Path, tmp_path: Path) -> N
         (algorithm, value) for algorithm in ("erm", "da-erm") for value in ("2", "4")
     }
     assert all(len(one["by_trial"]) == 2 for one in usual)
+    # Each run was on its trial's draw, and trials are compared as of one data set.
+    sweep = SweepFolder(out).read()
+    ran_on = {job.id: SweepFolder(out).run(job.id).identity()["data"] for job in sweep.jobs}
+    assert ran_on == {job.id: sweep.dataset(job.data).digest for job in sweep.jobs}
+    assert len(set(ran_on.values())) == 4
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "training domains N" in page
     assert page.count('id="ablation"') <= 1
@@ -413,3 +422,86 @@ def test_an_ablation_from_end_to_end(cli: Any, sites: Path, tmp_path: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
     code, _ = cli(*command[:5], "--values", "2,6", "--out", out, *as_flags(tiny))
     assert str(code).startswith(f"error: {out} holds another sweep (")
+
+
+def draws_of(study: Prepared) -> dict[tuple[str, int], str]:
+    """(value, trial) -> digest of the data that its jobs run on, which all of them share."""
+    found: dict[tuple[str, int], set[str]] = {}
+    for job in study.sweep.jobs:
+        digest = study.sweep.dataset(job.data).digest
+        assert digest == study.manifests[job.data].digest()
+        found.setdefault((job.variant, job.trial), set()).add(digest)
+    assert all(len(digests) == 1 for digests in found.values())  # paired within a draw
+    return {place: digests.pop() for place, digests in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("tail", ("0.1", "0.5")), ("domains", ("2", "4", "6"))]
+)
+def test_each_trial_draws_its_data_anew(
+    sites: Path, tmp_path: Path, name: str, values: tuple[str, ...]
+) -> None:
+    study = prepare(asked(name, sites, tmp_path, values=values))
+    found = draws_of(study)
+    for value in values:
+        trials = {found[value, trial] for trial in range(3)}
+        # All six domains are all six however they are drawn.
+        assert len(trials) == (1 if (name, value) == ("domains", "6") else 3)
+    assert draws_of(prepare(asked(name, sites, tmp_path, values=values))) == found
+    # The second trial is drawn as the first of the next seed is.
+    other = draws_of(prepare(asked(name, sites, tmp_path, values=values, seed=1)))
+    assert other[values[0], 0] == found[values[0], 1]
+    # Results are still one data set's for each value, with the same unseen domains.
+    assert {job.dataset for job in study.sweep.jobs} == {f"{name}-{value}" for value in values}
+    assert len({job.groups for job in study.sweep.jobs}) == 1
+    assert [data.name for data in study.sweep.datasets] == [f"{name}-{value}" for value in values]
+
+
+def test_one_draw_for_all_trials_has_the_jobs_it_always_had(sites: Path, tmp_path: Path) -> None:
+    study = prepare(asked("tail", sites, tmp_path, values=("0.1", "0.5"), one_draw=True))
+    assert {job.drawn for job in study.sweep.jobs} == {""}
+    assert study.sweep.draws == ()
+    anew = prepare(asked("tail", sites, tmp_path, values=("0.1", "0.5")))
+    kept = {job.id for job in study.sweep.jobs} & {job.id for job in anew.sweep.jobs}
+    assert kept == {job.id for job in study.sweep.jobs if job.trial == 0}
+    # A folder from before data could be drawn anew still opens, and is still this sweep.
+    folder = SweepFolder(tmp_path / "older")
+    folder.write(study.sweep)
+    stored = json.loads((folder.path / "sweep.json").read_text())
+    del stored["draws"]
+    for job in (*stored["jobs"], *stored["embeddings"]):
+        del job["drawn"]
+    (folder.path / "sweep.json").write_text(json.dumps(stored))
+    check_folder(folder.path, study.sweep)
+    with pytest.raises(SweepError, match="holds another sweep"):
+        check_folder(folder.path, anew.sweep)
+
+
+def test_data_of_ones_own_are_not_drawn(sites: Path, tmp_path: Path) -> None:
+    study = prepare(asked("points", sites, tmp_path, values=("8", "16")))
+    assert set(draws_of(study).values()) == {Manifest.read(sites).digest()}
+    assert study.places == {"sites": sites}
+
+
+def test_digits_are_other_digits_in_each_trial(tmp_path: Path) -> None:
+    study = prepare(asked("points", None, tmp_path, values=("5", "10"), trials=2, seed=6))
+    first, second = (study.manifests[name] for name in ("digits", "digits-t1"))
+    assert first.domains == second.domains
+    assert "test-6-003" in second.domains
+    assert first.roles() == second.roles()
+    assert first.digest() != second.digest()
+    phis = {phi.id: phi for phi in study.sweep.embeddings}
+    assert {phis[job.needs].data for job in study.sweep.jobs if job.needs and job.trial} == {
+        "digits-t1"
+    }
+
+
+def test_draws_with_other_unseen_domains_are_refused(features: Manifest) -> None:
+    other = features.without_domains("site-4")
+    config = SweepConfig(data=("one",), trials=2, algorithms=("erm",))
+    with pytest.raises(ConfigError) as error:
+        define(config, {"one": features, "one-t1": other}, drawn={"one": ("one", "one-t1")})
+    assert str(error.value) == (
+        "the draws 'one' and 'one-t1' hold out different domains; give the unseen domains of each "
+        "draw the same names"
+    )

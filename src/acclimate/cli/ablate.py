@@ -47,6 +47,12 @@ def ablate(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Repetitions with seeds of their own.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the first trial.")] = 0,
+    one_draw: Annotated[
+        bool,
+        typer.Option(
+            "--one-draw", help="The same draw of the data in all trials; errors leave it out."
+        ),
+    ] = False,
     preset: Annotated[str, typer.Option(help="See `acclimate list presets`.")] = "",
     settings: Annotated[
         list[str] | None,
@@ -81,6 +87,7 @@ def ablate(
         val_domains=names(val_domains),
         trials=trials,
         seed=seed,
+        one_draw=one_draw,
         preset=preset,
         settings=parse_assignments(settings or []),
     )

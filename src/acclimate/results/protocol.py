@@ -48,6 +48,11 @@ class EmbeddingJob:
     id: str
     dataset: str
     config: Mapping[str, Any]
+    drawn: str = ""  # as of a Job
+
+    @property
+    def data(self) -> str:
+        return self.drawn or self.dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,13 @@ class Job:
     trial: int
     config: Mapping[str, Any]  # nested, as `from_dict(RunConfig, …)` takes it
     needs: str | None = None  # id of the EmbeddingJob
+    drawn: str = ""  # its trial's own draw of the data set; "" where all trials share one
+
+    @property
+    def data(self) -> str:
+        """The data set that it runs on, which is also what its results are of unless it is drawn
+        anew for the trial."""
+        return self.drawn or self.dataset
 
     @property
     def held_out(self) -> Group:
@@ -79,9 +91,10 @@ class Sweep:
     embeddings: tuple[EmbeddingJob, ...]
     jobs: tuple[Job, ...]
     axis: Axis | None = None
+    draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
 
     def dataset(self, name: str) -> DataSet:
-        return next(found for found in self.datasets if found.name == name)
+        return next(found for found in (*self.datasets, *self.draws) if found.name == name)
 
 
 def job_digest(data_digest: str, config: Mapping[str, Any], weights_digest: str = "") -> str:

@@ -10,7 +10,7 @@ SWEEP/
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,10 +164,8 @@ def sweeps_below(folder: Path) -> list[Path]:
 def _sweep(stored: dict[str, Any]) -> Sweep:
     axis = stored.pop("axis")
     return Sweep(
-        datasets=tuple(
-            DataSet(**{**found, "domains": tuple(found["domains"])})
-            for found in stored.pop("datasets")
-        ),
+        datasets=_datasets(stored.pop("datasets")),
+        draws=_datasets(stored.pop("draws", [])),  # which earlier sweeps did not have
         embeddings=tuple(
             EmbeddingJob(**{**found, "config": completed(found["config"])})
             for found in stored.pop("embeddings")
@@ -185,3 +183,7 @@ def _sweep(stored: dict[str, Any]) -> Sweep:
         axis=None if axis is None else Axis(**axis),
         **stored,
     )
+
+
+def _datasets(stored: Iterable[dict[str, Any]]) -> tuple[DataSet, ...]:
+    return tuple(DataSet(**{**found, "domains": tuple(found["domains"])}) for found in stored)

@@ -26,17 +26,17 @@ def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:
     for job in jobs:
         model = job.config["model"]
         network = (model["backbone"], model["pretrained"], model["weights"])
-        whole = (job.dataset, repr(job.config["data"]), network)
-        rows = (job.dataset, job.held_out, *_looked_at_in(job))
+        whole = (job.data, repr(job.config["data"]), network)
+        rows = (job.data, job.held_out, *_looked_at_in(job))
         if whole in planned and rows in planned:
             continue
         config = from_dict(RunConfig, job.config, where=job.id)
         if whole in planned:
-            _planned(job, config, rows_only[job.dataset], check_files=False)
+            _planned(job, config, rows_only[job.data], check_files=False)
         else:
-            manifest = manifests[job.dataset]
-            plan = _planned(job, config, manifest, check_files=job.dataset not in looked_at)
-            looked_at.add(job.dataset)
+            manifest = manifests[job.data]
+            plan = _planned(job, config, manifest, check_files=job.data not in looked_at)
+            looked_at.add(job.data)
             _check_backbone(plan.config, manifest, built)
         planned |= {whole, rows}
 

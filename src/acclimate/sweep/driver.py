@@ -165,8 +165,8 @@ class _Round:
             sweep=str(self.folder),
             kind="embedding" if isinstance(job, EmbeddingJob) else "run",
             id=id,
-            data=str(self.data[job.dataset].resolve()),
-            digest=self.sweep.dataset(job.dataset).digest,
+            data=str(self.data[job.data].resolve()),
+            digest=self.sweep.dataset(job.data).digest,
             config=job.config,
             needs=job.needs if isinstance(job, Job) else None,
         )

@@ -126,7 +126,8 @@ def _from_runs(sweep: Sweep, known: Mapping[str, float]) -> dict[str, float]:
 def _from_steps(
     sweep: Sweep, manifests: Mapping[str, Manifest], device: torch.device
 ) -> dict[str, float]:
-    bare = {data.name: without_images(manifests[data.name]) for data in sweep.datasets}
+    every: list[Job | EmbeddingJob] = [*sweep.jobs, *sweep.embeddings]
+    bare = {name: without_images(manifests[name]) for name in {job.data for job in every}}
     timings = _timings(sweep, manifests, device)
     lines: dict[tuple[str, str, str], list[Job]] = defaultdict(list)
     for job in sweep.jobs:
@@ -134,14 +135,14 @@ def _from_steps(
     seconds: dict[str, float] = {}
     for jobs in lines.values():
         timing = timings[jobs[0].dataset, _adaptive(jobs[0])]
-        some = [_plan(job, bare[job.dataset]) for job in _spread(jobs)]
+        some = [_plan(job, bare[job.data]) for job in _spread(jobs)]
         typical = fmean(_seconds_b(plan, timing) for plan in some)
         seconds |= {job.id: typical for job in jobs}
     for phi in sweep.embeddings:
-        seconds[phi.id] = _seconds_a(_plan(phi, bare[phi.dataset]), timings[phi.dataset, True])
-    firsts = {job.dataset: job for job in reversed(sweep.jobs)}
+        seconds[phi.id] = _seconds_a(_plan(phi, bare[phi.data]), timings[phi.dataset, True])
+    firsts = {job.data: job for job in reversed(sweep.jobs)}
     for name, job in firsts.items():  # which extracts frozen features for all
-        seconds[job.id] += len(manifests[name]) * timings[name, _adaptive(job)].extract
+        seconds[job.id] += len(manifests[name]) * timings[job.dataset, _adaptive(job)].extract
     return seconds
 
 
@@ -155,7 +156,7 @@ def _timings(
         place = (job.dataset, _adaptive(job))
         if place in found:
             continue
-        plan = _plan(job, manifests[job.dataset])
+        plan = _plan(job, manifests[job.data])
         size = plan.manifest.features().shape[1] if plan.manifest.has_features else 0
         kind = (place[1], size, plan.config.model, plan.config.data.image_size)
         if kind not in alike:

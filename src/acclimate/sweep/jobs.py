@@ -1,6 +1,6 @@
 """From a definition and its data to the list of jobs, checked before any of them starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,22 +33,28 @@ def define(
     manifests: Mapping[str, Manifest],
     *,
     data_of_variant: Mapping[str, str] | None = None,
+    drawn: Mapping[str, Sequence[str]] | None = None,
     axis: Axis | None = None,
     device: str | None = "auto",
 ) -> Sweep:
     """Every job of the sweep on the data sets `manifests`, by name.
 
-    A variant in `data_of_variant` runs on that data set only, the others on each. Jobs are in an
-    order in which a sweep that is stopped half way has whole trials. `device` is what they will run
-    on (None: machines that cannot be seen from here); what depends on it is decided now.
+    A variant in `data_of_variant` runs on that data set only, the others on each. A data set in
+    `drawn` is drawn anew for each trial, and trial t runs on the t-th of these manifests; the
+    results of all are that data set's. Jobs are in an order in which a sweep that is stopped half
+    way has whole trials. `device` is what they will run on (None: machines that cannot be seen from
+    here); what depends on it is decided now.
     """
-    own_data = dict(data_of_variant or {})
+    own_data, drawn = dict(data_of_variant or {}), dict(drawn or {})
     rule = rule_of(config, manifests)
     found = contenders(config, own_data)
-    datasets = _datasets(config, manifests, own_data)
+    every = _datasets(config, manifests, own_data)
+    later = {name for names in drawn.values() for name in names} - set(drawn)
+    datasets = {name: data for name, data in every.items() if name not in later}
     held = {name: held_out(config, manifests[name], rule) for name in datasets}
+    _refuse_other_groups(config, manifests, drawn, held, rule)
     cells = [
-        _Cell(datasets[name], groups, contender)
+        _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
         for name in datasets
         for groups in held[name]
         for contender in found
@@ -56,7 +62,7 @@ def define(
     ]
     jobs = list(_jobs(config, cells, rule, _Settle(manifests, device)))
     check_runs(jobs, manifests)
-    embeddings, jobs = _with_embeddings(config, jobs, datasets, manifests)
+    embeddings, jobs = _with_embeddings(config, jobs, every, manifests)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
     return Sweep(
@@ -67,6 +73,7 @@ def define(
         embeddings=tuple(embeddings),
         jobs=tuple(jobs),
         axis=axis,
+        draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
 
 
@@ -117,9 +124,12 @@ def notes_on(sweep: Sweep) -> list[str]:
 
 @dataclass(frozen=True)
 class _Cell:
-    data: DataSet
+    draws: tuple[DataSet, ...]  # of one data set: one for all trials, or one for each
     groups: tuple[Group, ...]
     contender: Contender
+
+    def data(self, trial: int) -> DataSet:
+        return self.draws[trial] if len(self.draws) > 1 else self.draws[0]
 
 
 def _draws(contender: Contender, groups: tuple[Group, ...], rule: str) -> int:
@@ -153,25 +163,27 @@ def _jobs(config: SweepConfig, cells: list[_Cell], rule: str, settle: _Settle) -
                 key = (cell.contender.algorithm, cell.contender.variant)
                 if key not in settings:
                     settings[key] = cell.contender.run(config, draw_number=draw, trial=trial)
-                yield _job(cell, settle(cell.data.name, settings[key]), draw, trial)
+                data = cell.data(trial)
+                yield _job(cell, data, settle(data.name, settings[key]), draw, trial)
 
 
-def _job(cell: _Cell, settings: Mapping[str, Any], draw: int, trial: int) -> Job:
+def _job(cell: _Cell, data: DataSet, settings: Mapping[str, Any], draw: int, trial: int) -> Job:
     names = sorted(name for group in cell.groups for name in group)
     config = {**settings, "test_domains": names}
     weights = weights_digest(config["model"]["weights"])
-    digest = job_digest(cell.data.digest, config, weights)
+    digest = job_digest(data.digest, config, weights)
     groups = [",".join(group) for group in cell.groups]
     parts = [cell.contender.algorithm, cell.contender.variant, *groups, f"d{draw}", f"t{trial}"]
     return Job(
         id=job_name(parts, digest),
-        dataset=cell.data.name,
+        dataset=cell.draws[0].name,
         algorithm=cell.contender.algorithm,
         variant=cell.contender.variant,
         groups=cell.groups,
         draw=draw,
         trial=trial,
         config=config,
+        drawn="" if data is cell.draws[0] else data.name,
     )
 
 
@@ -200,6 +212,23 @@ def _datasets(
     }
 
 
+def _refuse_other_groups(
+    config: SweepConfig,
+    manifests: Mapping[str, Manifest],
+    drawn: Mapping[str, Sequence[str]],
+    held: Mapping[str, list[tuple[Group, ...]]],
+    rule: str,
+) -> None:
+    """Trials are averaged domain by domain, so that each draw needs the same unseen domains."""
+    for name, draws in drawn.items():
+        for one in draws:
+            if held_out(config, manifests[one], rule) != held[name]:
+                raise ConfigError(
+                    f"the draws '{name}' and '{one}' hold out different domains; give the unseen "
+                    f"domains of each draw the same names"
+                )
+
+
 def _with_embeddings(
     config: SweepConfig,
     jobs: list[Job],
@@ -212,13 +241,13 @@ def _with_embeddings(
     placed = []
     for job in jobs:
         if AlgorithmName.of(job.algorithm).adaptive:
-            data = datasets[job.dataset]
+            data = datasets[job.data]
             unseen = set(data.domains) - (open_to[data.name] - set(job.held_out))
             run = from_dict(RunConfig, job.config, where=job.id)
             digest = json_digest(embedding_identity(run, data.digest, sorted(unseen)))
             groups = [",".join(group) for group in job.groups]
             name = job_name(["phi", run.embedding.name, *groups, f"t{job.trial}"], digest)
-            wanted = EmbeddingJob(id=name, dataset=data.name, config=job.config)
+            wanted = EmbeddingJob(id=name, dataset=job.dataset, config=job.config, drawn=job.drawn)
             job = replace(job, needs=found.setdefault(digest, wanted).id)
         placed.append(job)
     return list(found.values()), placed

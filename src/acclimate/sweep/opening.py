@@ -51,9 +51,10 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
 
 
 def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
-    names = {data.digest: data.name for data in stored.datasets}
-    for data in wanted.datasets:
-        known = next((found for found in stored.datasets if found.name == data.name), None)
+    there = (*stored.datasets, *stored.draws)
+    names = {data.digest: data.name for data in there}
+    for data in (*wanted.datasets, *wanted.draws):
+        known = next((found for found in there if found.name == data.name), None)
         if known is not None and known.digest != data.digest:
             return f"its data '{data.name}' differ"
         if known is None and data.digest in names:

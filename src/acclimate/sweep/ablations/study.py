@@ -1,6 +1,6 @@
 """From an ablation and data to a sweep that is ready to run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Asked:
 
     name: str
     data: Path | None = None  # None: the base, or else the embedded digits
-    base: Base | None = None
+    base: Callable[[int], Base] | None = None  # by the seed of the draw
     out: Path
     values: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
@@ -46,6 +46,7 @@ class Asked:
     val_domains: tuple[str, ...] = ()
     trials: int = 3
     seed: int = 0
+    one_draw: bool = False  # of the data, for all trials
     preset: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested
 
@@ -57,6 +58,9 @@ def prepare(asked: Asked) -> Prepared:
     base = _base(asked, ablation)
     labels = {_label(value): value for value in _values(asked, ablation, base)}
     sets = _data_sets(asked, ablation, base, labels)
+    if not asked.one_draw:
+        later = [_later(asked, ablation, base, trial) for trial in range(1, asked.trials)]
+        sets = _drawn_anew(asked, ablation, later, labels, sets)
     if ablation.data is not None:
         labels = {label: labels[label] for label in sets.of_variant}
     algorithms = asked.algorithms or ablation.algorithms
@@ -77,7 +81,7 @@ def prepare(asked: Asked) -> Prepared:
         label: None if isinstance(value, str) else float(value) for label, value in labels.items()
     }
     axis = Axis(label=ablation.label, places=places)
-    sweep = _defined(config, sets.manifests, sets.of_variant, axis)
+    sweep = _defined(config, sets, axis)
     runs = {sweep.rule: len(sweep.jobs)}
     return Prepared(sweep, sets.manifests, sets.places, runs, sets.notes)
 
@@ -103,21 +107,19 @@ def _refuse_own(asked: Asked, ablation: Ablation) -> None:
             )
 
 
-def _defined(
-    config: SweepConfig,
-    manifests: Mapping[str, Manifest],
-    of_variant: Mapping[str, str],
-    axis: Axis,
-) -> Sweep:
+def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
     """With a variant `none`, plain algorithms run under it and adaptive ones under the others."""
+    manifests, drawn = sets.manifests, sets.drawn
     if axis.places and axis.ordered:
-        return define(config, manifests, data_of_variant=of_variant, axis=axis)
+        return define(config, manifests, data_of_variant=sets.of_variant, drawn=drawn, axis=axis)
     plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
     adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
     without = {label: values for label, values in config.variants.items() if label == NONE}
     others = {label: values for label, values in config.variants.items() if label != NONE}
     parts = [
-        define(replace(config, algorithms=names, variants=variants), manifests, axis=axis)
+        define(
+            replace(config, algorithms=names, variants=variants), manifests, drawn=drawn, axis=axis
+        )
         for names, variants in ((plain, without), (adaptive, others))
         if names and variants
     ]
@@ -133,7 +135,7 @@ def _defined(
 
 def _base(asked: Asked, ablation: Ablation) -> Base:
     if asked.base is not None:
-        return asked.base
+        return asked.base(asked.seed)
     if asked.data is None:
         manifest = build_digits(replace(ablation.digits, seed=asked.seed))
         long_tail = replace(EMBEDDED_LONG_TAIL, seed=asked.seed)
@@ -147,6 +149,31 @@ def _base(asked: Asked, ablation: Ablation) -> Base:
     unseen |= {*asked.test_domains, *asked.val_domains}
     training = tuple(name for name in manifest.domains if name not in unseen)
     return Base(manifest=manifest, training=training, long_tail=long_tail, seed=asked.seed)
+
+
+def _later(asked: Asked, ablation: Ablation, first: Base, trial: int) -> Base:
+    """What a later trial starts from: what is drawn follows its seed, data of one's own stay."""
+    seed = asked.seed + trial
+    if asked.base is not None:
+        return asked.base(seed)
+    if asked.data is not None:
+        return replace(first, seed=seed, long_tail=replace(first.long_tail, seed=seed))
+    drawn = _base(replace(asked, seed=seed), ablation)
+    # Named as those of the first trial, with which they are averaged domain by domain.
+    return replace(
+        drawn,
+        manifest=_renamed(drawn.manifest, f"-{seed}-", f"-{asked.seed}-"),
+        training=tuple(name.replace(f"-{seed}-", f"-{asked.seed}-") for name in drawn.training),
+    )
+
+
+def _renamed(manifest: Manifest, old: str, new: str) -> Manifest:
+    column = manifest.table["domain"]
+    names = pa.array([str(name).replace(old, new) for name in manifest.domain_names])
+    place = manifest.table.column_names.index("domain")
+    return replace(
+        manifest, table=manifest.table.set_column(place, "domain", names.cast(column.type))
+    )
 
 
 def digit_pool(manifest: Manifest) -> Manifest:
@@ -233,6 +260,7 @@ class _DataSets:
     manifests: Mapping[str, Manifest]
     places: Mapping[str, Path]
     of_variant: Mapping[str, str]
+    drawn: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each trial, by name
     notes: tuple[str, ...] = ()
 
 
@@ -259,6 +287,38 @@ def _data_sets(
         places[name] = built_place(asked.out, name, built)
         manifests[name], of_variant[label] = built, name
     return _DataSets(manifests=manifests, places=places, of_variant=of_variant, notes=tuple(notes))
+
+
+def _drawn_anew(
+    asked: Asked,
+    ablation: Ablation,
+    later: Sequence[Base],
+    labels: Mapping[str, Value],
+    first: _DataSets,
+) -> _DataSets:
+    """With draws of their own for the trials after the first, so that errors include the draw.
+    Where a trial's draw is that of an earlier one, as of data of one's own, they share it."""
+    manifests, places = dict(first.manifests), dict(first.places)
+    drawn = {name: [name] for name in manifests}
+    for trial, base in enumerate(later, start=1):
+        if ablation.data is None:
+            made = dict.fromkeys(drawn, base.manifest)
+        else:
+            made = {
+                first.of_variant[label]: ablation.data(base, value, list(labels.values()))
+                for label, value in labels.items()
+                if label in first.of_variant
+            }
+        for name, manifest in made.items():
+            known = next(
+                (one for one in drawn[name] if manifests[one].digest() == manifest.digest()), None
+            )
+            drawn[name].append(known or f"{name}-t{trial}")
+            if known is None:
+                manifests[drawn[name][-1]] = manifest
+                places[drawn[name][-1]] = built_place(asked.out, drawn[name][-1], manifest)
+    changing = {name: names for name, names in drawn.items() if set(names) != {name}}
+    return replace(first, manifests=manifests, places=places, drawn=changing)
 
 
 def built_place(out: Path, name: str, manifest: Manifest) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def _ablation(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepar
     ((name, manifest),) = found.manifests.items()
     base = None
     if part.long_tail is not None or wanted.small:
-        base = _base(replace(manifest, source=name), part, wanted.seed)
+        base = partial(_base, replace(manifest, source=name), part)
     return prepare(
         Asked(
             name=part.ablation,
