@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, takes_features
 
+if TYPE_CHECKING:
+    from acclimate.adapt.export import Exported
+
 
 @dataclass(frozen=True)
 class Adapted:
@@ -38,12 +41,19 @@ class Adapted:
     """
 
     predictor: Predictor
-    classes: tuple[str, ...]
-    size: int
-    max_pixels: int
+    trained: Trained  # the model that it was made from
     state: DomainState | None = None
     trust: Trust | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.trained.classes
+
+    @property
+    def size(self) -> int:
+        """Side of input images, or the number of features."""
+        return self.trained.size
 
     @property
     def method(self) -> str:
@@ -73,12 +83,19 @@ class Adapted:
         for places, found in self._probabilities(paths, quarantine, watch):
             yield from zip((paths[place] for place in places), found, strict=True)
 
+    def export(self, path: str | Path) -> "Exported":
+        """One file that gives these probabilities without this library: .onnx, or .pt2."""
+        from acclimate.adapt.export import export_adapted
+
+        return export_adapted(self, path)
+
     @torch.no_grad()
     def _probabilities(
         self, images: Any, quarantine: Quarantine, watch: Watch
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         device = next(self.predictor.parameters()).device
-        source, rows = _opened(images, self.predictor, self.size, self.max_pixels, quarantine)
+        most = self.trained.config.data.max_pixels
+        source, rows = _opened(images, self.predictor, self.size, most, quarantine)
         for places, stored in readable(source, rows, watch):
             logits: Tensor = self.predictor(to_float(stored, device)).logits
             yield places, torch.softmax(logits.float(), dim=1).cpu().numpy()
@@ -138,10 +155,9 @@ def adapt(
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     """The classifier of a stored state; a plain model takes None as well and is used as it is."""
-    config = trained.config.data
     if state is None:
         if trained.table is None:
-            return Adapted(trained.predictor, trained.classes, trained.size, config.max_pixels)
+            return Adapted(trained.predictor, trained)
         raise ConfigError(
             "an adaptive model predicts for a domain; give its state with --domain FILE "
             "(make it with `acclimate adapt`)"
@@ -152,7 +168,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     predictor = chain.apply(base_predictor(start.predictor, start.table, state), state.payloads)
     table = start.table if chain.embedding else None
     trust = None if table is None else judge(state, table)
-    return Adapted(predictor, trained.classes, trained.size, config.max_pixels, state, trust)
+    return Adapted(predictor, trained, state, trust)
 
 
 def _chain(trained: Trained, method: str, settings: Mapping[str, Any]) -> Chain:

@@ -36,7 +36,7 @@ def _options(
 
 COMMANDS = (  # in the order of work, which is also the order of --help
     *("build", "inspect", "train", "evaluate", "adapt"),
-    *("predict", "sweep", "ablate", "reproduce", "theory", "demo", "report", "list"),
+    *("predict", "export", "sweep", "ablate", "reproduce", "theory", "demo", "report", "list"),
 )
 
 

@@ -36,6 +36,10 @@ class StateMismatch(AcclimateError):
     """A domain state used with a model that did not make it."""
 
 
+class ExportError(AcclimateError):
+    """A graph that does not give what PyTorch gives."""
+
+
 class RunError(AcclimateError):
     """A run folder that is missing, unfinished or holds another run."""
 

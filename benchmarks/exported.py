@@ -1,0 +1,96 @@
+"""How far exported files are from PyTorch, for every predictor and chain of methods.
+
+`python benchmarks/exported.py` (docs/deploy.md keeps the table). EfficientNet-Lite0 at 224 px stays
+as it is, heads learn on the embedded digits (enlarged), and an unseen domain is adapted to; the
+comparison is on other images of that domain. Needs the extras `lite` and `onnx`; some ten minutes.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from acclimate import AdaptiveClassifier, Manifest
+from acclimate.adapt.export import export_adapted, export_conditioned, site_inputs
+from acclimate.adapt.methods import find_chain
+from acclimate.build.digits import DigitsSettings, build_digits
+from acclimate.data.images import load
+from pages import fill
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
+ADAPTED_ON, COMPARED = 48, 32
+PREDICTORS: dict[str, dict[str, Any]] = {
+    "plain, linear": {"algorithm": "erm"},
+    "plain, mlp": {"algorithm": "erm", "model.head": "mlp"},
+    "plain, rehearsed": {"algorithm": "erm", "adapt.rehearse": True},
+    "concat": {"model.condition": "concat"},
+    "film": {"model.condition": "film"},
+    "bias": {"model.condition": "bias"},
+    "low-rank": {"model.condition": "low-rank"},
+}
+CHAINS = (
+    *("auto", "none", "prior", "bn", "t3a", "tent", "bn+prior"),
+    *("embedding", "embedding+prior", "embedding+t3a", "embedding+tent"),
+)
+SETTINGS: dict[str, Any] = {
+    "algorithm": "da-erm",
+    "data.image_size": 224,
+    "model.backbone": "efficientnet-lite0",
+    "model.freeze": "backbone",
+    "model.width": 256,
+    "model.hidden": 256,
+    "embedding.dim": 64,
+    "embedding.steps": 100,
+    "embedding.per_domain": 16,
+    "train.steps": 200,
+    "train.per_domain": 16,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=PAGE, help="page with the part `exported`")
+    arguments = parser.parse_args()
+    digits = build_digits(
+        DigitsSettings(train_domains=6, test_domains=1, train_images=60, test_images=80, noise=0.2)
+    )
+    unseen = digits.rows(domain="test-0-000")
+    images = np.stack([load(digits.image_source(int(row)), 224) for row in unseen])
+    rows = [[name, *differences(settings, digits, images)] for name, settings in PREDICTORS.items()]
+    header = ["predictor", *CHAINS, "conditioned form"]
+    lines = ["| " + " | ".join(cells) + " |" for cells in ([*header], ["---"] * len(header), *rows)]
+    print("\n".join(lines))
+    fill(arguments.out, "exported", "\n".join(lines))
+
+
+def differences(settings: dict[str, Any], digits: Manifest, images: np.ndarray) -> list[str]:
+    """The largest in a probability by chain, and of the conditioned form over its chains."""
+    model = AdaptiveClassifier(settings={**SETTINGS, **settings}, device="cpu")
+    model.fit(digits.without_domains("test-0-000"))
+    seen, others = images[:ADAPTED_ON], images[ADAPTED_ON : ADAPTED_ON + COMPARED]
+    found, conditioned = [], 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        whole = export_conditioned(model.trained, Path(folder) / "all.onnx")
+        session = onnxruntime.InferenceSession(str(whole.path))
+        for chain in CHAINS:
+            by_embedding = chain != "auto" and find_chain(chain).embedding
+            if by_embedding and not model.trained.adaptive:
+                found.append("–")
+                continue
+            site = model.adapt(list(seen), method=chain)
+            expected = site.predict_proba(list(others))
+            made = export_adapted(site, Path(folder) / "site.onnx")
+            (given,) = onnxruntime.InferenceSession(str(made.path)).run(None, {"images": others})
+            found.append(f"{np.abs(given - expected).max():.0e}")
+            if not {"bn", "t3a", "tent"} & {*site.method.split("+")}:
+                inputs = {"images": others, **site_inputs(model.trained, site.state)}
+                gap = np.abs(session.run(None, inputs)[0] - expected).max()
+                conditioned = max(conditioned, float(gap))
+    return [*found, f"{conditioned:.0e}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Exported files give the probabilities of the models that they were made from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate.adapt import export as exporting
+from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.adapt.export import (
+    _AnyDomain,
+    _as_adapted,
+    _examples,
+    _reference,
+    _states,
+    export_conditioned,
+    site_inputs,
+    write_site_inputs,
+)
+from acclimate.adapt.methods import chain_of
+from acclimate.core.errors import ConfigError, ExportError
+from acclimate.learn import graph
+from fixtures.models import CLASSES, FEATURES, KINDS, SIZE, make_trained
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: acclimate[onnx]")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: acclimate[onnx]")
+onnxruntime = pytest.importorskip("onnxruntime", reason="not installed: acclimate[onnx]")
+SOFT = {"prior.strength": 60.0}  # random weights would let EM run to one class
+
+
+def rows_for(kind: str, count: int = 12) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    if "features" in kind:
+        return rng.normal(size=(count, FEATURES)).astype(np.float32)
+    return rng.integers(0, 256, (count, 3, SIZE, SIZE)).astype(np.uint8)
+
+
+def opened(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_conditioned_form_is_every_adapted_classifier(kind: str) -> None:
+    trained = make_trained(kind)
+    network = _AnyDomain(trained).eval()
+    (rows, _), found = _examples(trained.predictor, trained.size), []
+    for state in _states(trained):
+        about = [torch.from_numpy(value) for value in site_inputs(trained, state).values()]
+        with torch.no_grad():
+            given = network(torch.from_numpy(rows), *about).numpy()
+        expected = _reference(_as_adapted(trained, state), rows)
+        np.testing.assert_allclose(given, expected, atol=2e-6)
+        found.append((chain_of(state).name if state else "no domain", expected))
+    chains = ["no domain", "prior"]
+    if trained.adaptive:
+        chains = ["no domain", "embedding", "prior", "embedding+prior"]
+    assert [name for name, _ in found] == chains
+    for place, (_, one) in enumerate(found):  # or the comparison would show nothing
+        assert all(np.abs(one - other).max() > 1e-3 for _, other in found[:place])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["frozen rehearsed", "features concat"])
+def test_one_file_serves_all_sites(kind: str, tmp_path: Path) -> None:
+    trained, rows = make_trained(kind), rows_for(kind)
+    made = export_conditioned(trained, tmp_path / "model.onnx")
+    assert made.difference < 1e-6
+    session, name = opened(made.path), next(iter(made.inputs))
+    assert [each.name for each in session.get_inputs()] == [name]  # the others have defaults
+    for method in ("none", "embedding", "embedding+prior"):
+        site = adapt(trained, rows, method=method, settings=SOFT if "prior" in method else {})
+        assert site.state is not None
+        write_site_inputs(trained, site.state, tmp_path / "site.npz")
+        with np.load(tmp_path / "site.npz") as about:
+            (given,) = session.run(None, {name: rows, **about})
+        np.testing.assert_allclose(given, site.predict_proba(rows), atol=1e-6)
+        if method == "none":
+            np.testing.assert_allclose(session.run(None, {name: rows})[0], given, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), [("linear", "bn+prior"), ("film", "embedding+t3a")])
+def test_a_site_folded_in(kind: str, method: str, tmp_path: Path) -> None:
+    trained, rows = make_trained(kind), rows_for(kind)
+    site = adapt(trained, rows, method=method, settings=SOFT if "prior" in method else {})
+    made = site.export(tmp_path / "site.onnx")
+    assert made.form == "adapted"
+    session = opened(made.path)
+    for count in (1, 12):
+        (given,) = session.run(["probabilities"], {"images": rows[:count]})
+        assert given.dtype == np.float32
+        np.testing.assert_allclose(given, site.predict_proba(rows[:count]), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
+    trained = make_trained("concat")
+    site = adapt(trained, rows_for("concat"), method="embedding")
+    exporting.export_adapted(site, tmp_path / "site.onnx", name="new-site")
+    session = opened(tmp_path / "site.onnx")
+    (taken,), (given,) = session.get_inputs(), session.get_outputs()
+    assert (taken.name, taken.type, taken.shape) == ("images", "tensor(uint8)", ["n", 3, 8, 8])
+    assert (given.name, given.type, given.shape) == ("probabilities", "tensor(float)", ["n", 3])
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == list(CLASSES)
+    assert json.loads(facts["site"]) == {"name": "new-site", "images": 12}
+    assert json.loads(facts["preprocessing"])["shape"] == ["n", 3, 8, 8]
+    assert facts["digest"] == trained.digest()
+    assert (facts["method"], facts["form"]) == ("embedding", "adapted")
+    assert facts["licence"] == "none: no pretrained weights, so that they are yours"
+    onnx.checker.check_model(str(tmp_path / "site.onnx"))
+
+
+@pytest.mark.slow
+def test_torch_export_as_well(tmp_path: Path) -> None:
+    trained, rows = make_trained("rehearsed"), rows_for("rehearsed")
+    export_conditioned(trained, tmp_path / "model.pt2")
+    carried = {graph.FACTS: ""}
+    module = torch.export.load(tmp_path / "model.pt2", extra_files=carried).module()
+    assert json.loads(json.loads(carried[graph.FACTS])["classes"]) == list(CLASSES)
+    site = adapt(trained, rows, method="embedding+prior", settings=SOFT)
+    about = map(torch.from_numpy, site_inputs(trained, site.state).values())
+    with torch.no_grad():
+        given = module(torch.from_numpy(rows), *about).numpy()
+    np.testing.assert_allclose(given, site.predict_proba(rows), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_graph_that_disagrees_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(graph.OnnxSession):
+        def __call__(self, inputs: Any) -> np.ndarray:
+            found = super().__call__(inputs).copy()
+            found[0, 1] += 0.0123
+            return found
+
+    monkeypatch.setattr(exporting, "OnnxSession", Wrong)
+    site = apply_state(make_trained("features"), None)
+    with pytest.raises(ExportError) as caught:
+        site.export(tmp_path / "model.onnx")
+    assert str(caught.value) == (
+        f"{tmp_path / 'model.onnx'} was not written: a probability differs from PyTorch's by "
+        f"0.012, more than 0.0001; try .pt2, or another version of torch or onnxruntime"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    trained = make_trained("linear")
+    with pytest.raises(ConfigError) as caught:
+        apply_state(trained, None).export(tmp_path / "model.h5")
+    assert str(caught.value) == (
+        f"{tmp_path / 'model.h5'}: a model is exported as .onnx, or as .pt2 for torch.export; "
+        f"choose one"
+    )
+    state = adapt(trained, rows_for("linear"), method="t3a").state
+    with pytest.raises(ConfigError) as caught:
+        site_inputs(trained, state)
+    assert str(caught.value) == (
+        "'t3a' changes weights, which the conditioned form shares between all sites; export this "
+        "site on its own, with --domain and without --conditioned"
+    )
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    monkeypatch.setattr(graph, "import_module", missing)
+    with pytest.raises(ConfigError) as caught:
+        apply_state(make_trained("linear"), None).export(tmp_path / "model.onnx")
+    assert str(caught.value) == (
+        "to export to ONNX, the package onnx is needed and not installed; "
+        'pip install "acclimate[onnx]"'
+    )
