@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -399,3 +400,29 @@ def test_images_of_every_kind_can_be_adapted_on(run: Path, tmp_path: Path) -> No
     probabilities = [site.predict_proba([array]) for site in sites]
     for found in probabilities[1:]:
         np.testing.assert_allclose(found, probabilities[0], rtol=1e-6)
+
+
+def test_pack_decodes_what_can_be_read(
+    cli: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(tree, tmp_path / "photos")
+    bad = sorted((tmp_path / "photos").rglob("*.jpg"))[0]
+    bad.write_bytes(b"nothing")
+    images = len(list(tree.rglob("*.jpg")))
+    _, out, _ = cli("pack", tmp_path / "photos", "--size", "16")
+    (folder,) = (tmp_path / "cache" / "images").iterdir()
+    name = bad.relative_to(tmp_path / "photos")
+    assert out.splitlines() == [
+        f"{images - 1} images of 16 px, 0.0 GiB: {folder}",
+        f"unreadable: {name}: not a JPEG, PNG, WebP, BMP, TIFF or GIF image",
+    ]
+    _, out, _ = cli("pack", tmp_path / "photos", "--size", "16", "--json")
+    found = json.loads(out)
+    assert found["folder"] == str(folder)
+    assert found["images"] == images - 1
+    assert found["gib"] == images * 3 * 16**2 / 2**30
+    features = tmp_path / "rows.parquet"
+    Manifest.from_arrays(np.ones((4, 2)), list("abab"), list("xxyy")).write(features)
+    code, _, err = cli("pack", features)
+    assert (code, err) == (1, "error: rows.parquet holds features; there are no images to decode")

@@ -334,8 +334,8 @@ def test_a_loader_can_be_left_early(folder: Path) -> None:
 def test_sources_with_and_without_cache_agree(folder: Path) -> None:
     spoil(folder, "a/1/1")
     cached, direct = open_images(folder), open_images(folder, cache=0.0)
-    assert cached.cache is not None
-    assert direct.cache is None
+    assert cached.kept is not None
+    assert direct.kept is None
     rows = np.array([3, 1, 0, 3, 9, 1])
     for _ in range(2):
         (one, good), (two, fine) = cached.take(rows), direct.take(rows)
@@ -359,13 +359,13 @@ def test_the_cache_is_filled_once(folder: Path) -> None:
 
 
 def test_the_cache_must_fit() -> None:
-    images = np.zeros((4, SIDE, SIDE, 3), dtype=np.uint8)
+    images = np.stack([picture(row) for row in range(4)])
     manifest = Manifest.from_arrays(images, list("aabb"), list("xxyy"))
     quarantine = Quarantine(None, total=4, max_share=1.0)
     size = 4 * 3 * SIDE * SIDE / 2**30
     for gib, fits in ((size, True), (size * 0.99, False)):
         source = ImageSource(manifest, SIDE, DataConfig(cache_gib=gib), quarantine)
-        assert (source.cache is not None) == fits
+        assert (source.kept is not None) == fits
 
 
 def test_features_are_taken_as_they_are() -> None:

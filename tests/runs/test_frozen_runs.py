@@ -272,7 +272,7 @@ class TestRunsOnDisk:
         settings = as_dict(RunConfig(model=ModelConfig(freeze="none")))
         before = as_dict(RunConfig())
         del before["model"]["freeze"], before["train"]["prior_aware"]
-        del before["adapt"]["rehearse"], before["adapt"]["site"]
+        del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
         assert digestible(settings) == before and spelled_out(before) == settings
         assert completed(before) == {**before, "model": {**before["model"], "freeze": "none"}}
         assert job_digest("data", settings) == job_digest("data", before)

@@ -44,6 +44,7 @@ REHEARSED: dict[str, Any] = {
 LATER: dict[str, Any] = REHEARSED | {
     "algorithm": "da-dann",
     "data.cache_gib": 0.0,
+    "data.pack_gib": 0.0,
     "data.max_unreadable": 0.5,
     "data.unseen_classes": "drop",
     "data.workers": 1,
@@ -197,7 +198,8 @@ def test_only_what_step_a_depends_on_is_its_identity(tiny: Tiny) -> None:
 def test_phi_of_the_erm_run_depends_on_that_run(tiny: Tiny, name: str) -> None:
     """All that it depends on: a Φ of another ERM run is another Φ."""
     config = tiny("da-erm", **{"embedding.name": name})
-    own = {"data.cache_gib", "data.max_unreadable", "data.unseen_classes"}  # of no Step A at all
+    # Of no Step A at all.
+    own = {"data.cache_gib", "data.pack_gib", "data.max_unreadable", "data.unseen_classes"}
     for key in LATER.keys() - NOT_IN_ERM.keys() - own:
         other = tiny("da-erm", **{"embedding.name": name, key: LATER[key]})
         assert embedding_identity(config, "d", ["a"]) != embedding_identity(other, "d", ["a"]), key

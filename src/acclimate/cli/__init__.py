@@ -35,7 +35,7 @@ def _options(
 
 
 COMMANDS = (  # in the order of work, which is also the order of --help
-    *("build", "inspect", "train", "evaluate", "adapt"),
+    *("build", "inspect", "pack", "train", "evaluate", "adapt"),
     *("predict", "export", "sweep", "ablate", "reproduce", "theory", "demo", "report", "list"),
 )
 

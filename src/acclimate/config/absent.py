@@ -9,6 +9,7 @@ from acclimate.config.values import as_dict, merged, nested
 
 _MEANT: Mapping[str, Any] = {"model.freeze": "none"}  # where that is not the default of today
 _DEFAULT: Mapping[str, Any] = {
+    "data.pack_gib": 32.0,
     "train.prior_aware": False,
     "adapt.rehearse": False,
     "adapt.site": as_dict(SiteConfig()),

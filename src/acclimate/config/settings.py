@@ -24,7 +24,14 @@ class DataConfig:
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
         4.0,
-        "decoded images are kept in memory when all fit in this many GiB; frozen features must fit",
+        "images are kept on a GPU, or in memory where not on disk, when all fit in this many GiB; "
+        "frozen features must fit",
+        at_least=0,
+    )
+    pack_gib: float = setting(
+        32.0,
+        "decoded images are kept on disk, for all runs, when they fit in this many GiB; 0: they "
+        "are not",
         at_least=0,
     )
     workers: int = setting(0, "decoding threads; 0: one per core", at_least=0)

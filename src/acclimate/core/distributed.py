@@ -123,6 +123,11 @@ def joined(device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
+def cores() -> int:
+    """That this process may use: a container often has fewer than its machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep large blocks for reuse instead of giving them back to the system.
 

@@ -4,8 +4,9 @@ Because a step's rows depend only on (seed, step), a resumed run needs no sample
 process can work out its own share of the same batch.
 """
 
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,8 @@ from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, augment, draw
-from acclimate.data.source import Source, to_float
+from acclimate.data.on_device import SideStream
+from acclimate.data.source import ImageSource, Source, to_float
 
 
 @dataclass(frozen=True)
@@ -169,23 +171,46 @@ class Loader:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
-        with ThreadPoolExecutor(1, "batches") as pool:
+        gpu = self.world.device.type == "cuda"
+        # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
+        with ThreadPoolExecutor(2 if gpu else 1, "batches") as pool:
+            load = self._on_side_streams() if gpu else self.batch
             waiting: deque[Future[Batch]] = deque()
             try:
                 for step in range(start, stop):
-                    waiting.append(pool.submit(self.batch, step))
+                    waiting.append(pool.submit(load, step))
                     if len(waiting) > self.ahead:
-                        yield waiting.popleft().result()
+                        yield self._arrived(waiting.popleft().result())
                 while waiting:
-                    yield waiting.popleft().result()
+                    yield self._arrived(waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
 
-    def batch(self, step: int) -> Batch:
+    def _on_side_streams(self) -> Callable[[int], Batch]:
+        own = threading.local()
+
+        def load(step: int) -> Batch:
+            if not hasattr(own, "side"):
+                own.side = SideStream(self.world.device)
+            side: SideStream = own.side
+            return side(lambda: self.batch(step, side.staging))
+
+        return load
+
+    def _arrived(self, batch: Batch) -> Batch:
+        """What was made on another stream must not be reused before this one has done with it."""
+        if batch.x.is_cuda:
+            now = torch.cuda.current_stream(batch.x.device)
+            for part in (batch.x, batch.y, batch.domain):
+                part.record_stream(now)
+        return batch
+
+    def batch(self, step: int, staging: Callable[[tuple[int, ...]], Tensor] | None = None) -> Batch:
+        """`staging` gives memory to put images in on their way to the device."""
         rows, domains = self.sampler.rows(step)
         share = self.world.share(len(rows))
-        stored, labels = self._readable(rows[share], domains[share])
+        stored, labels = self._readable(rows[share], domains[share], staging)
         x = to_float(stored, self.world.device)
         if self.augmented:
             x = augment(x, self._draws(step, len(rows), x.shape[-1], share).to(self.world.device))
@@ -197,16 +222,25 @@ class Loader:
         draws = draw(count, side, side, stream(self.seed, "augment", step))
         return draws.take(np.arange(count)[share])
 
-    def _readable(self, rows: np.ndarray, domains: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+    def _readable(
+        self,
+        rows: np.ndarray,
+        domains: np.ndarray,
+        staging: Callable[[tuple[int, ...]], Tensor] | None,
+    ) -> tuple[Tensor, np.ndarray]:
         """An unreadable row gives way to the next readable one of its domain."""
-        stored, good = self.source.take(rows)
+        if staging is not None and isinstance(self.source, ImageSource):
+            size = self.source.size
+            stored, good = self.source.take(rows, staging((len(rows), 3, size, size)))
+        else:
+            stored, good = self.source.take(rows)
         labels = self.source.labels[rows]
         for place in np.flatnonzero(~good):
             row, image = self._substitute(int(rows[place]), self.domains[domains[place]])
             stored[place], labels[place] = image, self.source.labels[row]
         return stored, labels
 
-    def _substitute(self, row: int, domain: np.ndarray) -> tuple[int, torch.Tensor]:
+    def _substitute(self, row: int, domain: np.ndarray) -> tuple[int, Tensor]:
         start = int(np.flatnonzero(domain == row)[0])
         for candidate in np.roll(domain, -start)[1:]:
             image, good = self.source.take(np.array([candidate]))

@@ -10,7 +10,6 @@ processes may write at once, and one that is killed loses the shard it was at.
 
 import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,36 +26,15 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
+from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
-VARIABLE = "ACCLIMATE_CACHE"
-GIB = 1 << 30
 ENDING = ".safetensors"
 IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
 
 
 def cache_folder(beside: Path) -> Path:
-    """Where features lie: $ACCLIMATE_CACHE, else the user's cache, else `beside`."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named).expanduser() / "features"
-    with suppress(OSError, RuntimeError):  # no home, or none that can be written to
-        usual = Path.home() / ".cache" / "acclimate" / "features"
-        usual.mkdir(parents=True, exist_ok=True)
-        if os.access(usual, os.W_OK):
-            return usual
-    return beside / "features"
-
-
-def image_identity(image: Path | bytes) -> bytes:
-    """32 bytes: of an encoded image by its content, of a file by path, size and time of change."""
-    if isinstance(image, bytes):
-        return hashlib.sha256(b"content:" + image).digest()
-    try:
-        facts = image.stat()
-        known = f"{facts.st_size}:{facts.st_mtime_ns}"
-    except OSError:
-        known = "none"  # whoever reads it will say why it cannot be
-    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image.absolute())).digest()
+    """Where features lie: the user's cache, else `beside`."""
+    return user_cache("features") or beside / "features"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
 
 class _Jpeg(JpegImagePlugin.JpegImageFile):
     # Pillow parses the whole EXIF block on opening, only to find the resolution, and warns about
-    # each damaged tag. We need the orientation alone, which `_orientation` reads by itself.
+    # each damaged tag. We need the orientation alone, which `orientation` reads by itself.
     def getexif(self) -> Image.Exif:
         return Image.Exif()
 
@@ -70,7 +70,7 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS, hint: int | None = N
     `hint` is the size the caller will shrink to: a JPEG is then decoded at a half, quarter or
     eighth, whichever still has `hint` pixels on each side.
     """
-    with _opened(source) as file, _pillow_errors():
+    with opened(source) as file, _pillow_errors():
         header = file.read(32)
         plugin = _plugin(header)
         declared = _declared_size(header)
@@ -95,25 +95,30 @@ def load(source: Source, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarr
 
 
 def as_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """What `load` gives, from whatever a user holds.
+    """What `load` gives, from whatever a user holds: see `as_rgb`."""
+    return _squashed(as_rgb(image, max_pixels=max_pixels, hint=size), size)
+
+
+def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = None) -> Image.Image:
+    """What `decode` gives, from whatever a user holds.
 
     A path, encoded bytes, a PIL image, an array ([h,w], [h,w,3], [3,h,w]; [3,w,3] is read as
     three rows) or a tensor ([3,h,w], [h,w]); arrays and tensors hold uint8, or floats in 0..1.
     """
     if isinstance(image, str | Path | bytes):
         source = Path(image) if isinstance(image, str) else image
-        return load(source, size, max_pixels=max_pixels)
+        return decode(source, max_pixels=max_pixels, hint=hint)
     if isinstance(image, Image.Image):
         _check_size(image.size, max_pixels)
         with _pillow_errors():  # a lazily opened file is read only here
-            return _squashed(_upright_rgb(image), size)
+            return _upright_rgb(image)
     if isinstance(image, np.ndarray):
-        return _squashed(_from_array(image, rows_first=True), size)
+        return _from_array(image, rows_first=True)
     torch = sys.modules.get("torch")  # who holds a tensor has imported it; we need not
     if torch is not None and isinstance(image, torch.Tensor):
         tensor: Any = image.detach().cpu()
         array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        return _squashed(_from_array(array, rows_first=False), size)
+        return _from_array(array, rows_first=False)
     raise ImageError(
         f"{type(image).__name__} is not an image; "
         "give a path, encoded bytes, a PIL image, a numpy array or a torch tensor"
@@ -161,7 +166,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[IO[bytes]]:
+def opened(source: Source) -> Iterator[IO[bytes]]:
     try:
         file = BytesIO(source) if isinstance(source, bytes) else source.open("rb")
     except FileNotFoundError as error:
@@ -248,7 +253,7 @@ def _pillow_errors() -> Iterator[None]:
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()
-    turn = _TURNS.get(_orientation(image.info.get("exif")))
+    turn = _TURNS.get(orientation(image.info.get("exif")))
     rgb = _rgb(image)
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -320,7 +325,7 @@ def _squashed(image: Image.Image, size: int) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
 
 
-def _orientation(exif: object) -> int:
+def orientation(exif: object) -> int:
     """The orientation tag of the first directory of an EXIF block, 1 where there is none."""
     if not isinstance(exif, bytes):
         return 1

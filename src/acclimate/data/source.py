@@ -1,13 +1,12 @@
-"""Images in, stored rows out: one decoding pool, kept in memory when everything fits.
+"""Images in, stored rows out: one decoding pool, kept on disk or in memory when everything fits.
 
 Rows come from a manifest, or from what a user hands over; training, scoring, adaptation and
 prediction all read them here.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +17,17 @@ from PIL import Image
 from torch import Tensor
 
 from acclimate.config import DataConfig
+from acclimate.core.distributed import cores
 from acclimate.core.errors import ConfigError, ImageError
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.columns import require_finite
-from acclimate.data.images import as_pixels, find_images
+from acclimate.data.images import find_images
 from acclimate.data.manifest import Manifest
+from acclimate.data.on_device import OnDevice, fits_on
+from acclimate.data.pack import Pack, open_pack
+from acclimate.data.pixels import read_pixels
 from acclimate.data.quarantine import Quarantine
+from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
 
@@ -75,6 +79,10 @@ class Given:
     def label_index(self) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
 
+    @property
+    def image_ids(self) -> np.ndarray:
+        return np.arange(len(self))
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -99,56 +107,183 @@ class FeatureSource:
         return self.features[torch.from_numpy(rows)], np.ones(len(rows), dtype=bool)
 
 
+class Kept(Protocol):
+    """Images that need not be decoded again, in memory or on disk."""
+
+    pixels: Tensor  # [n, 3, size, size]
+    slot: np.ndarray  # [images]: the place of each in `pixels`
+    have: np.ndarray  # [images]: those that are there for sure
+
+    def find(self, image: int) -> bool:
+        """Whether one of the others is there too."""
+
+    def put(self, image: int, pixels: np.ndarray) -> None: ...
+
+
+class InMemory:
+    def __init__(self, images: int, size: int) -> None:
+        self.pixels = torch.empty((images, 3, size, size), dtype=torch.uint8)
+        self.slot = np.arange(images)
+        self.have = np.zeros(images, dtype=bool)
+
+    def find(self, image: int) -> bool:
+        return bool(self.have[image])
+
+    def put(self, image: int, pixels: np.ndarray) -> None:
+        self.pixels[image].copy_(torch.from_numpy(pixels))
+        self.have[image] = True
+
+
 class ImageSource:
-    """Threads, not processes: Pillow decodes outside the interpreter lock, nothing is copied
-    between processes, and training and evaluation share one pool and one cache."""
+    """Threads, not processes: images are decoded and resized outside the interpreter lock, nothing
+    is copied between processes, and training and evaluation share one pool and what is kept.
+
+    An image that many rows show is decoded once, and kept once.
+    """
 
     def __init__(
-        self, manifest: Manifest | Given, size: int, config: DataConfig, quarantine: Quarantine
+        self,
+        manifest: Manifest | Given,
+        size: int,
+        config: DataConfig,
+        quarantine: Quarantine,
+        *,
+        keep: bool = False,
     ) -> None:
+        """With `keep` there is a pack on disk that stays, whatever the budgets."""
         self.manifest, self.size, self.config, self.quarantine = manifest, size, config, quarantine
         self.labels = manifest.label_index
-        self.pool = ThreadPoolExecutor(config.workers or os.cpu_count() or 1, "decode")
-        shape = (len(manifest), 3, size, size)
-        fits = np.prod(shape, dtype=np.int64) <= config.cache_gib * 2**30
-        self.cache = torch.empty(shape, dtype=torch.uint8) if fits else None
-        self.state = np.zeros(len(manifest), dtype=np.int8)  # 0 unknown, 1 cached, -1 unreadable
+        self.pool = ThreadPoolExecutor(config.workers or cores(), "decode")
+        self.first, self.image = _numbered(manifest.image_ids)
+        self.unreadable = np.zeros(len(self.first), dtype=bool)
+        self.kept = self._kept(keep=keep)
 
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        if self.cache is None:
-            images = torch.zeros((len(rows), 3, self.size, self.size), dtype=torch.uint8)
-            self._read_all(rows, images)
-            return images, self.state[rows] != -1
-        missing = np.unique(rows[self.state[rows] == 0])
-        self._read_all(missing, [self.cache[int(row)] for row in missing])
-        self.state[missing] = np.where(self.state[missing] == -1, -1, 1)
-        return self.cache[torch.from_numpy(rows)], self.state[rows] == 1
+    def _kept(self, *, keep: bool) -> Kept | None:
+        needed = len(self.first) * 3 * self.size**2
+        folder = user_cache("images")
+        if folder is not None and isinstance(self.manifest, Manifest):
+            pack = open_pack(
+                folder,
+                (self.manifest.image_source(row) for row in self.first.tolist()),
+                len(self.first),
+                self.size,
+                max_pixels=self.config.max_pixels,
+                budget=self.config.pack_gib * GIB,
+                about=self.manifest.source,
+                keep=keep,
+            )
+            if pack is not None:
+                return pack
+        fits = needed <= self.config.cache_gib * GIB
+        return InMemory(len(self.first), self.size) if fits else None
 
-    def _read_all(self, rows: np.ndarray, into: Sequence[Tensor] | Tensor) -> None:
-        """Decode on all threads; what cannot be read is listed in the order of `rows`."""
-        for row, error in zip(rows, self.pool.map(self._read, rows, into), strict=True):
+    def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
+        """Into `out` [n, 3, size, size] where it is given."""
+        return self.take_images(self.image[rows], out)
+
+    def take_images(
+        self, shown: np.ndarray, out: Tensor | None = None
+    ) -> tuple[Tensor, np.ndarray]:
+        """The same by number of image instead of by row."""
+        if out is None:
+            out = torch.empty((len(shown), 3, self.size, self.size), dtype=torch.uint8)
+        kept = np.zeros(len(shown), dtype=bool) if self.kept is None else self.kept.have[shown]
+        if self.kept is not None and kept.all():
+            places = torch.from_numpy(self.kept.slot[shown])
+            torch.index_select(self.kept.pixels, 0, places, out=out)
+            return out, np.ones(len(shown), dtype=bool)
+        if self.kept is not None and kept.any():
+            places = torch.from_numpy(self.kept.slot[shown[kept]])
+            out[torch.from_numpy(kept)] = self.kept.pixels.index_select(0, places)
+        others = np.flatnonzero(~kept)
+        images, first = np.unique(shown[others], return_index=True)
+        self._read_all(images, [out[int(place)] for place in others[first]])
+        again = np.delete(others, first)
+        if len(again):
+            same = others[first][np.searchsorted(images, shown[again])]
+            out[torch.from_numpy(again)] = out[torch.from_numpy(same)]
+        return out, ~self.unreadable[shown]
+
+    def _read_all(self, images: np.ndarray, into: Sequence[Tensor]) -> None:
+        """On all threads; what cannot be read is listed in the order of `images`."""
+        for image, error in zip(images, self.pool.map(self._read, images, into), strict=True):
             if error is not None:
-                self.state[row] = -1
-                self.quarantine.add(self.manifest.image_name(int(row)), str(error))
+                self.unreadable[image] = True
+                self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
 
-    def _read(self, row: int, into: Tensor) -> ImageError | None:
-        if self.state[row] == -1:
+    def _read(self, image: int, into: Tensor) -> ImageError | None:
+        if self.unreadable[image]:
+            into.zero_()
+            return None
+        kept = self.kept
+        if kept is not None and kept.find(image):
+            into.copy_(kept.pixels[int(kept.slot[image])])
             return None
         try:
-            image = self.manifest.image_source(int(row))
-            pixels = as_pixels(image, self.size, max_pixels=self.config.max_pixels)
+            source = self.manifest.image_source(int(self.first[image]))
+            pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
         except ImageError as error:
+            into.zero_()
             return error
         into.copy_(torch.from_numpy(pixels))
+        if kept is not None:
+            kept.put(image, pixels)
         return None
 
 
+def _numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images in the order of their first rows: that row of each, and the image of every row."""
+    _, first, code = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return first[order], place[code]
+
+
 def open_source(
-    manifest: Manifest | Given, size: int, config: DataConfig, quarantine: Quarantine
-) -> FeatureSource | ImageSource:
+    manifest: Manifest | Given,
+    size: int,
+    config: DataConfig,
+    quarantine: Quarantine,
+    device: torch.device | None = None,
+) -> FeatureSource | ImageSource | OnDevice:
+    """`device` is where all rows will be wanted: a GPU then holds a small set whole."""
     if manifest.has_features:
         return FeatureSource(manifest)
+    images = len(np.unique(manifest.image_ids))
+    if device is not None and fits_on(device, images * 3 * size**2, config.cache_gib):
+        once = replace(config, cache_gib=0.0)  # what the GPU holds need not be held twice
+        return OnDevice(ImageSource(manifest, size, once, quarantine), device)
     return ImageSource(manifest, size, config, quarantine)
+
+
+def pack_images(
+    manifest: Manifest,
+    size: int,
+    config: DataConfig,
+    quarantine: Quarantine,
+    watch: Watch = unwatched,
+) -> Pack:
+    """Decode all images of a manifest into a pack on disk that stays; goes on after a kill."""
+    if user_cache("images") is None:
+        raise ConfigError(f"there is no folder to keep images in; set {VARIABLE} to one")
+    source = ImageSource(manifest, size, config, quarantine, keep=True)
+    if not isinstance(source.kept, Pack):
+        raise ConfigError(
+            f"{user_cache('images')} takes no pack of images; set {VARIABLE} to a folder that can "
+            f"be written to, on a file system that maps files into memory"
+        )
+    pack, count = source.kept, len(source.first)
+    for start in range(0, count, EVALUATION_BATCH):
+        some = np.arange(start, min(start + EVALUATION_BATCH, count))
+        good = source.take_images(some)[1]
+        if not pack.have[some[good]].all():
+            raise ConfigError(
+                f"the disk of {pack.folder} is full after {int(pack.have.sum())} of {count} "
+                f"images; set {VARIABLE} to a folder on a larger disk and repeat the command"
+            )
+        watch("images", start + len(some), count, "")
+    return pack
 
 
 def readable(
@@ -159,12 +294,17 @@ def readable(
     most: int = EVALUATION_BATCH,
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Batches of the readable of `rows`: their places in `rows`, and them as stored."""
-    for start in range(0, len(rows), most):
-        places = np.arange(len(rows))[start : start + most]
-        stored, good = source.take(rows[places])
-        if good.any():
-            yield places[good], stored[torch.from_numpy(good)]
-        watch("images", start + len(places), len(rows), "")
+    parts = [np.arange(start, min(start + most, len(rows))) for start in range(0, len(rows), most)]
+    with ThreadPoolExecutor(1, "ahead") as pool:  # reads on while a network works
+        ahead = [pool.submit(source.take, rows[places]) for places in parts[:1]]
+        for number, places in enumerate(parts, start=1):
+            stored, good = ahead.pop().result()
+            ahead += [pool.submit(source.take, rows[next_]) for next_ in parts[number : number + 1]]
+            if good.all():
+                yield places, stored
+            elif good.any():
+                yield places[good], stored[torch.from_numpy(good)]
+            watch("images", int(places[-1]) + 1, len(rows), "")
 
 
 @dataclass(frozen=True)
@@ -189,4 +329,4 @@ def to_float(stored: Tensor, device: torch.device) -> Tensor:
     moved = stored.to(device, non_blocking=True)
     if moved.dtype != torch.uint8:
         return moved
-    return moved.float().div_(255).contiguous(memory_format=torch.channels_last)
+    return moved.to(torch.float32, memory_format=torch.channels_last).div_(255)

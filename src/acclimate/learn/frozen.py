@@ -16,13 +16,14 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import tensors_digest
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.feature_cache import GIB, FeatureCache, cache_folder, image_identity
+from acclimate.data.feature_cache import FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Images, ImageSource, readable
+from acclimate.data.user_cache import GIB, image_identity
 from acclimate.learn.models import Backbone
 
-FORMAT = 1  # of what is extracted: another way of reading or resizing images is another number
+FORMAT = 2  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
 BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
 
@@ -79,7 +80,9 @@ class Extraction:
         self._check_budget(len(images), config)
         cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
         cache.begin(self.about(), len(images))
-        source = ImageSource(manifest, self.size, replace(config, cache_gib=0.0), quarantine)
+        source = ImageSource(
+            manifest, self.size, replace(config, cache_gib=0.0, pack_gib=0.0), quarantine
+        )
         self.network.to(world.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         work = _Work(self.network, cache, source, images, first)

@@ -59,7 +59,7 @@ def evaluate_run(
         same_data = manifest.digest() == trained.data
         plan = _plan(config, trained, manifest, same_data=same_data)
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
-        source = open_source(plan.manifest, trained.size, config.data, quarantine)
+        source = open_source(plan.manifest, trained.size, config.data, quarantine, world.device)
         evaluator = Evaluator(
             plan,
             source,

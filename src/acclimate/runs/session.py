@@ -99,7 +99,9 @@ class Session:
         if self.world.main:
             self._announce()
         if self.extractor is None:
-            self.source = open_source(manifest, self.size, config.data, self.quarantine)
+            self.source = open_source(
+                manifest, self.size, config.data, self.quarantine, self.world.device
+            )
         else:
             self.source = self._extracted(self.extractor)
 

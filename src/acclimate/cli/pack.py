@@ -1,0 +1,51 @@
+"""`pack`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.output import Json, progress_bar, say, say_json, stoppable
+
+
+@app.command(epilog="Example: acclimate pack pacs.parquet --size 224")
+def pack(
+    data: Annotated[
+        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
+    ],
+    size: Annotated[
+        int, typer.Option(min=1, max=4096, help="Side of the images, as runs will have them.")
+    ] = 224,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")] = 0,
+    json: Json = False,
+) -> None:
+    """Decode all images once, into a folder that runs share; a repeated command goes on.
+
+    Runs do so by themselves where it fits into data.pack_gib; what this command made is used
+    whatever its size, and stays until its folder is deleted.
+    """
+    from acclimate.config import DataConfig
+    from acclimate.core.errors import ManifestError
+    from acclimate.data.manifest import Manifest
+    from acclimate.data.quarantine import Quarantine
+    from acclimate.data.source import pack_images
+
+    manifest = Manifest.open(data)
+    if manifest.has_features:
+        raise ManifestError(f"{manifest.source} holds features; there are no images to decode")
+    manifest.check()
+    quarantine = Quarantine.lenient(len(manifest))
+    config = DataConfig(workers=workers)
+    with stoppable(), progress_bar(quiet=json) as watch:
+        made = pack_images(manifest, size, config, quarantine, watch)
+    gib = made.pixels.numel() / 2**30
+    if json:
+        facts = {"folder": str(made.folder), "images": int(made.have.sum()), "gib": gib}
+        say_json({**facts, "unreadable": quarantine.as_dicts()})
+        return
+    say(f"{int(made.have.sum())} images of {size} px, {gib:.1f} GiB: {made.folder}")
+    for name, reason in quarantine.entries[:3]:
+        say(f"unreadable: {name}: {reason}")
+    if len(quarantine) > 3:
+        say(f"unreadable: and {len(quarantine) - 3} more")

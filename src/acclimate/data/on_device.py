@@ -1,0 +1,80 @@
+"""Images and batches on a GPU: small sets whole, others through pinned memory beside the work."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.data.user_cache import GIB
+
+if TYPE_CHECKING:  # it opens what is here
+    from acclimate.data.source import ImageSource
+
+T = TypeVar("T")
+SHARE = 0.25  # of a GPU's free memory that images may take
+
+
+class OnDevice:
+    """A source whose images stay on the device once they have been there; batches are gathered
+    there, and nothing is left for the processor to do."""
+
+    def __init__(self, source: "ImageSource", device: torch.device) -> None:
+        self.source, self.labels, self.device = source, source.labels, device
+        images = len(source.first)
+        shape = (images, 3, source.size, source.size)
+        self.held = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.there = np.zeros(images, dtype=bool)
+        self._lock = threading.Lock()
+
+    def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
+        shown = self.source.image[rows]
+        with self._lock:  # one thread brings what is missing, the others find it
+            missing = np.unique(shown[~self.there[shown] & ~self.source.unreadable[shown]])
+            if len(missing):
+                self._bring(missing)
+        places = torch.from_numpy(shown).to(self.device)
+        return self.held.index_select(0, places), ~self.source.unreadable[shown]
+
+    def _bring(self, images: np.ndarray) -> None:
+        stored, good = self.source.take_images(images)
+        self.held[torch.from_numpy(images).to(self.device)] = stored.to(self.device)
+        if self.device.type == "cuda":  # others read it on streams of their own
+            torch.cuda.current_stream(self.device).synchronize()
+        self.there[images[good]] = True
+
+
+def fits_on(device: torch.device | None, bytes_: int, gib: float) -> bool:
+    """Whether images of so many bytes may stay on a GPU, of which `gib` are allowed."""
+    if device is None or device.type != "cuda" or bytes_ > gib * GIB:
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return bytes_ <= SHARE * free
+
+
+@dataclass
+class SideStream:
+    """Where a thread makes batches for a GPU while it works on others. One for each thread."""
+
+    device: torch.device
+    _stream: torch.cuda.Stream = field(init=False)
+    _pinned: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def staging(self, shape: tuple[int, ...]) -> Tensor:
+        """uint8 memory that the GPU fetches from by itself, the same each time."""
+        if self._pinned is None or self._pinned.shape != shape:
+            self._pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        return self._pinned
+
+    def __call__(self, make: Callable[[], T]) -> T:
+        """What `make` makes, once it is there."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            made = make()
+        self._stream.synchronize()  # waits in its own thread; the pinned memory is free again
+        return made

@@ -1,0 +1,208 @@
+"""Decoded images on disk, for every run and process that sees the same images at the same size.
+
+FOLDER/KEY/    one set of images at one size
+  about.json   which, for people
+  records      [n, 36]: who an image is (32 bytes), and a checksum of that and of its pixels
+  pixels       [n, 3, size, size], uint8, mapped into memory by whoever reads it
+
+An image is written in its own place, its record after it, and counts only where the record agrees
+with the file it came from and with the pixels. So any number of processes may write at once, the
+same to the same place; one that is killed loses the image it was at; and what a failing disk makes
+of an image is decoded again.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.core.files import write_json
+from acclimate.core.layout import LOCK
+from acclimate.data.pixels import VECTORISED
+from acclimate.data.user_cache import GIB, image_identity
+
+FORMAT = 1  # of the pixels: another way of decoding or resizing is another number
+RECORD = 36
+LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
+
+
+@dataclass(eq=False)
+class Pack:
+    """The pack of some images, numbered as the caller numbers them.
+
+    `have` are those of which this process knows that they are there: it has checked or put them.
+    """
+
+    folder: Path
+    identities: Sequence[bytes]
+    slot: np.ndarray  # [n]: the place of each image in the files
+    pixels: Tensor  # [n, 3, size, size], mapped
+    _files: tuple[int, int, int]  # records, pixels, and the lock that says the pack is in use
+    have: np.ndarray = field(init=False)
+    close: Callable[[], object] = field(init=False)
+    _writable: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self.have = np.zeros(len(self.identities), dtype=bool)
+        self.close = weakref.finalize(self, _close, self._files)
+
+    def find(self, image: int) -> bool:
+        """Whether it is there as it was written, of the file that is there now."""
+        slot = int(self.slot[image])
+        record = os.pread(self._files[0], RECORD, slot * RECORD)
+        if record[:32] != self.identities[image]:
+            return False
+        if record != _record(self.identities[image], self.pixels[slot].numpy()):
+            return False
+        self.have[image] = True
+        return True
+
+    def put(self, image: int, pixels: np.ndarray) -> None:
+        """Keep it, if the disk has room: work goes on without."""
+        if not self._writable:
+            return
+        slot = int(self.slot[image])
+        records, data, _ = self._files
+        try:
+            _write(data, pixels.tobytes(), slot * pixels.nbytes)
+            _write(records, _record(self.identities[image], pixels), slot * RECORD)
+        except OSError:
+            self._writable = False
+            return
+        self.have[image] = True
+
+
+def open_pack(
+    root: Path,
+    images: Iterable[Path | bytes],
+    count: int,
+    size: int,
+    *,
+    max_pixels: int,
+    budget: float,
+    about: str,
+    keep: bool = False,
+) -> Pack | None:
+    """The pack of `count` images at `size`; None where it is not worth it, exceeds `budget` bytes
+    or the disk, or where there can be none.
+
+    What was made with `keep` is used whatever the budget, and never makes room for another.
+    """
+    needed = count * 3 * size**2
+    if not keep and (needed < LEAST or budget <= 0):
+        return None
+    identities, names = _identified(images)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    slot = np.empty(len(names), dtype=np.int64)
+    slot[order] = np.arange(len(names))
+    digest = hashlib.sha256(json.dumps([FORMAT, VECTORISED, size, max_pixels]).encode())
+    for place in order:
+        digest.update(names[place])
+    folder = root / digest.hexdigest()[:32]
+    known = _about(folder)
+    if not (keep or known.get("keep")) and not _room(root, folder, needed, budget):
+        return None
+    said = {"data": about, "images": count, "size": size, "gib": round(needed / GIB, 3)}
+    files: list[int] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, length in (("records", count * RECORD), ("pixels", needed), (LOCK, 0)):
+            files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644))
+            if os.fstat(files[-1]).st_size != length:  # all who open it want the same
+                os.ftruncate(files[-1], length)
+        with suppress(OSError):  # without locks a pack may be removed while it is read, which is
+            fcntl.flock(files[2], fcntl.LOCK_SH)  # safe: its files live on until they are closed
+        write_json(folder / "about.json", {**said, "keep": keep or bool(known.get("keep"))})
+        mapped = np.memmap(folder / "pixels", np.uint8, "r+", shape=(count, 3, size, size))
+    except (OSError, ValueError):
+        _close(files)
+        return None
+    records, pixels, lock = files
+    return Pack(folder, identities, slot, torch.from_numpy(mapped), (records, pixels, lock))
+
+
+def _identified(images: Iterable[Path | bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Who each image is, and its name, which a file keeps when it is changed."""
+    identities, names = [], []
+    for image in images:
+        identities.append(image_identity(image))
+        if isinstance(image, Path):
+            names.append(hashlib.sha256(os.fsencode(image.absolute())).digest())
+        else:
+            names.append(identities[-1])
+    return identities, names
+
+
+def _room(root: Path, folder: Path, needed: int, budget: float) -> bool:
+    """Make room for `folder` among the packs below `root`, by removing those that have not been
+    used for longest and are not in use."""
+    if needed > budget:
+        return False
+    with suppress(OSError):
+        there = _bytes(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        others = [path.parent for path in root.glob("*/about.json") if path.parent != folder]
+        sizes = {path: _bytes(path) for path in others if not _about(path).get("keep")}
+        total = needed + sum(sizes.values())
+        for path in sorted(sizes, key=lambda path: (path / "about.json").stat().st_mtime):
+            if total <= budget:
+                break
+            if _removed(path):
+                total -= sizes[path]
+        # Half of what is left stays free: a run has more to write than this.
+        return total <= budget and needed - there <= shutil.disk_usage(root).free / 2
+    return False
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            return True
+    except OSError:
+        return False  # in use
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _bytes(folder: Path) -> int:
+    """On the disk: places of images that were never written take none."""
+    try:
+        return (folder / "pixels").stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _record(identity: bytes, pixels: np.ndarray) -> bytes:
+    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
+
+
+def _write(file: int, data: bytes, place: int) -> None:
+    # Not through the mapping: there a full disk is a signal that kills, and here an error.
+    while data:
+        done = os.pwrite(file, data, place)
+        data, place = data[done:], place + done

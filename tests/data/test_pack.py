@@ -1,0 +1,296 @@
+"""Images are decoded once for all runs: kept on disk, checked, shared, and given up for others."""
+
+import errno
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from acclimate.config import DataConfig
+from acclimate.core.errors import ConfigError
+from acclimate.data import pack as packing
+from acclimate.data import source as sources
+from acclimate.data.manifest import Manifest
+from acclimate.data.on_device import OnDevice, fits_on
+from acclimate.data.pack import Pack
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import ImageSource, InMemory, open_source, pack_images
+
+SIDE, COUNT = 8, 12
+NEEDED = COUNT * 3 * SIDE**2
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packing, "LEAST", 1)
+    return tmp_path / "cache" / "images"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(COUNT):
+        path = tmp_path / "data" / f"site{number % 2}" / f"class{number % 3}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (10, 11, 3), np.uint8)).save(path)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """What is decoded, as it is decoded."""
+    seen: list[object] = []
+    real = sources.read_pixels
+
+    def watched(image: object, size: int, *, max_pixels: int) -> np.ndarray:
+        seen.append(image)
+        return real(image, size, max_pixels=max_pixels)
+
+    monkeypatch.setattr(sources, "read_pixels", watched)
+    return seen
+
+
+def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1.0) -> ImageSource:
+    manifest = Manifest.from_folder(folder)
+    quarantine = Quarantine(None, total=len(manifest), max_share=1.0)
+    config = DataConfig(pack_gib=gib, cache_gib=cache, workers=2)
+    return ImageSource(manifest, size, config, quarantine)
+
+
+def everything(source: ImageSource) -> torch.Tensor:
+    return source.take(np.arange(len(source.image)))[0]
+
+
+def test_the_second_run_decodes_nothing(folder: Path, decoded: list[object]) -> None:
+    first = everything(opened(folder))
+    assert len(decoded) == COUNT
+    second = opened(folder)
+    assert isinstance(second.kept, Pack)
+    assert torch.equal(everything(second), first)
+    assert torch.equal(everything(second), first)  # now without looking at the records
+    assert len(decoded) == COUNT
+    direct = opened(folder, gib=0.0, cache=0.0)
+    assert direct.kept is None
+    assert torch.equal(everything(direct), first)
+
+
+def test_what_was_half_done_is_finished(folder: Path, decoded: list[object]) -> None:
+    opened(folder).take(np.array([3, 3, 7]))
+    assert len(decoded) == 2
+    everything(opened(folder))
+    assert len(decoded) == COUNT
+    assert len(set(decoded)) == COUNT
+
+
+def test_another_order_of_rows_finds_the_same_images(folder: Path, decoded: list[object]) -> None:
+    whole = everything(opened(folder))
+    manifest = Manifest.from_folder(folder)
+    turned = manifest.select(np.arange(COUNT)[::-1])
+    quarantine = Quarantine(None, total=COUNT, max_share=1.0)
+    source = ImageSource(turned, SIDE, DataConfig(), quarantine)
+    assert torch.equal(everything(source), whole.flip(0))
+    assert len(decoded) == COUNT
+
+
+def test_a_changed_file_is_decoded_again(folder: Path, decoded: list[object]) -> None:
+    before = everything(opened(folder))
+    changed = opened(folder).manifest.image_source(5)
+    assert isinstance(changed, Path)
+    Image.fromarray(np.full((9, 9, 3), 200, np.uint8)).save(changed)
+    after = everything(opened(folder))
+    assert decoded[COUNT:] == [changed]
+    assert (after[5] == 200).all()
+    others = [row for row in range(COUNT) if row != 5]
+    assert torch.equal(after[others], before[others])
+
+
+def test_a_damaged_pack_is_decoded_again(folder: Path, decoded: list[object], cache: Path) -> None:
+    whole = everything(opened(folder))
+    (pixels,) = cache.glob("*/pixels")
+    with pixels.open("r+b") as file:  # one byte of the third place
+        file.seek(2 * 3 * SIDE**2 + 17)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    (records,) = cache.glob("*/records")
+    with records.open("r+b") as file:  # a record that was only half written
+        file.seek(6 * packing.RECORD)
+        file.write(b"\0" * 20)
+    assert torch.equal(everything(opened(folder)), whole)
+    assert len(decoded) == COUNT + 2
+    assert torch.equal(everything(opened(folder)), whole)
+    assert len(decoded) == COUNT + 2
+
+
+def test_sizes_have_packs_of_their_own(folder: Path, cache: Path) -> None:
+    everything(opened(folder))
+    assert everything(opened(folder, size=6)).shape == (COUNT, 3, 6, 6)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_full_disk_stops_the_pack_and_not_the_run(
+    folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = everything(opened(folder, gib=0.0))
+    real, written = os.pwrite, []
+
+    def full(file: int, data: bytes, place: int) -> int:
+        written.append(place)
+        if len(written) > 7:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data, place)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    source = opened(folder)
+    for _ in range(2):
+        assert torch.equal(everything(source), whole)
+    assert isinstance(source.kept, Pack)
+    assert 0 < source.kept.have.sum() < COUNT
+    with pytest.raises(ConfigError, match=r"full after \d+ of 12 images; set ACCLIMATE_CACHE"):
+        quarantine = Quarantine.lenient(COUNT)
+        pack_images(Manifest.from_folder(folder), SIDE, DataConfig(), quarantine)
+
+
+def test_rows_of_one_image_are_decoded_and_kept_once(
+    folder: Path, decoded: list[object], tmp_path: Path
+) -> None:
+    names = [str(path) for path in sorted(folder.rglob("*.png"))[:3]]
+    rows = [f"{names[i % 3]},{'ab'[i % 2]},site{i // 10}" for i in range(30)]
+    (tmp_path / "long.csv").write_text("\n".join(["image,label,domain", *rows]))
+    manifest = Manifest.from_table(tmp_path / "long.csv")
+    for gib, cache in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)):
+        decoded.clear()
+        config = DataConfig(pack_gib=gib, cache_gib=cache)
+        source = ImageSource(manifest, SIDE, config, Quarantine.lenient(30))
+        stored = everything(source)
+        assert len(decoded) == 3
+        assert source.kept is None or len(source.kept.pixels) == 3
+        for row in range(30):
+            assert torch.equal(stored[row], stored[row % 3])
+    assert not torch.equal(stored[0], stored[1])
+
+
+def test_budgets(folder: Path, cache: Path) -> None:
+    gib = NEEDED / 2**30
+    assert isinstance(opened(folder, gib=gib).kept, Pack)
+    for short in (gib * 0.99, 0.0):
+        assert isinstance(opened(folder, size=SIDE, gib=short).kept, InMemory)
+    assert opened(folder, gib=0.0, cache=gib * 0.99).kept is None
+
+
+def test_small_sets_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
+    assert isinstance(opened(folder).kept, InMemory)
+
+
+def test_a_disk_that_is_nearly_full_gets_no_pack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 2 * NEEDED - 1
+
+    monkeypatch.setattr(packing.shutil, "disk_usage", lambda path: Usage)
+    assert isinstance(opened(folder).kept, InMemory)
+    Usage.free += 1
+    assert isinstance(opened(folder).kept, Pack)
+
+
+def test_the_oldest_gives_way_unless_in_use_or_kept(folder: Path, cache: Path) -> None:
+    def made(size: int) -> Path:
+        source = opened(folder, size=size)
+        everything(source)
+        assert isinstance(source.kept, Pack)
+        return source.kept.folder
+
+    kept = pack_images(Manifest.from_folder(folder), 5, DataConfig(), Quarantine.lenient(COUNT))
+    del kept
+    old, young = made(6), made(7)
+    for age, path in ((200, old), (100, young)):
+        os.utime(path / "about.json", (1e9 - age, 1e9 - age))
+    block = (young / "pixels").stat().st_blocks * 512
+    gib = (NEEDED + block) / 2**30  # for the new one and one other
+    using = opened(folder, size=6)
+    assert isinstance(using.kept, Pack)
+    os.utime(old / "about.json", (1e9 - 200, 1e9 - 200))
+    assert isinstance(opened(folder, gib=gib).kept, Pack)
+    assert old.exists()  # in use
+    assert not young.exists()
+    everything(opened(folder, gib=gib))
+    using.kept.close()
+    assert isinstance(opened(folder, size=7, gib=gib).kept, Pack)
+    assert not old.exists()
+    assert isinstance(opened(folder, size=5, gib=1e-12).kept, Pack)  # made to be kept
+
+
+def test_unreadable_images_are_listed_once(folder: Path) -> None:
+    bad = opened(folder).manifest.image_source(4)
+    assert isinstance(bad, Path)
+    bad.write_bytes(b"\xff\xd8\xff nothing")
+    for _ in range(2):
+        source = opened(folder)
+        for _ in range(2):
+            stored, good = source.take(np.arange(COUNT))
+            assert np.flatnonzero(~good).tolist() == [4]
+            assert not stored[4].any()
+        assert [name for name, _ in source.quarantine.entries] == [str(bad.relative_to(folder))]
+
+
+def _fill(folder: Path, ready: "multiprocessing.synchronize.Event", die: bool) -> None:
+    source = opened(folder)
+    ready.wait()
+    if die:
+        source.take(np.arange(5))
+        os.kill(os.getpid(), signal.SIGKILL)
+    everything(source)
+
+
+@pytest.mark.slow
+def test_processes_write_at_once_and_one_is_killed(folder: Path, decoded: list[object]) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    workers = [context.Process(target=_fill, args=(folder, ready, die)) for die in (0, 0, 1)]
+    for worker in workers:
+        worker.start()
+    ready.set()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, -signal.SIGKILL]
+    kept = everything(opened(folder))
+    assert not decoded
+    assert torch.equal(kept, everything(opened(folder, gib=0.0, cache=0.0)))
+
+
+def test_images_stay_on_the_device(folder: Path, decoded: list[object]) -> None:
+    source = opened(folder, gib=0.0, cache=0.0)
+    bad = source.manifest.image_source(4)
+    assert isinstance(bad, Path)
+    bad.write_bytes(b"nothing")
+    device = OnDevice(source, torch.device("cpu"))
+    expected, good = opened(folder).take(np.arange(COUNT))
+    decoded.clear()
+    for rows in ([1, 2, 1, 4], list(range(COUNT)), [11, 0, 4]):
+        stored, fine = device.take(np.array(rows))
+        assert fine.tolist() == good[rows].tolist()
+        readable = torch.from_numpy(fine)
+        assert torch.equal(stored[readable], expected[rows][readable])
+    assert len(decoded) == COUNT  # the unreadable one was tried once too
+    assert device.labels is source.labels
+
+
+def test_only_small_sets_go_to_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert fits_on(gpu, 250, gib=1.0)
+    assert not fits_on(gpu, 251, gib=1.0)
+    assert not fits_on(gpu, 250, gib=249 / 2**30)
+    assert not fits_on(cpu, 1, gib=1.0)
+    manifest = Manifest.from_folder(folder)
+    quarantine = Quarantine.lenient(COUNT)
+    assert isinstance(open_source(manifest, SIDE, DataConfig(), quarantine, cpu), ImageSource)
