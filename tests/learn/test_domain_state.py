@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import StateMismatch
+from acclimate.core.errors import AcclimateError, StateMismatch
 from acclimate.core.tensors import tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
@@ -316,10 +316,16 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
     with pytest.raises(StateMismatch) as caught:
         DomainState.load(missing)
     assert str(caught.value) == f"{missing}: no such file; make it with `acclimate adapt`"
-    for path in (text, pickled, other, tmp_path):
-        with pytest.raises(StateMismatch) as caught:
+    said = {
+        text: f"{text} is no domain state, or is damaged; make one with `acclimate adapt`",
+        pickled: f"{pickled} is no domain state, or is damaged; make one with `acclimate adapt`",
+        other: f"{other}: not a domain state; make one with `acclimate adapt`",
+        tmp_path: f"{tmp_path} is a folder, not a file; give a file",
+    }
+    for path, message in said.items():
+        with pytest.raises(AcclimateError) as error:
             DomainState.load(path)
-        assert str(caught.value) == f"{path}: not a domain state; make one with `acclimate adapt`"
+        assert str(error.value) == message
 
 
 def test_a_digest_is_of_names_shapes_types_and_values() -> None:

@@ -1,5 +1,7 @@
 """The second path of a plain model, learned from features."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -98,7 +100,7 @@ def test_over_a_backbone_it_is_the_same_on_its_features() -> None:
 
 def test_it_comes_back_from_its_tensors() -> None:
     site = fit_site(convention(), NAMES, SMALL, seed=0)
-    again = Site.from_tensors(site.tensors(), NAMES, 2, SMALL, "digest")
+    again = Site.from_tensors(site.tensors(), NAMES, 2, SMALL, "digest", Path("model.safetensors"))
     assert again.table.names == NAMES
     x, mu = torch.randn(4, 3), site.table.means[1].float().expand(4, -1)
     with torch.no_grad():

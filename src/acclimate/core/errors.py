@@ -1,7 +1,9 @@
 """The exception tree. Every message says what, where and the remedy, in one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class AcclimateError(Exception):
@@ -40,6 +42,14 @@ class ExportError(AcclimateError):
     """A graph that does not give what PyTorch gives."""
 
 
+class DamagedFile(AcclimateError):
+    """A file that does not hold what it held when it was written, or never was of its kind."""
+
+    def __init__(self, path: Path, remedy: str = "restore it, or make it again") -> None:
+        super().__init__(f"{path} is damaged; {remedy}")
+        self.path = path
+
+
 class RunError(AcclimateError):
     """A run folder that is missing, unfinished or holds another run."""
 
@@ -76,3 +86,12 @@ def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "")
     shown = [f"{prefix}{other}" for other in names[:12]]
     listed = ", ".join(shown) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")
+
+
+@contextmanager
+def damage_is(error: type[AcclimateError], remedy: str) -> Iterator[None]:
+    """A damaged file as the `error` of those who read it, with the way out that they know."""
+    try:
+        yield
+    except DamagedFile as found:
+        raise error(f"{found.path} is damaged; {remedy}") from None

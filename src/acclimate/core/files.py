@@ -2,10 +2,33 @@
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from acclimate.core.errors import AcclimateError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def odd_kind(path: Path) -> str | None:
+    """What `path` is where it, or what it links to, is no regular file: "a pipe"."""
+    return _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+
+
+def require_regular(path: Path) -> None:
+    """Refuse to read a pipe, which may never end, and whatever else is no file."""
+    kind = odd_kind(path)
+    if kind is not None:
+        raise AcclimateError(f"{path} is {kind}, not a file; give a file")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -4,11 +4,11 @@
 from `learn` upwards opens, is a part of its run's folder.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from acclimate.core.errors import RunError
+from acclimate.core.errors import RunError, damage_is
+from acclimate.core.sealed import read_sealed
 
 RUN = "run.json"  # what this run is: settings, data digest, domains, classes
 EMBEDDING = "embedding.json"  # the same of a Φ that is learned on its own
@@ -25,21 +25,17 @@ PRUNED = "pruned.json"  # of a run whose weights a sweep deleted
 CHECKPOINT = "checkpoint-{phase}.safetensors"  # this one and the next only while training
 BEST = "best-{phase}-{step}.safetensors"
 LOCK = ".lock"
+AGAIN = "restore it, or train again in another folder"
 
 
 def stored(path: Path) -> dict[str, Any]:
     """The description in one of the JSON files; a missing file is the caller's to explain."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise damaged(path)
-    return found
+    with damage_is(RunError, AGAIN):
+        return read_sealed(path)
 
 
 def damaged(path: Path) -> RunError:
-    return RunError(f"{path} is damaged; restore it, or train again in another folder")
+    return RunError(f"{path} is damaged; {AGAIN}")
 
 
 def is_pruned(folder: Path) -> bool:

@@ -3,24 +3,74 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from acclimate.core.errors import DamagedFile
 from acclimate.core.files import write_atomically
+from acclimate.core.sealed import BLANK, SEAL, check_tensors, seal_tensors
+
+T = TypeVar("T")
 
 
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """A safetensors file, whole or absent."""
+    """A safetensors file with its checksum, whole or absent."""
     whole = {name: value.detach().contiguous() for name, value in tensors.items()}
-    facts = None if metadata is None else dict(metadata)
-    write_atomically(path, lambda temporary: save_file(whole, temporary, facts))
+    facts = {**(metadata or {}), SEAL: BLANK}
+
+    def fill(temporary: Path) -> None:
+        save_file(whole, temporary, facts)
+        seal_tensors(temporary)
+
+    write_atomically(path, fill)
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a file of `save_tensors`, checked; a missing file is the caller's to
+    explain."""
+    check_tensors(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):
+        raise DamagedFile(path) from None
+    metadata.pop(SEAL, None)
+    return tensors, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata alone, without looking at the rest of the file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        raise DamagedFile(path) from None
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load into `module` what a file at `path` holds for it: all of it, and nothing else."""
+    own = module.state_dict()
+    fits = own.keys() == tensors.keys() and all(
+        own[name].shape == value.shape and own[name].dtype == value.dtype
+        for name, value in tensors.items()
+    )
+    if not fits or not all_finite(tensors.values()):
+        raise DamagedFile(path)
+    module.load_state_dict(tensors)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+
+
+def below(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
     """Those whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 

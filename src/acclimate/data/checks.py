@@ -252,7 +252,7 @@ def _listing(root: Path, folder: str) -> tuple[set[str], set[str]]:
     try:
         with os.scandir(root / folder) as entries:
             files = [entry for entry in entries if entry.is_file()]
-    except OSError:
+    except (OSError, ValueError):  # a NUL in a name is no name of any file
         return set(), set()
     present = {entry.name for entry in files}
     if not inside(os.path.join(root, folder)):  # noqa: PTH118

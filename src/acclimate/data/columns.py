@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -163,19 +163,43 @@ def digest(table: pa.Table, classes: Sequence[str]) -> str:
             for block in feature_blocks(table[name]):
                 sha.update(block.astype("<f4").tobytes())
         else:
-            _feed(sha, table[name].cast(pa.large_binary()))
+            _feed(sha, sha, table[name].cast(pa.large_binary()))
     return sha.hexdigest()
 
 
-def _feed(sha: Any, column: pa.ChunkedArray) -> None:
+def _feed(lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
     # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
-    lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy()
-    sha.update(lengths.astype("<i8"))
+    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
     for chunk in pc.fill_null(column, b"").chunks:
         _, offsets, data = chunk.buffers()
         if len(chunk) and data is not None:
             ends = np.frombuffer(offsets, dtype=np.int64)
             sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
+
+
+class Content:
+    """The checksum of a manifest that comes in parts, however those are cut: its facts, the names
+    of its columns, and what its core columns hold."""
+
+    def __init__(self, facts: Mapping[str, Any], names: Sequence[str]) -> None:
+        self._known = json.dumps([facts, list(names)], sort_keys=True)
+        self._rows = 0
+        self._sums = {n: (hashlib.sha256(), hashlib.sha256()) for n in CORE if n in names}
+
+    def add(self, part: pa.Table) -> None:
+        """`part` has its core columns in their types."""
+        self._rows += part.num_rows
+        for name, (lengths, content) in self._sums.items():
+            if name == "features":
+                for block in feature_blocks(part[name]):
+                    content.update(block.astype("<f4", copy=False).tobytes())
+            else:
+                _feed(lengths, content, part[name].cast(pa.large_binary()))
+
+    def checksum(self) -> str:
+        sums = {n: [one.hexdigest() for one in both] for n, both in self._sums.items()}
+        whole = json.dumps([self._known, self._rows, sums], sort_keys=True)
+        return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def grouped(codes: np.ndarray, keys: Sequence[Key]) -> dict[Key, np.ndarray]:

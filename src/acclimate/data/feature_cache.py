@@ -101,7 +101,8 @@ class FeatureCache:
             if not any(image in places for image in images):
                 return []
             features, stored = file.get_tensor(FEATURES), file.metadata()[CHECKSUM]
-        if features.shape != (len(images), self.width) or _checksum(known, features) != stored:
+        fits = features.shape == (len(images), self.width) and features.dtype == torch.float32
+        if not fits or _checksum(known, features) != stored or not features.isfinite().all():
             raise ValueError
         return [
             (image, row) for image, row in zip(images, features, strict=True) if image in places

@@ -175,6 +175,8 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
         raise ImageError("a folder, not an image") from error
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
+    except ValueError as error:
+        raise ImageError("no name of a file (it holds a NUL)") from error
     with file:
         yield file
 

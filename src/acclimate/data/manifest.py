@@ -1,6 +1,5 @@
 """The data model: one table, one row per (image, label), that everything else reads."""
 
-import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate.core.errors import ManifestError, unknown
+from acclimate.core.errors import DamagedFile, ManifestError, damage_is, unknown
+from acclimate.core.sealed import Fields, parse_json
 from acclimate.data import readers
 from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
     GROUPS,
     SPLITS,
+    Content,
     conform,
     digest,
     encode,
@@ -25,8 +26,39 @@ from acclimate.data.columns import (
     require_columns,
     seeded_splits,
 )
-from acclimate.data.readers import MANIFEST_KEY, is_manifest
+from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, is_manifest
 from acclimate.data.writing import VERSION, write_parts
+
+REMEDY = (
+    "restore it or make it again; or, if you changed it on purpose, write the changed table "
+    "without its metadata, as a plain one"
+)
+
+
+def _facts(stored: bytes, path: Path) -> Fields:
+    try:
+        facts = parse_json(stored)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or "\0" in str(facts.get("root")):
+        raise DamagedFile(path)
+    return Fields(facts, path)
+
+
+def _checked(table: pa.Table, facts: Fields, seal: bytes | None) -> pa.Table:
+    """The rows in their types, if they are those that were written; earlier versions say nothing
+    of them."""
+    names = table.column_names
+    if "split" not in names:
+        raise DamagedFile(facts.path)
+    require_columns(table, facts.path.name)
+    table = conform(table, facts.path.name)
+    if seal is not None:
+        content = Content(facts.values, names)
+        content.add(table)
+        if content.checksum().encode() != seal:
+            raise DamagedFile(facts.path)
+    return table
 
 
 # Tables have no hash and roots do not matter: compare manifests by `digest()`.
@@ -100,24 +132,27 @@ class Manifest:
         """A manifest that `write` wrote, wherever it and its images have moved together."""
         path = Path(path).expanduser()
         table = readers.read_rows(path)
-        stored = (table.schema.metadata or {}).get(MANIFEST_KEY)
-        if stored is None:
+        metadata = readers.file_metadata(path)
+        if metadata.keys().isdisjoint({MANIFEST_KEY, SEAL_KEY}):
             raise ManifestError(
                 f"{path.name} is a plain table, not a manifest; read it with Manifest.open"
             )
-        facts = json.loads(stored)
-        if facts["version"] != VERSION:
-            raise ManifestError(
-                f"{path.name} has manifest version {facts['version']}, this is version {VERSION}; "
-                "update acclimate"
+        with damage_is(ManifestError, REMEDY):
+            facts = _facts(metadata.get(MANIFEST_KEY, b""), path)
+            version = facts.whole("version")
+            if version != VERSION:
+                raise ManifestError(
+                    f"{path.name} has manifest version {version}, this is version {VERSION}; "
+                    "update acclimate"
+                )
+            table = _checked(table, facts, metadata.get(SEAL_KEY))
+            return cls(
+                table,
+                facts.texts("classes"),
+                (path.parent / facts.text("root")).resolve(),
+                path.name,
+                facts.texts("domains"),
             )
-        return cls(
-            conform(table, path.name),
-            tuple(facts["classes"]),
-            (path.parent / facts["root"]).resolve(),
-            path.name,
-            tuple(facts["domains"]),
-        )
 
     @classmethod
     def open(cls, path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from acclimate.core.files import write_json
 from acclimate.core.layout import LOCK
+from acclimate.core.sealed import parse_json
 from acclimate.data.pixels import VECTORISED
 from acclimate.data.user_cache import GIB, image_identity
 
@@ -178,10 +179,10 @@ def _removed(folder: Path) -> bool:
 
 def _about(folder: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        found = parse_json((folder / "about.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found
+    return found if isinstance(found, dict) else {}
 
 
 def _bytes(folder: Path) -> int:

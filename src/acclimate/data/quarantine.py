@@ -7,6 +7,7 @@ from typing import Self
 
 from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
 from acclimate.core.files import append_line, write_text
+from acclimate.core.sealed import parse_json
 
 
 class Quarantine:
@@ -95,8 +96,8 @@ def _read_back(path: Path) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            entry = json.loads(line)
-            reasons[entry["image"]] = entry["reason"]
+            entry = parse_json(line)
+            reasons[str(entry["image"])] = str(entry["reason"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(
                 f"{path} line {number} is not an entry of a quarantine list; delete the file"

@@ -15,11 +15,13 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError
+from acclimate.core.files import require_regular
 from acclimate.data.columns import TEXT
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif"})
 TABLE_EXTENSIONS = (".csv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
+SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
 _LAYOUT = "put each image under <domain>/<class>/"
 
 
@@ -166,26 +168,46 @@ def read_rows(path: Path) -> pa.Table:
         if kind == ".parquet":
             return read_parquet(path)
         return _read_json_lines(path)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or ["not such a table"])[0].rstrip(".")
         raise ManifestError(f"cannot read {path.name} as a {kind} table: {reason}") from error
 
 
 def read_parquet(path: Path) -> pa.Table:
+    require_regular(path)
     # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
-    with pq.ParquetFile(path) as file:
-        return file.read()
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        _require_sizes(path, file.metadata)
+        table = file.read()
+    table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
+    return table
+
+
+def _require_sizes(path: Path, declared: Any) -> None:
+    """Refuse a file that says of itself that it would unpack to what no such file holds."""
+    size = path.stat().st_size
+    groups = (declared.row_group(number) for number in range(declared.num_row_groups))
+    unpacked = sum(group.total_byte_size for group in groups)
+    if declared.num_rows > 1_000_000 + 64 * size or unpacked > (1 << 30) + 1000 * size:
+        raise ManifestError(
+            f"{path.name} declares {declared.num_rows} rows and {unpacked} bytes, and is a file of "
+            f"{size} bytes; it is damaged, or made to fill the memory: make it again"
+        )
 
 
 def is_manifest(path: Path) -> bool:
     """Whether `path` is Parquet that carries a manifest's metadata."""
     if path.suffix.lower() != ".parquet" or not path.is_file():
         return False
+    return not {MANIFEST_KEY, SEAL_KEY}.isdisjoint(file_metadata(path))
+
+
+def file_metadata(path: Path) -> dict[bytes, bytes]:
+    """What a Parquet file says of itself, which need not be all that comes with its table."""
     try:
-        metadata = pq.read_metadata(path).metadata
-    except (pa.ArrowException, OSError):
-        return False  # reading the rows will say what is wrong
-    return MANIFEST_KEY in (metadata or {})
+        return pq.read_metadata(path).metadata or {}
+    except (pa.ArrowException, OSError, ValueError):
+        return {}  # reading the rows will say what is wrong
 
 
 def _read_csv(path: Path) -> pa.Table:

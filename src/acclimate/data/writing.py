@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import write_atomically
-from acclimate.data.readers import MANIFEST_KEY
+from acclimate.data.columns import Content, conform
+from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY
 
 VERSION = 1
 
@@ -38,11 +39,16 @@ def write_parts(
         "domains": tuple(domains),
     }
     schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
+    content = Content(json.loads(json.dumps(facts)), schema.names)
 
     def fill(file: Path) -> None:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        # Pages have checksums of their own: columns that are not ours are guarded by those alone.
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with pq.ParquetWriter(file, schema, **options) as writer:
             for part in chain([first], coming):
+                content.add(conform(part, path.name))
                 writer.write_table(part.cast(schema), row_group_size=1 << 16)
+            writer.add_key_value_metadata({SEAL_KEY: content.checksum()})
 
     write_atomically(path, fill)
 

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
-from acclimate.core.errors import RunError
-from acclimate.core.files import write_json
-from acclimate.core.layout import MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
-from acclimate.core.tensors import below, save_tensors, tensors_digest
+from acclimate.core.errors import DamagedFile, RunError, damage_is
+from acclimate.core.layout import AGAIN, MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
+from acclimate.core.sealed import Fields, json_checksum, write_sealed
+from acclimate.core.tensors import (
+    below,
+    fill,
+    read_tensors,
+    save_tensors,
+    tensors_digest,
+)
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
@@ -30,6 +34,8 @@ from acclimate.learn.models import freeze_batch_norm as freeze
 from acclimate.learn.site import Site
 
 FORMAT = "acclimate-model-1"
+MOST_SIDE = 4096  # pixels, as of `data.image_size`
+MOST_FEATURES = 1 << 24
 
 
 class StartingPoint(NamedTuple):
@@ -90,10 +96,10 @@ class Trained:
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
         if self.rehearsal is not None:
-            write_json(folder / REHEARSAL, self.rehearsal)
+            write_sealed(folder / REHEARSAL, self.rehearsal)
         save_tensors(folder / WEIGHTS, tensors)
         # The description comes last: where it is, the weights are.
-        write_json(folder / MODEL, self._description())
+        write_sealed(folder / MODEL, self._description())
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -108,6 +114,8 @@ class Trained:
             "size": self.size,
             "in_features": self._in_features(),
             "digest": self.digest(),
+            "domains": None if self.table is None else _table_digest(self.table),
+            "rehearsal": None if self.rehearsal is None else json_checksum(self.rehearsal),
         }
 
     def _in_features(self) -> int | None:
@@ -119,62 +127,146 @@ class Trained:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
-        description = _read_description(folder)
-        if is_pruned(folder):
-            raise RunError(
-                f"{folder}: its weights were pruned after the sweep chose another run; train it "
-                f"again, or use the selected run"
-            )
-        try:
-            tensors = load_file(folder / WEIGHTS, device="cpu")
-        except (SafetensorError, FileNotFoundError):
-            raise RunError(
-                f"{folder / WEIGHTS} is missing or damaged; restore it, or train again "
-                f"in another folder"
-            ) from None
-        config = from_dict(RunConfig, completed(description["config"]), where=str(folder / MODEL))
-        predictor, embedding = build_networks(
-            config,
-            len(description["classes"]),
-            len(description["train_domains"]),
-            description["in_features"],
-            pretrained=False,
+        """The model of a finished run, as it was saved: what differs from then is refused."""
+        with damage_is(RunError, AGAIN):
+            return _loaded(folder, device)
+
+
+def _loaded(folder: Path, device: torch.device | str) -> Trained:
+    described = _read_description(folder)
+    if is_pruned(folder):
+        raise RunError(
+            f"{folder}: its weights were pruned after the sweep chose another run; train it "
+            f"again, or use the selected run"
         )
-        if config.model.freeze == "backbone":
-            put_on(build_extractor(config, pretrained=False), predictor, embedding)
-        _fill(predictor, below(tensors, "predictor."), folder)
-        table = None
-        if embedding is not None:
-            shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
-            _fill(embedding, {**below(tensors, "embedding."), **shared}, folder)
-            ready(embedding, device).eval()
-            table = DomainTable.from_tensors(
-                description["train_domains"], below(tensors, "domains/"), description["digest"]
-            )
-        ready(predictor, device).eval()
-        val, test = _unseen_domains(folder, description, config)
-        site = None
-        if parts := below(tensors, "site."):
-            names, classes = description["train_domains"], len(description["classes"])
-            site = Site.from_tensors(
-                parts, names, classes, config.adapt.site, description["digest"]
-            ).to(device)
-        rehearsal = folder / REHEARSAL
-        return cls(
-            config,
-            tuple(description["classes"]),
-            tuple(description["train_domains"]),
-            description["data"],
-            tuple(description["label_prior"]),
-            description["size"],
-            predictor,
-            embedding,
-            table,
-            val,
-            test,
-            site,
-            stored(rehearsal) if rehearsal.exists() else None,
-        )
+    path = folder / WEIGHTS
+    try:
+        tensors, _ = read_tensors(path)
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; {AGAIN}") from None
+    stored_config = completed(described.table("config"))
+    config = from_dict(RunConfig, stored_config, where=str(described.path))
+    classes, domains = described.texts("classes"), described.texts("train_domains")
+    digest = described.text("digest")
+    predictor, embedding = _networks(config, described, tensors, path)
+    table, site = None, None
+    if embedding is not None:
+        states = below(tensors, "domains/")
+        table = DomainTable.from_tensors(domains, states, digest, embedding.dim, path)
+        _agree(table, described)
+        ready(embedding, device).eval()
+    ready(predictor, device).eval()
+    if parts := below(tensors, "site."):
+        site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path)
+        site = site.to(device)
+    val, test = _unseen_domains(described, config)
+    found = Trained(
+        config,
+        classes,
+        domains,
+        described.text("data"),
+        _frequencies(described, len(classes)),
+        _size(described, config),
+        predictor,
+        embedding,
+        table,
+        val,
+        test,
+        site,
+        _rehearsal(described),
+    )
+    if found.digest() != digest:
+        raise DamagedFile(path)
+    return found
+
+
+def _networks(
+    config: RunConfig, described: Fields, tensors: Mapping[str, Tensor], path: Path
+) -> tuple[Predictor, Embedding | None]:
+    """The networks that are described, with their weights."""
+    width = described.whole("in_features", least=1) if "in_features" in described else None
+    largest = max(width or 1, config.model.width, config.model.hidden, config.embedding.dim)
+    if largest > sum(value.numel() for value in tensors.values()):
+        raise _other_network(path)
+    counts = len(described.texts("classes")), len(described.texts("train_domains")), width
+    with torch.device("meta"):  # shapes alone first: what is not in the file is not allocated
+        for part, network in zip(_PARTS, _built_whole(config, *counts), strict=True):
+            _require_shapes(network, below(tensors, part), path)
+    predictor, embedding = _built_whole(config, *counts)
+    fill(predictor, below(tensors, "predictor."), path)
+    if embedding is not None:
+        shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
+        fill(embedding, {**below(tensors, "embedding."), **shared}, path)
+    return predictor, embedding
+
+
+_PARTS = ("predictor.", "embedding.")
+
+
+def _built_whole(
+    config: RunConfig, classes: int, domains: int, width: int | None
+) -> tuple[Predictor, Embedding | None]:
+    predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
+    if config.model.freeze == "backbone":
+        put_on(build_extractor(config, pretrained=False), predictor, embedding)
+    return predictor, embedding
+
+
+def _require_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights of another network: an earlier version's, or somebody else's."""
+    own = {} if network is None else network.state_dict()
+    # The extractor that both have is stored with the predictor.
+    wanted = {key: t.shape for key, t in own.items() if key in tensors or not _extracts(key)}
+    if wanted != {key: t.shape for key, t in tensors.items()}:
+        raise _other_network(path)
+
+
+def _other_network(path: Path) -> RunError:
+    return RunError(
+        f"{path} holds weights of another network than {MODEL} describes; use the "
+        f"version of acclimate that wrote it, or train again in another folder"
+    )
+
+
+def _agree(table: DomainTable, described: Fields) -> None:
+    """The digest of weights leaves the domains out; models of earlier versions have no other."""
+    if "domains" in described and described.text("domains") != _table_digest(table):
+        raise DamagedFile(described.path.with_name(WEIGHTS))
+
+
+def _table_digest(table: DomainTable) -> str:
+    return tensors_digest(table.tensors().items())
+
+
+def _frequencies(described: Fields, classes: int) -> tuple[float, ...]:
+    found = described.numbers("label_prior")
+    if len(found) != classes or min(found) < 0 or abs(sum(found) - 1) > 1e-6:
+        raise DamagedFile(described.path)
+    return found
+
+
+def _size(described: Fields, config: RunConfig) -> int:
+    features = config.model.backbone == "mlp"
+    size = described.whole("size", least=1, most=MOST_FEATURES if features else MOST_SIDE)
+    if features and size != described.whole("in_features"):
+        raise DamagedFile(described.path)
+    return size
+
+
+def _rehearsal(described: Fields) -> dict[str, Any] | None:
+    """What rehearsal found, if it is what the model was saved with; earlier versions do not say."""
+    path = described.path.with_name(REHEARSAL)
+    known = "rehearsal" in described.values
+    if known and described.values["rehearsal"] is None:
+        return None
+    if not path.exists():
+        if known:
+            raise RunError(f"{path} is missing; {AGAIN}")
+        return None
+    found = stored(path)
+    if known and described.text("rehearsal") != json_checksum(found):
+        raise DamagedFile(path)
+    return found
 
 
 def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
@@ -275,17 +367,6 @@ def _built(config: RunConfig, in_features: int | None, *, pretrained: bool) -> B
     )
 
 
-def _fill(network: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Load weights; those of another network are an earlier version's, or somebody else's."""
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError:
-        raise RunError(
-            f"{folder / WEIGHTS} holds weights of another network than {MODEL} describes; use the "
-            f"version of acclimate that wrote it, or train again in another folder"
-        ) from None
-
-
 def _tensors(
     predictor: nn.Module, embedding: nn.Module | None, site: Site | None
 ) -> list[tuple[str, Tensor]]:
@@ -308,24 +389,22 @@ def _extracts(name: str) -> bool:
 
 
 def _unseen_domains(
-    folder: Path, description: dict[str, Any], config: RunConfig
+    described: Fields, config: RunConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Validation and test domains as the run resolved them, roles of its manifest included.
 
     Models of earlier versions leave that to their run's identity; without one, the settings tell
     of validation domains that were asked for by name.
     """
-    known = description
-    if "val_domains" not in known:
-        known = stored(folder / RUN) if (folder / RUN).exists() else {}
-    test = known.get("test_domains")
-    return (
-        tuple(known.get("val_domains", config.val_domains)),
-        None if test is None else tuple(test),
-    )
+    known = described
+    if "val_domains" not in known.values:
+        path = described.path.with_name(RUN)
+        known = Fields(stored(path) if path.exists() else {}, path)
+    val = known.texts("val_domains") if "val_domains" in known else config.val_domains
+    return val, known.texts("test_domains") if "test_domains" in known else None
 
 
-def _read_description(folder: Path) -> dict[str, Any]:
+def _read_description(folder: Path) -> Fields:
     path = folder / MODEL
     if not folder.exists():
         raise RunError(f"{folder}: no such run folder; train one with `acclimate train`")
@@ -342,4 +421,4 @@ def _read_description(folder: Path) -> dict[str, Any]:
             f"{path}: format {description.get('format')}, this version reads {FORMAT}; "
             f"use the version of acclimate that wrote it"
         )
-    return description
+    return Fields(description, path)

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
+from acclimate.core.errors import DamagedFile
 from acclimate.core.randomness import derive
-from acclimate.core.tensors import below
+from acclimate.core.tensors import below, fill
 from acclimate.data.batches import (
     Batch,
     DomainSampler,
@@ -123,14 +125,19 @@ class Site:
         classes: int,
         config: SiteConfig,
         model: str,
+        path: Path,
     ) -> "Site":
+        """Of what a file at `path` should hold."""
+        if "predictor.backbone.mean" not in tensors:
+            raise DamagedFile(path)
         backbone = _as_they_come(tensors["predictor.backbone.mean"].numel())
         embedding, predictor = build_site(backbone, len(names), classes, config)
         whole = below(tensors, "predictor.")
         shared = {key: value for key, value in whole.items() if key.startswith(_SHARED)}
-        embedding.load_state_dict({**below(tensors, "embedding."), **shared})
-        predictor.load_state_dict(whole)
-        table = DomainTable.from_tensors(names, below(tensors, "domains/"), model)
+        fill(embedding, {**below(tensors, "embedding."), **shared}, path)
+        fill(predictor, whole, path)
+        states = below(tensors, "domains/")
+        table = DomainTable.from_tensors(names, states, model, embedding.dim, path)
         return cls(embedding.eval(), table, predictor.eval())
 
 

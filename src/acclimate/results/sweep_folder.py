@@ -9,7 +9,6 @@ SWEEP/
   logs/, slurm/        what workers printed
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from acclimate.config import completed
-from acclimate.core.errors import SweepError
-from acclimate.core.files import clear_temporary, write_json
+from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
+from acclimate.core.files import clear_temporary
 from acclimate.core.layout import LOCK
 from acclimate.core.locks import locked
+from acclimate.core.sealed import Fields, read_sealed, write_sealed
 from acclimate.results.protocol import FORMAT, Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.runs.folder import SHARED, RunFolder
 
@@ -77,42 +77,42 @@ class SweepFolder:
         return self._labels / f"{data_digest[:16]}.json"
 
     def write(self, sweep: Sweep) -> None:
-        write_json(self.path / DEFINITION, {"format": FORMAT, **asdict(sweep)})
+        write_sealed(self.path / DEFINITION, {"format": FORMAT, **asdict(sweep)})
 
     def read(self) -> Sweep:
         path = self.path / DEFINITION
-        damaged = SweepError(f"{path} is damaged; restore it, or choose another --out")
+        remedy = "restore it, or choose another --out"
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            version = stored.pop("format")
+            with damage_is(SweepError, remedy):
+                stored = read_sealed(path)
+                version = Fields(stored, path).text("format")
         except FileNotFoundError:
             raise SweepError(
                 f"{self.path}: no sweep in it (no {path.name}); make one with `acclimate sweep`"
             ) from None
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise damaged from None
         if version != FORMAT:
             raise SweepError(
                 f"{path}: format {version}, this version reads {FORMAT}; "
                 f"use the version of acclimate that wrote it"
             )
-        try:
-            return _sweep(stored)
-        except (KeyError, TypeError, AttributeError):
-            raise damaged from None
+        with damage_is(SweepError, remedy):
+            try:
+                return _sweep(Fields(stored, path))
+            except (KeyError, TypeError, AttributeError):
+                raise DamagedFile(path) from None
 
     def failure(self, job: str) -> Failure | None:
         path = self.failure_file(job)
         if not path.exists():
             return None
         try:
-            return Failure(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+            return Failure(**read_sealed(path))
+        except (AcclimateError, OSError, TypeError):
             error = f"{path.name} is damaged"
             return Failure(job=job, error=error, traceback="", time="", attempts=1)
 
     def write_failure(self, failure: Failure) -> None:
-        write_json(self.failure_file(failure.job), asdict(failure))
+        write_sealed(self.failure_file(failure.job), asdict(failure))
 
     def forget_failure(self, job: str) -> None:
         self.failure_file(job).unlink(missing_ok=True)
@@ -137,8 +137,8 @@ class SweepFolder:
         """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""
         for path in sorted(self._labels.glob("*.json")):
             try:
-                yield json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                yield read_sealed(path)
+            except (AcclimateError, OSError):
                 continue
 
     def locked(self) -> AbstractContextManager[None]:
@@ -161,29 +161,47 @@ def sweeps_below(folder: Path) -> list[Path]:
     return [sweep for sweep in found if sweep != folder]
 
 
-def _sweep(stored: dict[str, Any]) -> Sweep:
-    axis = stored.pop("axis")
-    return Sweep(
-        datasets=_datasets(stored.pop("datasets")),
-        draws=_datasets(stored.pop("draws", [])),  # which earlier sweeps did not have
-        embeddings=tuple(
-            EmbeddingJob(**{**found, "config": completed(found["config"])})
-            for found in stored.pop("embeddings")
-        ),
-        jobs=tuple(
-            Job(
-                **{
-                    **found,
-                    "groups": tuple(map(tuple, found["groups"])),
-                    "config": completed(found["config"]),
-                }
-            )
-            for found in stored.pop("jobs")
-        ),
-        axis=None if axis is None else Axis(**axis),
-        **stored,
-    )
+def _sweep(stored: Fields) -> Sweep:
+    for name in ("title", "rule", "baseline"):
+        stored.text(name)
+    parts = {
+        "datasets": _datasets(stored.tables("datasets")),
+        # Earlier sweeps did not have them.
+        "draws": _datasets(stored.tables("draws") if "draws" in stored else ()),
+        "embeddings": tuple(EmbeddingJob(**_named(found)) for found in stored.tables("embeddings")),
+        "jobs": tuple(map(_job, stored.tables("jobs"))),
+        "axis": Axis(**stored.table("axis")) if "axis" in stored else None,
+    }
+    rest = {key: value for key, value in stored.values.items() if key != "format"}
+    return Sweep(**{**rest, **parts})
 
 
-def _datasets(stored: Iterable[dict[str, Any]]) -> tuple[DataSet, ...]:
-    return tuple(DataSet(**{**found, "domains": tuple(found["domains"])}) for found in stored)
+def _datasets(stored: Iterable[Fields]) -> tuple[DataSet, ...]:
+    found = []
+    for data in stored:
+        for name in ("name", "digest", "source"):
+            data.text(name)
+        found.append(DataSet(**{**data.values, "domains": data.texts("domains")}))
+    return tuple(found)
+
+
+def _job(found: Fields) -> Job:
+    for name in ("draw", "trial"):
+        found.whole(name)
+    groups = tuple(tuple(map(str, group)) for group in found.values["groups"])
+    named = {**_named(found), "algorithm": found.text("algorithm"), "groups": groups}
+    return Job(**named)
+
+
+def _named(found: Fields) -> dict[str, Any]:
+    """What a job and an EmbeddingJob have in common, checked."""
+    config = completed(found.table("config"))
+    return {**found.values, "id": _id(found), "dataset": found.text("dataset"), "config": config}
+
+
+def _id(found: Fields) -> str:
+    """A name that is safe as that of a folder: no way leads out of the sweep."""
+    name = found.text("id")
+    if not name.strip(".") or "/" in name or "\0" in name:
+        raise DamagedFile(found.path)
+    return name

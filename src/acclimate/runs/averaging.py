@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from acclimate.config import AverageConfig
+from acclimate.core.errors import DamagedFile
+from acclimate.core.tensors import all_finite
 
 
 class Average:
@@ -54,9 +57,14 @@ class Average:
         """For a checkpoint; `restore` takes it back."""
         return {"count": torch.tensor(self.count), **{f"mean/{k}": v for k, v in self.mean.items()}}
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        self.count = int(tensors["count"])
+    def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        """From a checkpoint at `path`."""
         own = dict(self._floating())
+        shapes = {"count": (), **{f"mean/{name}": tuple(own[name].shape) for name in own}}
+        wrong = [name for name, value in tensors.items() if shapes.get(name) != tuple(value.shape)]
+        if wrong or "count" not in tensors or not all_finite(tensors.values()):
+            raise DamagedFile(path)
+        self.count = int(tensors["count"])
         self.mean = {
             name: tensors[f"mean/{name}"].to(own[name].device)
             for name in own

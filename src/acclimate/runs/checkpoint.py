@@ -4,17 +4,17 @@ No random state is kept: each step seeds itself from (seed, phase, step).
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from acclimate.core.errors import RunError
-from acclimate.core.tensors import below, save_tensors
+from acclimate.core.errors import DamagedFile, RunError, damage_is
+from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.runs.averaging import Average
 
 
@@ -66,24 +66,49 @@ def load_checkpoint(
     """Fill what was saved; a fresh `Position` where there is no checkpoint."""
     if not path.exists():
         return Position()
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError:
-        raise RunError(f"{path} is damaged; delete it to start this phase again") from None
-    module.load_state_dict(below(tensors, "module/"))
-    if average is not None:
-        average.restore(below(tensors, "average/"))
-    slots = {key: value for key, value in tensors.items() if key.startswith("optimiser/")}
-    slots |= json.loads(metadata["scalars"])
+    with damage_is(RunError, "delete it to start this phase again"):
+        tensors, metadata = read_tensors(path)
+        try:
+            texts = ("scalars", "progress")
+            facts = Fields({key: parse_json(metadata[key]) for key in texts}, path)
+            slots = below(tensors, "optimiser/") | below(facts.table("scalars"), "optimiser/")
+            state = _by_parameter(slots)
+            position = _position(Fields(facts.table("progress"), path))
+        except (KeyError, ValueError):
+            raise DamagedFile(path) from None
+        fill(module, below(tensors, "module/"), path)
+        if average is not None:
+            average.restore(below(tensors, "average/"), path)
+        _refill(optimiser, state, path)
+    return position
+
+
+def _position(facts: Fields) -> Position:
+    best = facts.whole("best_step") if "best_step" in facts else None
+    score = facts.number("best_score") if "best_score" in facts else None
+    return Position(facts.whole("step"), best, score)
+
+
+def _by_parameter(slots: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """{"0/exp_avg": …} -> {0: {"exp_avg": …}}"""
     state: dict[int, dict[str, Any]] = {}
     for key, value in slots.items():
-        _, index, name = key.split("/")
+        index, name = key.split("/")
         state.setdefault(int(index), {})[name] = value
+    return state
+
+
+def _refill(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Any]], path: Path) -> None:
+    """Give an optimiser its state back: each part is a number, or has its parameter's shape."""
     groups = optimiser.state_dict()["param_groups"]
+    shapes = [p.shape for group in optimiser.param_groups for p in group["params"]]
+    for index, slots in state.items():
+        if index >= len(shapes):
+            raise DamagedFile(path)
+        for value in slots.values():
+            if isinstance(value, Tensor) and value.ndim and value.shape != shapes[index]:
+                raise DamagedFile(path)
     optimiser.load_state_dict({"state": state, "param_groups": groups})
-    return Position(**json.loads(metadata["progress"]))
 
 
 def seconds_worked(checkpoints: Iterable[Path]) -> float:
@@ -93,11 +118,20 @@ def seconds_worked(checkpoints: Iterable[Path]) -> float:
 
 def _seconds(path: Path) -> float:
     try:
-        with safe_open(path, framework="pt") as file:
-            return float(file.metadata().get("seconds", 0))
-    except SafetensorError:
+        return float(read_metadata(path).get("seconds", 0))
+    except (DamagedFile, ValueError):
         return 0.0  # whoever needs the checkpoint will say that it is damaged
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
     save_tensors(path, module.state_dict())
+
+
+def load_weights(path: Path, module: nn.Module) -> None:
+    """The best weights of a phase."""
+    remedy = "delete the checkpoint of its phase, and repeat the command"
+    try:
+        with damage_is(RunError, remedy):
+            fill(module, read_tensors(path)[0], path)
+    except FileNotFoundError:
+        raise RunError(f"{path} is gone; {remedy}") from None

@@ -1,7 +1,6 @@
 """The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
 process works in it. The one reader and writer of its files; free of torch."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,9 +10,9 @@ from typing import Any
 
 from acclimate.config import RunConfig, completed
 from acclimate.core import layout
-from acclimate.core.errors import RunError
-from acclimate.core.files import write_json
+from acclimate.core.errors import RunError, damage_is
 from acclimate.core.locks import locked
+from acclimate.core.sealed import Fields, parse_json, write_sealed
 from acclimate.runs.identity import difference
 from acclimate.runs.records import Finished, Record, Records, append, read
 
@@ -95,6 +94,15 @@ class RunFolder:
         except FileNotFoundError:
             raise RunError(f"{self.path}: no run in it; train one with `acclimate train`") from None
 
+    def comparable(self) -> dict[str, Any]:
+        """The same, with all that tells it from another one."""
+        found = self.identity()
+        with damage_is(RunError, layout.AGAIN):
+            facts = Fields(found, self.identity_file)
+            facts.text("data"), facts.texts("train_domains")
+            Fields(facts.table("config"), self.identity_file).table("model")
+        return found
+
     @property
     def algorithm(self) -> str:
         try:
@@ -125,7 +133,7 @@ class RunFolder:
         text = self.quarantine.read_text(encoding="utf-8", errors="replace")
         for number, line in enumerate(text.split("\n")[:-1], start=1):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
                 entries.append((str(entry["image"]), str(entry["reason"])))
             except (ValueError, KeyError, TypeError):
                 place = f"{self.quarantine.name}, line {number}"
@@ -140,12 +148,12 @@ class RunFolder:
             return None
 
     def write_consistency(self, measured: Mapping[str, Any]) -> None:
-        write_json(self.consistency_file, measured)
+        write_sealed(self.consistency_file, measured)
 
     def refuse_others(self, wanted: dict[str, Any]) -> None:
         """An error where it holds another one of its kind, or something else."""
         if self.exists:
-            found = difference(self.identity(), wanted) if self._has_progress else None
+            found = difference(self.comparable(), wanted) if self._has_progress else None
             if found is not None:
                 raise RunError(
                     f"{self.path} holds another {self.kind.name} ({found}); "
@@ -162,7 +170,7 @@ class RunFolder:
         if not self._has_progress:
             for path in (self.records_file, self.quarantine):
                 path.unlink(missing_ok=True)
-            write_json(self.identity_file, wanted)
+            write_sealed(self.identity_file, wanted)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep others out: a second training in the folder would spoil both."""
@@ -181,7 +189,7 @@ class RunFolder:
             return 0
         time = datetime.now(UTC).isoformat(timespec="seconds")
         deleted = [path.name for path in paths]
-        write_json(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
+        write_sealed(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
         freed = 0
         for path in paths:
             facts = path.stat()
@@ -193,7 +201,7 @@ class RunFolder:
         """`config` with what a run that began here decided by its device, wherever it goes on."""
         if config.model.freeze != "auto" or not self.exists or not self._has_progress:
             return config
-        began = completed(self.identity()["config"])["model"]["freeze"]
+        began = completed(self.comparable()["config"])["model"]["freeze"]
         return replace(config, model=replace(config.model, freeze=began))
 
     @property

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +22,13 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average
-from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
+from acclimate.runs.checkpoint import (
+    Position,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    save_weights,
+)
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.optimisation import (
     Stepper,
@@ -93,8 +98,7 @@ class Loop:
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
         if self.phase.keep == "best" and progress.best_step is not None:
-            best = load_file(self._best(progress.best_step), device="cpu")
-            self.objective.load_state_dict(best)
+            load_weights(self._best(progress.best_step), self.objective)
         elif self._average is not None:
             self._average.apply()
         return progress

@@ -7,13 +7,15 @@ second, so that a killed and resumed run reads like an undisturbed one.
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from acclimate.core.errors import RecordError, SchemaError
 from acclimate.core.files import append_line
+from acclimate.core.sealed import SEAL, parse_json
 
 SCHEMA = 1
 
@@ -89,10 +91,20 @@ Record = Started | Loss | Score | Finished
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
 
 
+def _may_hold(record: type[Any]) -> dict[str, Any]:
+    """What each field may hold; 1.0 may have been written as 1."""
+    hints = get_type_hints(record)
+    names = [field.name for field in dataclasses.fields(record)]
+    return {n: hints[n] | int if hints[n] in (float, float | None) else hints[n] for n in names}
+
+
+_FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
+
+
 def append(path: Path, record: Record) -> None:
-    line = {"schema": SCHEMA, "kind": record.kind, **dataclasses.asdict(record)}
+    values = {"schema": SCHEMA, "kind": record.kind, **dataclasses.asdict(record)}
     _mend_torn_line(path)
-    append_line(path, json.dumps(line, ensure_ascii=False))
+    append_line(path, json.dumps({**values, SEAL: _seal(values)}, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,9 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
         if not line:
             continue
         try:
-            values = json.loads(line)
+            values = parse_json(line)
+            seal = values.pop(SEAL, None)
+            found = _seal(values)
             schema, kind = values.pop("schema"), values.pop("kind")
         except (ValueError, KeyError, AttributeError, TypeError):
             raise RecordError(
@@ -145,10 +159,28 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
                 f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
                 f"use the version of acclimate that wrote it"
             )
+        if seal not in (None, found):  # records of earlier versions have none
+            raise RecordError(f"{path}, line {number} is damaged; restore or delete the line")
         try:
-            yield _KINDS[kind](**values)
+            record = _KINDS[kind](**values)
+            _require_kinds(record)
         except (KeyError, TypeError):
             raise RecordError(f"{path}, line {number}: no known '{kind}' record") from None
+        yield record
+
+
+def _seal(values: dict[str, Any]) -> str:
+    """The checksum of a record."""
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+def _require_kinds(record: Record) -> None:
+    """A TypeError where a field holds what does not belong there."""
+    if isinstance(record, Started):
+        return  # for people; and earlier versions wrote some of it otherwise
+    for name, allowed in _FIELDS[record.kind].items():
+        if not isinstance(getattr(record, name), allowed):
+            raise TypeError(name)
 
 
 def _mend_torn_line(path: Path) -> None:

@@ -32,7 +32,7 @@ class SharedEmbedding:
             raise RunError(
                 f"{path}: there is no finished embedding; make one with `train_embedding`"
             )
-        found = difference(self.folder.identity(), self.wanted)
+        found = difference(self.folder.comparable(), self.wanted)
         if found is not None:
             raise RunError(
                 f"{path} holds another embedding than this run would learn ({found}); "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from acclimate.config import flat
 from acclimate.core.errors import SweepError
-from acclimate.core.files import write_json
+from acclimate.core.sealed import write_sealed
 from acclimate.data.manifest import Manifest
 from acclimate.results.material import Labels
 from acclimate.results.protocol import Job, Sweep
@@ -100,4 +100,4 @@ def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) 
     for data in sweep.datasets:
         path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
-            write_json(path, asdict(Labels.of(data.name, manifests[data.name])))
+            write_sealed(path, asdict(Labels.of(data.name, manifests[data.name])))

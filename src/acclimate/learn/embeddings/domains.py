@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from acclimate.core.distributed import World
-from acclimate.core.errors import RunError
+from acclimate.core.errors import DamagedFile, RunError, damage_is
 from acclimate.core.randomness import stream
-from acclimate.core.tensors import below, save_tensors
+from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.tensors import all_finite, below, fill, read_tensors, save_tensors
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.state import DomainState
@@ -74,8 +74,14 @@ class DomainTable:
 
     @classmethod
     def from_tensors(
-        cls, names: Sequence[str], tensors: Mapping[str, Tensor], model: str
+        cls, names: Sequence[str], tensors: Mapping[str, Tensor], model: str, dim: int, path: Path
     ) -> "DomainTable":
+        """The table of `names` in `dim` dimensions, which a file at `path` should hold."""
+        shapes: dict[str, tuple[int, ...]] = {"count": (len(names),), "reach": (len(names),)}
+        shapes |= {key: (len(names), dim) for key in ("total", "squares", "reference")}
+        found = {key: tuple(value.shape) for key, value in tensors.items()}
+        if found != shapes or len({*names}) != len(names) or not all_finite(tensors.values()):
+            raise DamagedFile(path)
         return cls(
             {
                 name: DomainState(
@@ -105,15 +111,23 @@ def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None
 
 def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
     try:
-        with safe_open(path, framework="pt") as file:
-            names = json.loads(file.metadata()["names"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        with damage_is(RunError, "delete it to repeat Step A"):
+            tensors, metadata = read_tensors(path)
+            names = _names(metadata, path)
+            table = DomainTable.from_tensors(
+                names, below(tensors, "domains/"), "", embedding.dim, path
+            )
+            fill(embedding, below(tensors, "embedding/"), path)
     except FileNotFoundError:
         raise RunError(f"{path} is gone; restore it, or repeat Step A") from None
-    except SafetensorError:
-        raise RunError(f"{path} is damaged; delete it to repeat Step A") from None
-    embedding.load_state_dict(below(tensors, "embedding/"))
-    return DomainTable.from_tensors(names, below(tensors, "domains/"), model="")
+    return table
+
+
+def _names(metadata: Mapping[str, str], path: Path) -> tuple[str, ...]:
+    try:
+        return Fields({"names": parse_json(metadata["names"])}, path).texts("names")
+    except (KeyError, ValueError):
+        raise DamagedFile(path) from None
 
 
 def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from acclimate.core.errors import StateMismatch
-from acclimate.core.tensors import below, save_tensors
+from acclimate.core.errors import DamagedFile, StateMismatch
+from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.tensors import all_finite, below, read_tensors, save_tensors
 from acclimate.learn.theory import mean_radius
 
 FORMAT = "acclimate-domain-state-1"
@@ -170,28 +170,49 @@ class DomainState:
 
     @classmethod
     def load(cls, path: str | Path) -> "DomainState":
+        path = Path(path)
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            tensors, metadata = read_tensors(path)
+            if metadata.get("format") == FORMAT:
+                return cls._of(tensors, metadata, path)
+        except DamagedFile:
+            raise StateMismatch(
+                f"{path} is no domain state, or is damaged; make one with `acclimate adapt`"
+            ) from None
         except FileNotFoundError:
             raise StateMismatch(f"{path}: no such file; make it with `acclimate adapt`") from None
-        except (SafetensorError, OSError):
-            metadata, tensors = {}, {}
-        if metadata.get("format") != FORMAT:
-            raise StateMismatch(f"{path}: not a domain state; make one with `acclimate adapt`")
-        payloads = {
-            name: Payload(below(tensors, f"payload/{name}/"), mergeable)
-            for name, mergeable in json.loads(metadata["payloads"]).items()
+        raise StateMismatch(f"{path}: not a domain state; make one with `acclimate adapt`")
+
+    @classmethod
+    def _of(
+        cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path
+    ) -> "DomainState":
+        """From a file's content, of which nothing is taken for granted."""
+        try:
+            texts = ("count", "reach", "payloads")
+            facts = Fields({key: parse_json(metadata[key]) for key in texts}, path)
+            total, squares = tensors["total"], tensors["squares"]
+            model, reference = metadata["model"], tensors["reference"]
+        except (KeyError, ValueError):
+            raise DamagedFile(path) from None
+        alike = {(t.dtype, t.shape, t.ndim) for t in (total, squares, reference)} == {
+            (torch.float64, total.shape, 1)
         }
+        merge = facts.table("payloads")
+        known = all(isinstance(mergeable, bool) for mergeable in merge.values())
+        if not alike or not known or not all_finite(tensors.values()):
+            raise DamagedFile(path)
         return cls(
-            model=metadata["model"],
-            total=tensors["total"],
-            squares=tensors["squares"],
-            count=int(metadata["count"]),
-            reference=tensors["reference"],
-            reach=float(metadata["reach"]),
-            payloads=payloads,
+            model=model,
+            total=total,
+            squares=squares,
+            count=facts.whole("count"),
+            reference=reference,
+            reach=facts.number("reach"),
+            payloads={
+                name: Payload(below(tensors, f"payload/{name}/"), mergeable)
+                for name, mergeable in merge.items()
+            },
         )
 
 

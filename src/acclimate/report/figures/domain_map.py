@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from acclimate.core.errors import AcclimateError
 from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
+from acclimate.core.sealed import check_tensors, parse_json
 from acclimate.core.wording import count
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
@@ -85,11 +86,14 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_tensors(run.folder / DOMAINS)
         with safe_open(run.folder / DOMAINS, "numpy") as file:
             metadata = file.metadata() or {}
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
-        names, roles = json.loads(metadata["names"]), json.loads(metadata["roles"])
-    except (OSError, SafetensorError, KeyError, ValueError):
+        names, roles = parse_json(metadata["names"]), parse_json(metadata["roles"])
+    except (AcclimateError, OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    if not isinstance(names, list) or not isinstance(roles, list) or mu.ndim != 2:
         return None
     if not len(mu) == len(names) == len(roles) or not len(mu) or not np.isfinite(mu).all():
         return None

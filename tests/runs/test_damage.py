@@ -1,0 +1,321 @@
+"""Artefacts of a run with other bytes than were written: refused in one line, never used."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.config import RunConfig
+from acclimate.core.errors import AcclimateError, ManifestError, RecordError, RunError
+from acclimate.core.sealed import read_sealed, write_sealed
+from acclimate.core.tensors import save_tensors
+from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.model import Trained
+from acclimate.runs.records import read
+from acclimate.runs.training import train, train_embedding
+from fixtures.interruption import Killed, assert_same_weights, count_writes
+
+Tiny = Callable[..., RunConfig]
+AGAIN = "restore it, or train again in another folder"
+
+
+@pytest.fixture(scope="module")
+def made(features: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("made") / "run"
+    train(tiny(), features, run)
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(copytree(made, tmp_path / "run"))
+
+
+def flips(path: Path, number: int, seed: int = 0) -> Iterator[int]:
+    """The file with one other bit, `number` times, at places of a seed; then whole again."""
+    whole = path.read_bytes()
+    rng = np.random.default_rng(seed)
+    for place, bit in rng.integers((len(whole), 8), size=(number, 2)).tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        yield place
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_a_flipped_bit_of_a_model_is_noticed(run: Path, name: str) -> None:
+    path, refused = run / name, 0
+    before = (Trained.load(run).classes, Trained.load(run).digest())
+    for _ in flips(path, 60):
+        try:
+            found = Trained.load(run)
+        except AcclimateError:
+            refused += 1
+            continue
+        # Only the checksum's own name was hit, and nothing that it guards.
+        assert (found.classes, found.digest()) == before
+    assert refused > 55
+    Trained.load(run)
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """A document with other values, and with a checksum that agrees with them."""
+    write_sealed(path, {**read_sealed(path), **changes})
+
+
+def unsealed(path: Path, **changes: Any) -> None:
+    """A document as an earlier version wrote it."""
+    path.write_text(json.dumps({**read_sealed(path), **changes}))
+
+
+def test_classes_in_another_order_are_noticed(run: Path) -> None:
+    path = run / "model.json"
+    path.write_text(path.read_text().replace('"ant"', '"x"').replace('"bee"', '"ant"'))
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == f"{path} is damaged; {AGAIN}"
+
+
+def test_weights_of_another_run_are_noticed(
+    run: Path, features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    train(tiny(seed=1), features, tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(run / "model.safetensors")
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == f"{run / 'model.safetensors'} is damaged; {AGAIN}"
+
+
+def test_a_model_of_an_earlier_version_opens_and_is_checked_by_its_digest(run: Path) -> None:
+    path = run / "model.safetensors"
+    whole = Trained.load(run)
+    tensors = load_file(path)
+    save_file(tensors, path)
+    description = read_sealed(run / "model.json")
+    for name in ("domains", "rehearsal"):
+        del description[name]
+    (run / "model.json").write_text(json.dumps(description))
+    assert Trained.load(run).digest() == whole.digest()
+    name = "predictor.head.last.bias"
+    save_file({**tensors, name: tensors[name] + 1}, path)
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == f"{path} is damaged; {AGAIN}"
+
+
+def test_other_domains_are_noticed(run: Path) -> None:
+    path = run / "model.safetensors"
+    tensors = load_file(path)
+    save_tensors(path, {**tensors, "domains/total": tensors["domains/total"] * 2})
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == f"{path} is damaged; {AGAIN}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": "abc"},
+        {"classes": None},
+        {"config": []},
+        {"config": {"model": 3}},
+        {"label_prior": [0.5, 0.5]},
+        {"label_prior": [float("nan"), 0.5, 0.5]},
+        {"label_prior": [0.9, 0.9, 0.9]},
+        {"size": 10**9},
+        {"size": 7},
+        {"in_features": "5"},
+        {"digest": None},
+        {"train_domains": ["site-0"] * 5},
+        {"val_domains": [1]},
+        {"rehearsal": "0" * 64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("write", [rewritten, unsealed])
+def test_a_description_that_makes_no_sense(
+    run: Path, write: Callable[..., None], changes: dict[str, Any]
+) -> None:
+    write(run / "model.json", **changes)
+    with pytest.raises(AcclimateError) as error:
+        Trained.load(run)
+    assert str(run) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["model.width", "model.hidden", "embedding.dim", "in_features"])
+def test_huge_sizes_are_refused_before_they_are_allocated(run: Path, key: str) -> None:
+    description = read_sealed(run / "model.json")
+    for size in (10**6, 10**12):
+        group, _, name = key.rpartition(".")
+        (description["config"][group] if group else description)[name] = size
+        description["size"] = description["in_features"]
+        write_sealed(run / "model.json", description)
+        with pytest.raises(AcclimateError):
+            Trained.load(run)
+
+
+def test_a_rehearsal_that_was_deleted_is_missed(
+    run: Path,
+) -> None:
+    rewritten(run / "model.json", rehearsal="0" * 64)
+    with pytest.raises(RunError) as error:
+        Trained.load(run)
+    assert str(error.value) == f"{run / 'rehearsal.json'} is missing; {AGAIN}"
+
+
+def test_a_flipped_bit_of_a_state_is_noticed(run: Path, features: Manifest) -> None:
+    trained = Trained.load(run)
+    images = features.features()[:20]
+    for method in ("embedding", "embedding+prior", "t3a"):
+        path = run / f"{method}.safetensors"
+        site = adapt(trained, images, method=method)
+        assert site.state is not None
+        site.state.save(path)
+        before = site.predict_proba(images)
+        for _ in flips(path, 40):
+            try:
+                state = DomainState.load(path)
+            except AcclimateError:
+                continue
+            assert np.array_equal(apply_state(trained, state).predict_proba(images), before)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        ({"total": torch.ones(4)}, {}),
+        ({"total": torch.ones(3, dtype=torch.float64)}, {}),
+        ({"total": torch.full((4,), float("nan"), dtype=torch.float64)}, {}),
+        ({}, {"count": "-1"}),
+        ({}, {"count": "many"}),
+        ({}, {"count": "1e999"}),
+        ({}, {"reach": "NaN"}),
+        ({}, {"payloads": "[]"}),
+        ({}, {"payloads": '{"prior": 1}'}),
+        ({}, {"payloads": "[" * 100_000}),
+    ],
+    ids=str,
+)
+def test_a_state_that_makes_no_sense(
+    run: Path, features: Manifest, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
+) -> None:
+    path = run / "state"
+    state = adapt(Trained.load(run), features.features()[:9], method="embedding").state
+    assert state is not None
+    sums = {"total": state.total, "squares": state.squares, "reference": state.reference}
+    facts = {"format": "acclimate-domain-state-1", "model": state.model, "count": "9"}
+    facts |= {"reach": "1.0", "payloads": "{}"}
+    save_tensors(path, {key: value.clone() for key, value in sums.items()}, facts)
+    assert DomainState.load(path).count == 9
+    save_tensors(path, {**sums, **tensors}, {**facts, **metadata})
+    with pytest.raises(AcclimateError) as error:
+        DomainState.load(path)
+    assert str(error.value) == (
+        f"{path} is no domain state, or is damaged; make one with `acclimate adapt`"
+    )
+
+
+def test_a_flipped_bit_of_a_checkpoint_is_noticed(
+    features: Manifest, tiny: Tiny, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        writes = count_writes(patch, die_at=14)
+        train(tiny(), features, run)
+    assert any("checkpoint-main" in path.name for path in writes)
+    (checkpoint,) = run.glob("checkpoint-main*")
+    for _ in flips(checkpoint, 12):
+        with pytest.raises(RunError) as error:
+            train(tiny(), features, run)
+        assert str(error.value) == f"{checkpoint} is damaged; delete it to start this phase again"
+    checkpoint.unlink()
+    train(tiny(), features, run)
+    assert_same_weights(run, made)
+
+
+def test_a_flipped_bit_of_a_shared_embedding_is_noticed(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    phi = train_embedding(tiny(), features, tmp_path / "phi")
+    for number, _ in enumerate(flips(phi, 6)):
+        with pytest.raises(RunError) as error:
+            train(tiny(), features, tmp_path / f"run{number}", embedding=tmp_path / "phi")
+        assert str(error.value) == f"{phi} is damaged; delete it to repeat Step A"
+
+
+def test_another_digit_in_a_record_is_noticed(run: Path) -> None:
+    path = run / "records.jsonl"
+    lines = path.read_text().splitlines()
+    number = next(n for n, line in enumerate(lines) if '"kind": "score"' in line)
+    values = json.loads(lines[number])
+    lines[number] = lines[number].replace(f'"n": {values["n"]}', f'"n": {values["n"] + 1}')
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RecordError) as error:
+        read(path)
+    assert str(error.value) == f"{path}, line {number + 1} is damaged; restore or delete the line"
+
+
+def test_records_of_an_earlier_version_are_read(run: Path) -> None:
+    path = run / "records.jsonl"
+    before = read(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["seal"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(path) == before
+    lines[-1]["kept_step"] = "last"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RecordError, match="no known 'finished' record"):
+        read(path)
+
+
+def test_a_flipped_bit_of_a_manifest_is_noticed(features: Manifest, tmp_path: Path) -> None:
+    path = tmp_path / "features.parquet"
+    features.write(path)
+    before = Manifest.read(path).digest()
+    refused = 0
+    for _ in flips(path, 150):
+        try:
+            found = Manifest.open(path)
+        except AcclimateError:
+            refused += 1
+            continue
+        assert found.digest() == before and found.classes == features.classes
+    assert refused > 100
+
+
+def test_a_manifest_of_an_earlier_version_opens(features: Manifest, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "features.parquet"
+    features.write(path)
+    table = pq.ParquetFile(path).read()
+    metadata = {key: v for key, v in table.schema.metadata.items() if b"seal" not in key}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    assert Manifest.open(path).digest() == features.digest()
+    # With the checksum of other rows, it is not what was written.
+    pq.write_table(table.slice(1), path)
+    with pytest.raises(ManifestError) as error:
+        Manifest.open(path)
+    assert str(error.value) == (
+        f"{path} is damaged; restore it or make it again; or, if you changed it on purpose, write "
+        f"the changed table without its metadata, as a plain one"
+    )
+
+
+def test_a_table_that_claims_more_rows_than_it_can_hold(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "bomb.parquet"
+    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(3_000_000, np.int8)), ["x"])
+    pq.write_table(pa.table({"image": same, "label": same, "domain": same}), path)
+    with pytest.raises(ManifestError, match=r"declares 3000000 rows and \d+ bytes, and is a file"):
+        Manifest.open(path)
