@@ -22,6 +22,7 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
+from acclimate.runs import embedding_step
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.records import Started, read
@@ -124,6 +125,65 @@ def test_a_shared_phi_gives_the_very_same_run(
     assert adopted.read_bytes() == (tmp_path / "own" / "embedding.safetensors").read_bytes()
     own, shared = (tmp_path / run / "consistency.json" for run in ("own", "shared"))
     assert shared.read_bytes() == own.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["mean", "posterior"])
+def test_phi_takes_the_weights_of_the_finished_run_erm(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Bit by bit what Step A would have learned, without a step of training."""
+    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02}
+    config = tiny("da-coral", **settings, **{"embedding.name": name})
+    own = train_embedding(config, features, tmp_path / "own")
+    train(tiny("erm", **settings), features, tmp_path / "erm")
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding_step, "main_loop", None)
+        taken = train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "erm")
+    assert taken.read_bytes() == own.read_bytes()
+    assert stable(tmp_path / "taken") == stable(tmp_path / "own")
+    measured = [(tmp_path / phi / "consistency.json").read_bytes() for phi in ("own", "taken")]
+    assert measured[0] == measured[1]
+    # A finished Φ asks for no run; and a run goes on from it as from any other.
+    assert train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "gone") == taken
+    train(config, features, tmp_path / "run", embedding=tmp_path / "taken")
+    train(config, features, tmp_path / "alone")
+    assert_same_weights(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 1}, "its seed is 1, not 0"),
+        ({"train.steps": 7}, "its train.steps is 7, not 6"),
+        ({"model.head": "mlp"}, "its model.head is 'mlp', not 'linear'"),
+        ({"test_domains": ["site-3"]}, "its test_domains is ['site-3'], not ['site-4']"),
+        ({"algorithm": "coral"}, "its algorithm is 'coral', not 'erm'"),
+    ],
+)
+def test_weights_of_another_run_are_refused(
+    features: Manifest, tiny: Tiny, tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    erm, phi = tmp_path / "erm", tmp_path / "phi"
+    train(tiny(**({"algorithm": "erm"} | UNSEEN | changes)), features, erm)
+    with pytest.raises(RunError) as error:
+        train_embedding(tiny(**UNSEEN, **{"embedding.name": "mean"}), features, phi, erm=erm)
+    assert str(error.value) == (
+        f"{erm} holds another run than Step A would repeat ({difference}); leave it out"
+    )
+    assert not phi.exists()
+
+
+def test_weights_of_other_data_or_of_no_run_are_refused(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    erm, phi = tmp_path / "erm", tmp_path / "phi"
+    config = tiny(**UNSEEN, **{"embedding.name": "mean"})
+    with pytest.raises(RunError) as error:
+        train_embedding(config, features, phi, erm=erm)
+    assert str(error.value) == f"{erm}: there is no finished run; train it, or leave it out"
+    train(tiny("erm", **UNSEEN), features.without_domains("site-3"), erm)
+    with pytest.raises(RunError, match="its data differ"):
+        train_embedding(config, features, phi, erm=erm)
 
 
 def test_a_copy_does_where_links_do_not_work(
@@ -441,7 +501,8 @@ def test_weights_are_known_by_content(
     assert json.loads((run / "run.json").read_text())["weights"] == weights_digest(str(elsewhere))
     digests = {r.config_digest for r in read(run / "records.jsonl").all if isinstance(r, Started)}
     assert len(digests) == 1
-    save_tensors(elsewhere, build_backbone("mlp", in_features=5).body.state_dict())
+    other = build_backbone("mlp", in_features=5).body.state_dict()
+    save_tensors(elsewhere, {key: value + 1 for key, value in other.items()})
     with pytest.raises(RunError) as error:
         train(there, features, run)
     assert str(error.value) == (

@@ -11,13 +11,19 @@ from acclimate.runs.predictor_step import main_loop
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session
+from acclimate.runs.shared import Baseline
 
 
-def learn_embedding(session: Session, embedding: Embedding) -> DomainTable:
+def learn_embedding(
+    session: Session, embedding: Embedding, baseline: Baseline | None = None
+) -> DomainTable:
     """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
     path = session.folder.phi
     if not path.exists():
-        _learn(session, embedding)
+        if baseline is not None and isinstance(embedding, FromERM):
+            baseline.adopt(session.folder, embedding, session.quarantine, session.world)
+        else:
+            _learn(session, embedding)
         table = _embed_domains(session, embedding)
         session.quarantine.refresh()
         if session.world.main:

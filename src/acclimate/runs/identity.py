@@ -92,6 +92,16 @@ def embedding_identity(
     }
 
 
+def baseline_identity(config: RunConfig, data_digest: str) -> dict[str, Any]:
+    """What makes the run `erm` the same training, whatever else is done with it: where it agrees
+    with that of an adaptive run, Φ from an ERM model is in the weights of the one for the other."""
+    return {
+        "config": _baseline(config),
+        "data": data_digest,
+        "weights": weights_digest(config.model.weights),
+    }
+
+
 def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """The first thing in which two identities differ, in words."""
     if stored["data"] != wanted["data"]:
@@ -134,9 +144,11 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
     whole = as_dict(config)
     model = whole["model"]
     embedding = find_embedding(config.embedding.name).build
+    if issubclass(embedding, FromERM):
+        return digestible(_baseline(config) | {"embedding": embedding.identity(config.embedding)})
     found = {
         "seed": config.seed,
-        "data": {key: whole["data"][key] for key in ("image_size", "augment", "max_pixels")},
+        "data": _inputs(whole),
         "model": {
             "backbone": model["backbone"],
             # A weights file goes before pretrained weights.
@@ -147,19 +159,31 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
         "embedding": embedding.identity(config.embedding),
         "train": {"precision": whole["train"]["precision"]},
     }
-    return digestible(found | _of_erm(whole) if issubclass(embedding, FromERM) else found)
+    return digestible(found)
 
 
-def _of_erm(whole: dict[str, Any]) -> dict[str, Any]:
+def _inputs(whole: dict[str, Any]) -> dict[str, Any]:
+    """What decides how an image enters."""
+    return {key: whole["data"][key] for key in ("image_size", "augment", "max_pixels")}
+
+
+def _baseline(config: RunConfig) -> dict[str, Any]:
     """What the run `erm` depends on: its head, its budget, and what chooses its weights."""
+    whole = as_dict(config)
     model = dict(whole["model"])
     weights = model.pop("weights")
     model["pretrained"] = model["pretrained"] and not weights
     del model["condition"]  # how μ enters is the adaptive predictor's
-    return {
-        "model": model,
-        "train": {key: value for key, value in whole["train"].items() if key != "checkpoint_every"},
-        "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
-        "val_domains": whole["val_domains"],
-        "test_domains": whole["test_domains"],
-    }
+    return digestible(
+        {
+            "seed": config.seed,
+            "data": _inputs(whole),
+            "model": model,
+            "train": {
+                key: value for key, value in whole["train"].items() if key != "checkpoint_every"
+            },
+            "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
+            "val_domains": whole["val_domains"],
+            "test_domains": whole["test_domains"],
+        }
+    )

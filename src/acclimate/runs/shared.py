@@ -1,20 +1,22 @@
-"""A Φ that was learned once, for many runs: is it the right one, and how a run takes it over."""
+"""What was learned once, for many: a Φ for runs that share it, and the run `erm` for a Φ that is
+made of it. Is it the right one, and how it is taken over."""
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import AlgorithmName
+from acclimate.config import AlgorithmName, RunConfig, completed, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.core.files import write_atomically
 from acclimate.data.quarantine import Quarantine
-from acclimate.learn.embeddings import Embedding
+from acclimate.learn.embeddings import Embedding, FromERM
 from acclimate.learn.embeddings.domains import load_embedding
+from acclimate.learn.model import Trained
 from acclimate.runs.folder import RunFolder
-from acclimate.runs.identity import difference
+from acclimate.runs.identity import baseline_identity, difference
 from acclimate.runs.plan import Plan
 
 
@@ -52,13 +54,59 @@ class SharedEmbedding:
             for loss in self.folder.records().losses:
                 if loss not in here:
                     run.append(loss)
-            listed = Quarantine(self.folder.quarantine, total=1, max_share=float("inf"))
-            for image, reason in listed.entries:
-                quarantine.add(image, reason)
+            _list_again(self.folder, quarantine)
             if self.folder.consistency_file.exists():
                 _copy(self.folder.consistency_file, run.consistency_file)
             _link(self.folder.phi, run.phi)
         world.wait()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """`folder` is a finished run `erm`, of whose weights the Φ of `plan` is made."""
+
+    folder: RunFolder
+    plan: Plan
+
+    def check(self) -> None:
+        """Refuse a run that is not finished, or that Step A would not have repeated."""
+        path, plan = self.folder.path, self.plan
+        if not self.folder.exists or self.folder.finished is None:
+            raise RunError(f"{path}: there is no finished run; train it, or leave it out")
+        stored = self.folder.identity()
+        config = from_dict(RunConfig, completed(stored["config"]), where=str(path))
+        found = difference(
+            stored | {"config": baseline_identity(config, "")["config"]},
+            baseline_identity(plan.config, plan.manifest.digest())
+            | {"train_domains": list(plan.train_domains)},
+        )
+        if config.algorithm != "erm":
+            found = f"its algorithm is {config.algorithm!r}, not 'erm'"
+        if found is not None:
+            raise RunError(
+                f"{path} holds another run than Step A would repeat ({found}); leave it out"
+            )
+
+    def adopt(
+        self, phi: RunFolder, embedding: FromERM, quarantine: Quarantine, world: World
+    ) -> None:
+        """Make its weights Φ's, and its learning curve and quarantined images those of Step A."""
+        learned = Trained.load(self.folder.path, world.device).predictor.state_dict()
+        network = embedding.predictor
+        network.load_state_dict({name: learned[name] for name in network.state_dict()})
+        if world.main:
+            here = {loss.step for loss in phi.records().losses}
+            for loss in self.folder.records().losses:
+                if loss.step not in here:
+                    phi.append(replace(loss, phase="embedding"))
+            _list_again(self.folder, quarantine)
+        world.wait()
+
+
+def _list_again(folder: RunFolder, quarantine: Quarantine) -> None:
+    listed = Quarantine(folder.quarantine, total=1, max_share=float("inf"))
+    for image, reason in listed.entries:
+        quarantine.add(image, reason)
 
 
 def refuse_plain(plan: Plan) -> None:

@@ -24,7 +24,7 @@ from acclimate.runs.records import Finished, Score
 from acclimate.runs.rehearsal import rehearse_run
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
-from acclimate.runs.shared import SharedEmbedding, refuse_plain
+from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,24 @@ def train_embedding(
     *,
     device: str = "auto",
     watch: Watch = unwatched,
+    erm: Path | None = None,
 ) -> Path:
     """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
 
-    It resumes by itself, and a finished one is left alone.
+    It resumes by itself, and a finished one is left alone. `erm` is the finished run of that
+    algorithm: a Φ that is made of an ERM model takes its weights instead of training them again.
     """
     folder = RunFolder(out, SHARED)
     plan = make_plan(folder.settled(config), manifest, device=device)
     refuse_plain(plan)
+    baseline = None if erm is None else Baseline(RunFolder(erm), plan)
+    if baseline is not None and not folder.complete():
+        baseline.check()
     identity = learned_identity(plan, manifest.digest())
     with session(plan, folder, identity, device=device, watch=watch) as now:
         if now is not None:
             assert now.embedding is not None
-            learn_embedding(now, now.embedding)
+            learn_embedding(now, now.embedding, baseline)
     return folder.phi
 
 

@@ -168,7 +168,7 @@ class _Round:
             data=str(self.data[job.data].resolve()),
             digest=self.sweep.dataset(job.data).digest,
             config=job.config,
-            needs=job.needs if isinstance(job, Job) else None,
+            needs=job.needs,
         )
 
     def _ended(self, id: str, end: TaskResult | Died) -> None:

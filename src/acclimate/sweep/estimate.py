@@ -139,7 +139,10 @@ def _from_steps(
         typical = fmean(_seconds_b(plan, timing) for plan in some)
         seconds |= {job.id: typical for job in jobs}
     for phi in sweep.embeddings:
-        seconds[phi.id] = _seconds_a(_plan(phi, bare[phi.data]), timings[phi.dataset, True])
+        plan, timing = _plan(phi, bare[phi.data]), timings[phi.dataset, True]
+        if phi.needs is not None:  # a run is trained for it anyway
+            timing = replace(timing, step_a=0.0)
+        seconds[phi.id] = _seconds_a(plan, timing)
     firsts = {job.data: job for job in reversed(sweep.jobs)}
     for name, job in firsts.items():  # which extracts frozen features for all
         seconds[job.id] += len(manifests[name]) * timings[job.dataset, _adaptive(job)].extract

@@ -8,6 +8,7 @@ from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
+from acclimate.learn.embeddings import FromERM, find_embedding
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
     RULES,
@@ -21,7 +22,12 @@ from acclimate.results.protocol import (
     job_name,
 )
 from acclimate.runs.backbone_choice import settled
-from acclimate.runs.identity import embedding_identity, json_digest, weights_digest
+from acclimate.runs.identity import (
+    baseline_identity,
+    embedding_identity,
+    json_digest,
+    weights_digest,
+)
 from acclimate.sweep.checks import check_runs
 from acclimate.sweep.contenders import Contender, contenders
 from acclimate.sweep.definition import SweepConfig
@@ -65,7 +71,7 @@ def define(
     embeddings, jobs = _with_embeddings(config, jobs, every, manifests)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
-    return Sweep(
+    sweep = Sweep(
         title=config.title or ", ".join(name for name in datasets if name in used),
         rule=rule,
         baseline=config.baseline,
@@ -75,6 +81,7 @@ def define(
         axis=axis,
         draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
+    return with_baselines(sweep)
 
 
 def count(
@@ -251,6 +258,30 @@ def _with_embeddings(
             job = replace(job, needs=found.setdefault(digest, wanted).id)
         placed.append(job)
     return list(found.values()), placed
+
+
+def with_baselines(sweep: Sweep) -> Sweep:
+    """Where a Φ is made of an ERM model and a job trains the very same one, that job's."""
+
+    def training(job: Job | EmbeddingJob) -> str:
+        run = from_dict(RunConfig, job.config, where=job.id)
+        return json_digest(baseline_identity(run, sweep.dataset(job.data).digest))
+
+    made_of_erm = {
+        phi.id: phi
+        for phi in sweep.embeddings
+        if issubclass(find_embedding(phi.config["embedding"]["name"]).build, FromERM)
+    }
+    if not made_of_erm:
+        return sweep
+    known = {training(job): job.id for job in sweep.jobs if job.algorithm == "erm"}
+    return replace(
+        sweep,
+        embeddings=tuple(
+            replace(phi, needs=known.get(training(phi))) if phi.id in made_of_erm else phi
+            for phi in sweep.embeddings
+        ),
+    )
 
 
 def _refuse_equal_names(jobs: list[Job]) -> None:

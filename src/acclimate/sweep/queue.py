@@ -11,8 +11,9 @@ Place = Literal["waiting", "running", "done", "failed", "blocked"]
 
 
 class Queue:
-    """Each job's place. Embeddings come first: they unlock others. Jobs that need none fill the
-    slots meanwhile; those whose embedding failed are blocked."""
+    """Each job's place. Embeddings come first: they unlock others; then the runs that embeddings
+    are made of. Jobs that need none fill the slots meanwhile; those whose embedding failed are
+    blocked. An embedding whose run failed learns its own weights."""
 
     def __init__(
         self, sweep: Sweep, found: Mapping[str, State], *, retry_failed: bool = False
@@ -30,13 +31,20 @@ class Queue:
             place = _place(found[embedding.id], retry_failed)
             # An embedding that no unfinished job needs is of no interest.
             self.states[embedding.id] = place if embedding.id in self._needing else "done"
-        self._ready += [e.id for e in sweep.embeddings if self.states[e.id] == "waiting"]
-        self._ready += [
+        self._awaiting: dict[str, list[str]] = {}
+        for embedding in sweep.embeddings:
+            if self.states[embedding.id] == "waiting":
+                if embedding.needs is not None and self.states[embedding.needs] == "waiting":
+                    self._awaiting.setdefault(embedding.needs, []).append(embedding.id)
+                else:
+                    self._ready.append(embedding.id)
+        open_to_all = [
             job.id
             for job in sweep.jobs
             if self.states[job.id] == "waiting"
             and (job.needs is None or self.states[job.needs] == "done")
         ]
+        self._ready += sorted(open_to_all, key=lambda id: id not in self._awaiting)
         for embedding in sweep.embeddings:
             if self.states[embedding.id] == "failed":
                 self._block(embedding.id)
@@ -60,6 +68,7 @@ class Queue:
 
     def end(self, id: str, state: Literal["done", "failed"]) -> None:
         self.states[id] = state
+        self._ready.extendleft(self._awaiting.pop(id, ()))
         if id not in self._needing:
             return
         if state == "done":

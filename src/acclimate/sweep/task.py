@@ -12,6 +12,7 @@ from typing import Any, Literal
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import AcclimateError, RecordError, RunBusy, RunError, SweepError
 from acclimate.core.files import clear_temporary
+from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.folder import RunFolder
@@ -27,7 +28,7 @@ class Task:
     data: str  # where the data lie
     digest: str  # what they must be
     config: Mapping[str, Any]
-    needs: str | None = None  # the embedding to start from
+    needs: str | None = None  # the embedding to start from; of an embedding, the run
     device: str = "auto"
     threads: int = 0  # of torch on the CPU; 0: as many as it likes
 
@@ -89,7 +90,8 @@ def _train(task: Task) -> None:
         manifest = _opened(task.data, task.digest)
         config = from_dict(RunConfig, task.config, where=task.id)
         if task.kind == "embedding":
-            train_embedding(config, manifest, task.folder.path, device=task.device)
+            made_of = _weights_of(task)
+            train_embedding(config, manifest, task.folder.path, device=task.device, erm=made_of)
             return
         shared = None
         if task.needs is not None:
@@ -98,6 +100,14 @@ def _train(task: Task) -> None:
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # others may share the GPU
+
+
+def _weights_of(task: Task) -> Path | None:
+    """The run whose weights an embedding is made of; None where it has to learn its own."""
+    if task.needs is None:
+        return None
+    run = SweepFolder(Path(task.sweep)).run(task.needs)
+    return run.path if run.complete() and not is_pruned(run.path) else None
 
 
 @lru_cache(maxsize=1)

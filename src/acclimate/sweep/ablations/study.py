@@ -29,7 +29,7 @@ from acclimate.sweep.ablations.table import (
 )
 from acclimate.sweep.conduct import Prepared
 from acclimate.sweep.definition import ROLES, SweepConfig
-from acclimate.sweep.jobs import define
+from acclimate.sweep.jobs import define, with_baselines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
         )
     jobs = sorted((job for part in parts for job in part.jobs), key=lambda job: job.trial)
     embeddings = tuple(found for part in parts for found in part.embeddings)
-    return replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings)
+    return with_baselines(replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings))
 
 
 def _base(asked: Asked, ablation: Ablation) -> Base:
