@@ -31,9 +31,11 @@ from acclimate.adapt.methods.tent import Tent, mean_entropy
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
 from acclimate.data.source import Images
+from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Backbone, Plain, Preprocess, freeze_batch_norm
 from acclimate.runs.evaluate import evaluate_run
+from fixtures.models import make_trained
 from fixtures.predictors import (
     CPU,
     UNIFORM,
@@ -784,3 +786,37 @@ def test_settings_of_methods_on_the_command_line(
     assert refused in cli(*score, "--set", "train.steps=3")
     missing = cli("adapt", run, tree, *out, "--method", "t3a", "--set", "adapt.t3a.kep=3")
     assert "there is no setting 'adapt.t3a.kep'; did you mean 'adapt.t3a.keep'?" in missing
+
+
+SHARES = UNIFORM.label_prior
+
+
+@pytest.mark.parametrize(
+    ("method", "tensors"),
+    [
+        ("prior", {}),
+        ("prior", {"prior": torch.ones(1), "base": torch.ones(1)}),
+        ("prior", {"prior": torch.ones(2) / 2, "base": torch.ones(2) / 2}),
+        ("prior", {"prior": SHARES, "base": SHARES, "temperature": torch.tensor(0.0)}),
+        ("t3a", {"templates": torch.ones(3, 2)}),
+        ("bn", {"backbone.body.nothing": torch.ones(3)}),
+        ("tent", {"head.last.bias": torch.ones(9)}),
+    ],
+)
+def test_a_payload_of_another_model_is_refused(method: str, tensors: dict[str, Tensor]) -> None:
+    trained = make_trained("linear")
+    empty = DomainState.empty(trained.digest(), 0).updated(torch.zeros(4, 0))
+    state = replace(empty, payloads={method: Payload(tensors, mergeable=False)})
+    with pytest.raises(StateMismatch) as error:
+        apply_state(trained, state)
+    assert str(error.value) == (
+        f"what the domain state holds for method '{method}' does not fit the model; adapt again "
+        f"with the model you use"
+    )
+
+
+def test_a_mu_of_other_dimensions_is_refused() -> None:
+    trained = make_trained("concat")
+    state = DomainState.empty(trained.digest(), 5).updated(torch.ones(3, 5))
+    with pytest.raises(StateMismatch, match="holds for method 'embedding' does not fit the model"):
+        apply_state(trained, state)

@@ -21,6 +21,7 @@ from acclimate.adapt.methods import (
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig, merged, nested
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
+from acclimate.core.tensors import require_finite
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.quarantine import NoQuarantine, Quarantine
 from acclimate.data.source import Given, Images, Source, open_source, readable, to_float
@@ -98,6 +99,7 @@ class Adapted:
         source, rows = _opened(images, self.predictor, self.size, most, quarantine)
         for places, stored in readable(source, rows, watch):
             logits: Tensor = self.predictor(to_float(stored, device)).logits
+            require_finite(logits, "a prediction")
             yield places, torch.softmax(logits.float(), dim=1).cpu().numpy()
 
 

@@ -34,6 +34,10 @@ class WeightsError(AcclimateError):
     """Pretrained weights that cannot be had or do not fit."""
 
 
+class NotFinite(AcclimateError):
+    """NaN or infinity where numbers were to be had."""
+
+
 class StateMismatch(AcclimateError):
     """A domain state used with a model that did not make it."""
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from acclimate.core.errors import DamagedFile
+from acclimate.core.errors import DamagedFile, NotFinite
 from acclimate.core.files import write_atomically
 from acclimate.core.sealed import BLANK, SEAL, check_tensors, seal_tensors
 
@@ -64,6 +64,15 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     if not fits or not all_finite(tensors.values()):
         raise DamagedFile(path)
     module.load_state_dict(tensors)
+
+
+def require_finite(values: Tensor, what: str) -> None:
+    """Refuse NaN and infinity in what a model computed."""
+    if not bool(values.isfinite().all()):
+        raise NotFinite(
+            f"{what} is not finite: the input or a weight is too large for the model's numbers; "
+            f"check the input's scale, or train again with a lower learning rate"
+        )
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

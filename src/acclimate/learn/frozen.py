@@ -14,7 +14,7 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
-from acclimate.core.tensors import tensors_digest
+from acclimate.core.tensors import require_finite, tensors_digest
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.feature_cache import FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
@@ -136,7 +136,9 @@ class _Work:
         images = Images(stored, world.device)
         with torch.inference_mode():
             parts = [self.network(x).cpu() for x in images.batches(BATCH)]
-        return torch.cat(parts)
+        features = torch.cat(parts)
+        require_finite(features, "the backbone's features of an image")
+        return features
 
 
 def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
-from acclimate.core.errors import DamagedFile, RunError, damage_is
+from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.layout import AGAIN, MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.sealed import Fields, json_checksum, write_sealed
 from acclimate.core.tensors import (
+    all_finite,
     below,
     fill,
     read_tensors,
@@ -95,6 +96,11 @@ class Trained:
         tensors = dict(_tensors(self.predictor, self.embedding, self.site))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
+        if not all_finite(tensors.values()):
+            raise NotFinite(
+                f"the trained weights are not finite, and {folder / WEIGHTS} was not written; "
+                f"lower the learning rate or set train.optimiser.clip, in a new run folder"
+            )
         if self.rehearsal is not None:
             write_sealed(folder / REHEARSAL, self.rehearsal)
         save_tensors(folder / WEIGHTS, tensors)

@@ -15,6 +15,7 @@ from acclimate.config import merged, nested
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
+from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images, Source, readable, to_float
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
@@ -63,6 +64,7 @@ def count_by_group(
     for x, labels, places in labelled_batches(source, rows, world):
         of = torch.from_numpy(group[places]).to(world.device)
         logits = predictor(x, None if mu is None else mu[of]).logits.float()
+        require_finite(logits, "a prediction")
         if log_prior is not None:
             logits = logits + log_prior
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]

@@ -58,7 +58,9 @@ def with_tensors(predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predict
     """
     memo = {id(p): p for name, p in predictor.named_parameters() if name not in tensors}
     changed = copy.deepcopy(predictor, memo)
-    changed.load_state_dict(dict(tensors), strict=False)
+    unknown = changed.load_state_dict(dict(tensors), strict=False).unexpected_keys
+    if unknown:
+        raise KeyError(unknown[0])
     return changed
 
 

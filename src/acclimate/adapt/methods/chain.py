@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method
+from acclimate.core.errors import StateMismatch
+from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable, Payload
 from acclimate.learn.models import Conditioned, Predictor
@@ -47,6 +49,8 @@ class Chain:
         for name, method in self.methods.items():
             with torch.set_grad_enabled(not method.gradient_free):
                 found = method.observe(predictor, images, context)
+            for value in found.values():
+                require_finite(value, f"what method '{name}' found")
             payload = Payload({key: value.cpu() for key, value in found.items()}, method.mergeable)
             payloads[name] = payload
             predictor = method.apply(predictor, payload.tensors)
@@ -55,8 +59,18 @@ class Chain:
     def apply(self, predictor: Predictor, payloads: Mapping[str, Payload]) -> Predictor:
         """The adapted predictor again, from what the methods kept."""
         for name, method in self.methods.items():
-            predictor = method.apply(predictor, payloads[name].tensors)
+            try:
+                predictor = method.apply(predictor, payloads[name].tensors)
+            except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError):
+                raise _unfit(name) from None
         return predictor
+
+
+def _unfit(name: str) -> StateMismatch:
+    return StateMismatch(
+        f"what the domain state holds for method '{name}' does not fit the model; adapt again with "
+        f"the model you use"
+    )
 
 
 def base_predictor(
@@ -67,7 +81,10 @@ def base_predictor(
     if not isinstance(predictor, Conditioned):
         return predictor
     assert table is not None
-    mu = state.mean if state is not None and holds_mu(state) else table.means.mean(0)
+    centre = table.means.mean(0)
+    mu = state.mean if state is not None and holds_mu(state) else centre
+    if mu.shape != centre.shape:
+        raise _unfit("embedding")
     return predictor.fold(mu.to(next(predictor.parameters()).device)).eval()
 
 

@@ -142,5 +142,7 @@ class Prior(Method):
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         last = last_layer(predictor)
         shift = log_ratio(tensors["prior"], tensors["base"]).to(last.bias)
+        if shift.shape != last.bias.shape:
+            raise ValueError("frequencies of other classes")
         scale = 1 / float(tensors.get("temperature", 1.0))  # states of earlier versions have none
         return with_last_layer(predictor, last.weight * scale, last.bias * scale + shift)

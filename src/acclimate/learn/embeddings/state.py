@@ -11,7 +11,13 @@ from torch import Tensor
 
 from acclimate.core.errors import DamagedFile, StateMismatch
 from acclimate.core.sealed import Fields, parse_json
-from acclimate.core.tensors import all_finite, below, read_tensors, save_tensors
+from acclimate.core.tensors import (
+    all_finite,
+    below,
+    read_tensors,
+    require_finite,
+    save_tensors,
+)
 from acclimate.learn.theory import mean_radius
 
 FORMAT = "acclimate-domain-state-1"
@@ -83,6 +89,7 @@ class DomainState:
         rows = phi.detach().to("cpu", torch.float64)
         if not len(rows):
             return self
+        require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         return replace(
             self,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import WeightsError
+from acclimate.core.tensors import all_finite
 
 # What stands before a classifier's own tensors in the files of timm, torchvision and others.
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
@@ -44,6 +45,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     }
     if not tensors:
         raise WeightsError(f"{path} holds no tensors by name; give a state dict")
+    if not all_finite(tensors.values()):
+        raise WeightsError(f"{path} holds weights that are not finite; give another file")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     return {name: _single(value) for name, value in tensors.items()}
