@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick check format docs bench bench-shift clean
+.PHONY: setup demo test quick check format docs bench bench-shift bench-speed clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,10 @@ bench: $(STAMP)
 # DATA=folder: families made from its images instead of the embedded digits.
 bench-shift: $(STAMP)
 	$(BIN)/python benchmarks/shift.py $(DATA)
+
+# DATA=folder: its JPEGs instead of those that it makes.
+bench-speed: $(STAMP)
+	$(BIN)/python benchmarks/speed.py $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf $(VENV) demo runs

@@ -1,0 +1,441 @@
+"""How fast everything is: `make bench-speed`, or `python benchmarks/speed.py [--data FOLDER]`.
+
+Each part prints a table and ends in speed.json. Images are JPEGs that it makes itself (227 px, as
+PACS has them), or those of a domain/class/image folder. Both sides of every ratio are measured in
+the same run, on the same images, batches and network. On a CPU it is small: it shows that it runs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+import incumbent
+from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.config import DataConfig, RunConfig, from_dict, nested
+from acclimate.core.distributed import pick_device
+from acclimate.core.files import write_json
+from acclimate.data import jpeg
+from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader
+from acclimate.data.images import as_pixels
+from acclimate.data.manifest import Manifest
+from acclimate.data.pixels import read_pixels
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import open_source, pack_images, readable, to_float
+from acclimate.learn.model import Trained
+from acclimate.learn.models.timm_import import import_torchvision
+from acclimate.learn.penalties import coral, irm, mmd2
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.training import train
+
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: what a GPU does in minutes, or a CPU."""
+
+    backbone: str
+    size: int
+    images: int  # of each of four domains
+    per_domain: int
+    steps: int
+    warm: int
+    validate_every: int
+    workers: int  # of the incumbent, per domain
+
+
+GPU = Scale("resnet50", 224, 400, 32, 150, 30, 50, 8)
+CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1)
+
+
+@dataclass
+class Bench:
+    folder: Path
+    scale: Scale
+    device: torch.device
+    manifest: Manifest
+
+    @property
+    def test(self) -> str:
+        return self.manifest.domains[-1]
+
+    def config(self, algorithm: str = "erm", **changes: Any) -> RunConfig:
+        scale = self.scale
+        values = {
+            "algorithm": algorithm,
+            "test_domains": [self.test],
+            "data.image_size": scale.size,
+            "data.augment": "domainbed",
+            "model.backbone": scale.backbone,
+            "model.pretrained": False,
+            "model.freeze": "none",
+            "model.freeze_batch_norm": "statistics",
+            "train.steps": scale.steps,
+            "train.per_domain": scale.per_domain,
+            "train.evaluate_every": scale.steps,
+            "train.checkpoint_every": max(scale.steps // 3, 1),
+            "train.optimiser.lr": 5e-5,
+            "embedding.steps": 2,
+            "embedding.per_domain": scale.per_domain,
+            **changes,
+        }
+        return from_dict(RunConfig, nested(values), where="benchmark")
+
+    def trained(self, name: str, config: RunConfig) -> tuple[Path, float]:
+        """A run, and how long it took from the first line to the last."""
+        out, started = self.folder / name, time.perf_counter()
+        train(config, self.manifest, out, device=str(self.device))
+        return out, time.perf_counter() - started
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], object], times: int = 3) -> float:
+        """The shortest of some."""
+        work()
+        found = []
+        for _ in range(times):
+            self.wait()
+            started = time.perf_counter()
+            work()
+            self.wait()
+            found.append(time.perf_counter() - started)
+        return min(found)
+
+
+def make_images(folder: Path, count: int) -> None:
+    """Four domains of four classes: smooth colours with some noise, as JPEGs of PACS's size."""
+
+    def make(place: tuple[int, int]) -> None:
+        domain, number = place
+        rng = np.random.default_rng([domain, number])
+        small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), np.uint8))
+        smooth = np.asarray(small.resize((227, 227), Image.Resampling.BICUBIC)).astype(np.int16)
+        noisy = smooth + rng.integers(-10, 11, (227, 227, 1), np.int16)
+        path = folder / f"domain{domain}" / f"class{number % 4}" / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(make, [(domain, number) for domain in range(4) for number in range(count)]))
+
+
+def rate_of(run: Path) -> float:
+    """Images per second of the last stretch of training."""
+    found = RunFolder(run).records().losses[-1].images_per_second
+    assert found is not None
+    return float(found)
+
+
+@contextmanager
+def one_batch() -> Iterator[None]:
+    """Training on a batch that is already there: the step alone."""
+    load = Loader.batch
+
+    def batches(self: Loader, start: int, stop: int) -> Iterator[Batch]:
+        batch = load(self, 0)
+        for _ in range(start, stop):
+            yield batch
+
+    with mock.patch.object(Loader, "batches", batches):
+        yield
+
+
+def training(bench: Bench) -> list[Row]:
+    scale, manifest = bench.scale, bench.manifest
+    rows: list[Row] = []
+
+    def files(domain: str, split: str, *, augmented: bool) -> incumbent.Files:
+        chosen = manifest.rows(domain=domain, split=split)
+        paths = [Path(str(manifest.image_source(int(row)))) for row in chosen]
+        transform = incumbent.transforms(scale.size, augmented=augmented)
+        return incumbent.Files(paths, manifest.label_index[chosen].tolist(), transform)
+
+    seen = [domain for domain in manifest.domains if domain != bench.test]
+    theirs = incumbent.measure(
+        [files(domain, "train", augmented=True) for domain in seen],
+        [files(domain, "val", augmented=False) for domain in seen],
+        backbone=scale.backbone,
+        classes=len(manifest.classes),
+        device=bench.device,
+        per_domain=scale.per_domain,
+        steps=scale.steps,
+        warm=scale.warm,
+        validate_every=scale.validate_every,
+        workers=scale.workers,
+    )
+    with one_batch():
+        ceiling = rate_of(bench.trained("ceiling", bench.config())[0])
+    # As the library comes: everything decoded once, and on the GPU where it fits.
+    cached, _ = bench.trained("cached", bench.config())
+    cold = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
+    pack_images(manifest, scale.size, DataConfig(), Quarantine.lenient(len(manifest)))
+    packed = bench.trained("packed", bench.config(**{"data.cache_gib": 0.0}))[0]
+    plan = {"train.evaluate_every": scale.validate_every}
+    _, ended = bench.trained("end to end", bench.config(**plan))
+    _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **cold))
+    rates = {
+        "incumbent": theirs["images/s"],
+        "cold": rate_of(bench.trained("cold", bench.config(**cold))[0]),
+        "cached": rate_of(cached),
+        "packed": rate_of(packed),
+        "ceiling (one batch)": ceiling,
+    }
+    for name, rate in rates.items():
+        beside = rate / rates["incumbent"]
+        rows.append({"steps": name, "images/s": rate, "x": beside, "of ceiling": rate / ceiling})
+    ends = {"incumbent": theirs["seconds"], "ours": ended, "ours, nothing kept": cold_end}
+    for name, seconds in ends.items():
+        beside = ends["incumbent"] / seconds
+        rows.append({"steps": f"end to end: {name}", "seconds": seconds, "x": beside})
+    return rows
+
+
+def decoding(bench: Bench) -> list[Row]:
+    count = min(len(bench.manifest), 64 if bench.device.type == "cpu" else 768)
+    data = [Path(str(bench.manifest.image_source(row))).read_bytes() for row in range(count)]
+    size = bench.scale.size
+    ways: dict[str, Callable[[bytes], object]] = {
+        "Pillow, decoded and resized": lambda one: as_pixels(one, size),
+        "ours, decoded and resized": lambda one: read_pixels(one, size),
+    }
+    if jpeg.DECODER is not None:
+        decoder = jpeg.DECODER
+        ways["simplejpeg, decoded only"] = lambda one: decoder(one, "RGB")
+    vision = import_torchvision()
+    image_io = getattr(vision, "io", None)
+    tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in data]
+    try:
+        image_io.decode_jpeg(tensors[0])  # type: ignore[union-attr]
+    except (RuntimeError, AttributeError):  # not loadable beside a torch without CUDA
+        pass
+    else:
+        held = dict(zip(map(id, data), tensors, strict=True))
+        ways["torchvision, decoded only"] = lambda one: image_io.decode_jpeg(held[id(one)])  # type: ignore[union-attr]
+    rows = []
+    for name, way in ways.items():
+        row: Row = {"decoder": name}
+        for threads in dict.fromkeys([1, 4, os.cpu_count() or 1]):
+            with ThreadPoolExecutor(threads) as pool:
+                taken = bench.seconds(lambda: list(pool.map(way, data)), 2)  # noqa: B023
+            row[f"{threads} threads"] = count / taken
+        rows.append(row)
+    if bench.device.type == "cuda" and "torchvision, decoded only" in ways:
+        taken = bench.seconds(lambda: image_io.decode_jpeg(tensors, device=bench.device), 2)  # type: ignore[union-attr]
+        rows.append({"decoder": "torchvision on the GPU, decoded only", "1 threads": count / taken})
+    return rows
+
+
+def scoring(bench: Bench) -> list[Row]:
+    """`evaluate` on the unseen domain's images, beside one pass of the network over as many."""
+    run, _ = bench.trained("scored", bench.config("erm", **{"train.steps": 2}))
+    trained = Trained.load(run, bench.device)
+    quarantine = Quarantine.lenient(len(bench.manifest))
+    source = open_source(bench.manifest, bench.scale.size, DataConfig(), quarantine, bench.device)
+    everything = np.concatenate(
+        [
+            bench.manifest.rows(domain=bench.test),
+            *(bench.manifest.rows(domain=d, split="val") for d in bench.manifest.domains[:-1]),
+        ]
+    )
+
+    @torch.no_grad()
+    def one_pass() -> None:
+        for _, stored in readable(source, everything):
+            trained.predictor(to_float(stored, bench.device)).logits.argmax(1).cpu()
+
+    single = bench.seconds(one_pass, 2)
+    rows: list[Row] = [{"scored by": "one pass", "images": len(everything), "seconds": single}]
+    for methods in ((), ("prior",), ("prior", "t3a"), ("prior", "t3a", "bn", "tent")):
+
+        def work(methods: Sequence[str] = methods) -> object:
+            return evaluate_run(run, bench.manifest, methods=methods, device=str(bench.device))
+
+        taken = bench.seconds(work, 2)
+        name = "+ ".join(["evaluate: none, oracle", *(f"{method} " for method in methods)])
+        rows.append({"scored by": name.strip(), "seconds": taken, "x": taken / single})
+    return rows
+
+
+def penalties(bench: Bench) -> list[Row]:
+    width, per_domain, classes = 256, 8, 16
+    rows = []
+    for domains in (4, 16, 64, 256, 512):
+        count = domains * per_domain
+        x = torch.randn(count, width, device=bench.device, requires_grad=True)
+        y = torch.randint(classes, (count,), device=bench.device)
+        domain = torch.arange(domains, device=bench.device).repeat_interleave(per_domain)
+        row: Row = {"domains": domains, "rows": count}
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "coral": lambda: coral(x, domain),  # noqa: B023
+            "mmd": lambda: mmd2(x, domain),  # noqa: B023
+            "irm": lambda: irm(x[:, :classes], y, domain),  # noqa: B023
+        }
+        for name, way in ways.items():
+            row[f"{name} ms"] = 1e3 * bench.seconds(lambda: way().sum().backward(), 3)  # noqa: B023
+        rows.append(row)
+    return rows
+
+
+def samplers(bench: Bench) -> list[Row]:
+    rows = []
+    for domains in (10, 100, 1000, 10000):
+        parts = [np.arange(100 * i, 100 * i + 100) for i in range(domains)]
+        kinds = {
+            "domains": lambda: DomainSampler(parts, per_domain=8, domains_per_step=64, seed=0),  # noqa: B023
+            "episodes": lambda: EpisodeSampler(
+                parts,  # noqa: B023
+                per_domain=8,
+                domains_per_step=64,
+                support=0.5,
+                seed=0,
+            ),
+        }
+        row: Row = {"domains": domains}
+        for name, kind in kinds.items():
+            sampler = kind()
+            started = time.perf_counter()
+            for step in range(50):
+                sampler.rows(step)
+            row[f"{name}: ms a step"] = (time.perf_counter() - started) / 50 * 1e3
+            tracemalloc.start()
+            sampler = kind()
+            for step in range(50):
+                sampler.rows(step)
+            row[f"{name}: MiB"] = tracemalloc.get_traced_memory()[1] / 2**20
+            tracemalloc.stop()
+        rows.append(row)
+    return rows
+
+
+def adapting(bench: Bench) -> list[Row]:
+    """How long `adapt` takes for n images, and prediction plain and adapted, files to labels."""
+    run, _ = bench.trained("adapted", bench.config("da-erm", **{"train.steps": 2}))
+    plain, _ = bench.trained("plain", bench.config("erm", **{"train.steps": 2}))
+    model, other = Trained.load(run, bench.device), Trained.load(plain, bench.device)
+    paths = [
+        bench.manifest.image_source(int(row)) for row in bench.manifest.rows(domain=bench.test)
+    ]
+    rows: list[Row] = []
+    for n in (1, 10, 100, 1000):
+        if n <= len(paths):
+            taken = bench.seconds(lambda: adapt(model, paths[:n], method="embedding"), 2)  # noqa: B023
+            rows.append({"work": f"adapt on {n}", "ms": 1e3 * taken, "images/s": n / taken})
+    adapted = adapt(model, paths[:10], method="embedding")
+    as_it_is = apply_state(other, None)
+    loaded = torch.randint(0, 256, (256, 3, model.size, model.size), dtype=torch.uint8)
+    x = to_float(loaded, bench.device)
+    for name, one in (("plain", as_it_is), ("adapted", adapted)):
+        taken = bench.seconds(lambda: one.predict_proba(paths), 2)  # noqa: B023
+        row = {"work": f"predict, {name}", "ms": 1e3 * taken, "images/s": len(paths) / taken}
+        rows.append(row)
+        with torch.no_grad():
+            taken = bench.seconds(lambda: one.predictor(x), 5)  # noqa: B023
+        name = f"predict, {name}, the network alone"
+        rows.append({"work": name, "ms": 1e3 * taken, "images/s": len(x) / taken})
+    return rows
+
+
+def start_up(bench: Bench) -> list[Row]:
+    rows = []
+    for arguments in (["--help"], ["--version"], ["list", "algorithms"], ["train", "--help"]):
+        command = [sys.executable, "-m", "acclimate", *arguments]
+        found = []
+        for _ in range(3):
+            started = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            found.append(time.perf_counter() - started)
+        rows.append({"command": f"acclimate {' '.join(arguments)}", "seconds": min(found)})
+    return rows
+
+
+PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
+    "decoding": decoding,
+    "training": training,
+    "scoring": scoring,
+    "penalties": penalties,
+    "samplers": samplers,
+    "adapting": adapting,
+    "start-up": start_up,
+}
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
+
+
+def show(name: str, rows: Sequence[Row], seconds: float) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=f"{name} ({seconds:.0f} s)", title_justify="left", box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(shown(row.get(column)) for column in columns))
+    Console(highlight=False, markup=False, width=140).print(table, "")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    names = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        names["gpu"] = torch.cuda.get_device_name(device)
+    return {**names, "torch": torch.__version__, "simplejpeg": jpeg.DECODER is not None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="domain/class/image folder of JPEGs")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", default="", help=f"parts, of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-speed" / "speed.json")
+    for name, type_ in Scale.__annotations__.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type_)
+    arguments = parser.parse_args()
+    device = pick_device(arguments.device)
+    given = {name: getattr(arguments, name) for name in Scale.__annotations__}
+    scale = replace(
+        GPU if device.type == "cuda" else CPU,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    wanted = arguments.only.split(",") if arguments.only else list(PARTS)
+    found: dict[str, Any] = {"machine": machine(device), "scale": vars(scale)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["ACCLIMATE_CACHE"] = str(folder / "cache")
+        if arguments.data is None:
+            make_images(folder / "images", scale.images)
+        manifest = Manifest.open(arguments.data or folder / "images")
+        bench = Bench(folder, scale, device, manifest)
+        Console(highlight=False).print(json.dumps(found["machine"]), "")
+        for part in wanted:
+            started = time.perf_counter()
+            found[part] = PARTS[part](bench)
+            show(part, found[part], time.perf_counter() - started)
+            write_json(arguments.out, found)
+
+
+if __name__ == "__main__":
+    main()
