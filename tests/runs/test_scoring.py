@@ -8,19 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from acclimate.adapt.methods import base_predictor, find_chain
+from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import FeatureSource
+from acclimate.data.source import FeatureSource, Images
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Conditioned, Output, Predictor, build_backbone
 from acclimate.learn.objective import Losses
+from acclimate.runs.counting import Counts, count_by_group
 from acclimate.runs.plan import make_plan
-from acclimate.runs.scoring import Counts, Evaluator, count_by_group
+from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 
 Tiny = Callable[..., RunConfig]
@@ -161,3 +164,61 @@ def test_step_b_sees_each_domain_with_its_own_embedding(
         rows = [features.features()[features.rows(domain=name)] for name in table.names]
         for x, domain in zip(batch.x, batch.domain, strict=True):
             assert (rows[int(domain)] == x.numpy()).all(1).any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "methods"),
+    [("erm", ("prior", "t3a")), ("da-erm", ("none", "prior", "embedding+prior", "embedding+t3a"))],
+)
+def test_scores_of_one_pass_are_those_of_a_pass_each(
+    features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str, methods: tuple[str, ...]
+) -> None:
+    """Each method by itself, on the whole network, beside all of them on the backbone's features:
+    which the scored images pass once, and those that adapt once."""
+    unseen = features.domains[-2:]
+    config = tiny(algorithm, test_domains=list(unseen))
+    train(config, features, tmp_path / "run", device="cpu")
+    model = Trained.load(tmp_path / "run")
+    plan, source = make_plan(config, features, device="cpu"), FeatureSource(features)
+    evaluating = Evaluator(
+        plan, source, World(), model.predictor, model.label_prior, model.embedding, model.table
+    )
+    passed = 0
+
+    def count(module: object, inputs: tuple[Tensor], output: object) -> None:
+        nonlocal passed
+        passed += len(inputs[0])
+
+    with_hook = model.predictor.backbone.register_forward_hook(count)
+    scores = list(evaluating.final(step=0, methods=methods))
+    with_hook.remove()
+    seen = sum(len(features.rows(domain=d, split="val")) for d in plan.train_domains)
+    assert passed == seen + sum(len(features.rows(domain=domain)) for domain in unseen)
+    found = {(s.domain, s.method): (s.n, s.top1) for s in scores if s.role == "test"}
+    for domain in unseen:
+        now = evaluating.unseen(domain)
+        images = Images(source.take(now.adapted_on)[0], torch.device("cpu"))
+        x, y = source.take(now.scored)[0], torch.from_numpy(source.labels[now.scored])
+        for method in methods:
+            chain = find_chain(method, config.adapt)
+            start = base_predictor(
+                model.predictor, model.table, now.state if chain.embedding else None
+            )
+            context = chain.context(model.predictor, model.table, model.label_prior)
+            with torch.no_grad():
+                right = chain.adapt(start, images, context)[0](x).logits.argmax(1) == y
+            assert found[domain, method] == (len(y), int(right.sum()) / len(y)), method
+    if algorithm == "erm":
+        confusion = torch.zeros(len(features.classes), len(features.classes), dtype=torch.float64)
+        for domain in plan.train_domains:
+            rows = features.rows(domain=domain, split="val")
+            with torch.no_grad():
+                found_ = model.predictor(source.take(rows)[0]).logits.double().softmax(1)
+            confusion += soft_confusion(found_, torch.from_numpy(source.labels[rows]))
+        assert torch.allclose(evaluating._confusion, confusion, rtol=1e-6)
+        assert {method for _, method in found} == {
+            "none",
+            "oracle-prior",
+            "black-box-prior",
+            *methods,
+        }

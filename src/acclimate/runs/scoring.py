@@ -8,80 +8,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import Chain, base_predictor, find_chain, nothing_to_embed
+from acclimate.adapt.methods import Chain, Context, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
 from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import merged, nested
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.core.tensors import require_finite
-from acclimate.data.source import Images, Source, readable, to_float
+from acclimate.data.source import Images, Source
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Predictor
+from acclimate.learn.models import Backbone, Plain, Predictor
+from acclimate.runs.counting import (
+    Candidate,
+    Counts,
+    Passed,
+    count_by_group,
+    count_each,
+    labelled_batches,
+    over_features,
+)
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score
 
 CHECK = "black-box-prior"
-
-
-@dataclass(frozen=True)
-class Counts:
-    n: int
-    top1: int
-    top5: int
-
-
-@torch.no_grad()
-def count_correct(
-    predictor: Predictor,
-    source: Source,
-    rows: np.ndarray,
-    world: World,
-    log_prior: Tensor | None = None,
-) -> Counts:
-    """How many readable `rows` a plain (or folded) predictor gets right, `log_prior` [C] added."""
-    everything = np.zeros(len(rows), dtype=np.int64)
-    return count_by_group(predictor, source, rows, everything, 1, world, log_prior=log_prior)[0]
-
-
-@torch.no_grad()
-def count_by_group(
-    predictor: Predictor,
-    source: Source,
-    rows: np.ndarray,
-    group: np.ndarray,
-    groups: int,
-    world: World,
-    *,
-    mu: Tensor | None = None,
-    log_prior: Tensor | None = None,
-) -> list[Counts]:
-    """The same for many groups of rows in one pass; `mu` [groups, d] goes with each group."""
-    totals = torch.zeros(groups, 3, dtype=torch.float64, device=world.device)
-    for x, labels, places in labelled_batches(source, rows, world):
-        of = torch.from_numpy(group[places]).to(world.device)
-        logits = predictor(x, None if mu is None else mu[of]).logits.float()
-        require_finite(logits, "a prediction")
-        if log_prior is not None:
-            logits = logits + log_prior
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        found = torch.stack([torch.ones_like(labels), best[:, 0], best.any(1)], dim=1).double()
-        totals.index_add_(0, of, found)
-    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
-
-
-def labelled_batches(
-    source: Source, rows: np.ndarray, world: World
-) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-    """The readable of this process's share of `rows`: inputs, labels and places in `rows`."""
-    mine = np.arange(len(rows))[world.share(len(rows))]
-    for found, stored in readable(source, rows[mine]):
-        places = mine[found]
-        labels = torch.from_numpy(source.labels[rows[places]])
-        yield to_float(stored, world.device), labels.to(world.device), places
 
 
 @dataclass(frozen=True)
@@ -91,6 +42,46 @@ class Unseen:
     adapted_on: np.ndarray
     scored: np.ndarray
     state: DomainState | None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A score that lacks its counts; without a candidate there is nothing to count."""
+
+    method: str
+    adapted_on: str | None
+    adapt_n: int | None
+    candidate: Candidate | None
+
+
+@dataclass
+class Held:
+    """The images that adapt to a domain, read once; as a source of its rows, which ascend."""
+
+    rows: np.ndarray
+    stored: Tensor
+    good: np.ndarray
+    labels: np.ndarray
+    device: torch.device
+    _features: dict[Backbone, Images] = field(default_factory=dict)
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        places = np.searchsorted(self.rows, rows)
+        return self.stored[torch.from_numpy(places)], self.good[places]
+
+    @cached_property
+    def images(self) -> Images:
+        """The readable ones."""
+        stored = self.stored if self.good.all() else self.stored[torch.from_numpy(self.good)]
+        return Images(stored, self.device)
+
+    @torch.no_grad()
+    def features(self, backbone: Backbone) -> Images:
+        """What a backbone makes of them, in the batches in which methods see images."""
+        if backbone not in self._features:
+            made = [Passed(x).features(backbone) for x in self.images.batches()]
+            self._features[backbone] = Images(torch.cat(made), self.device)
+        return self._features[backbone]
 
 
 @dataclass
@@ -107,12 +98,17 @@ class Evaluator:
     second: StartingPoint | None = None  # the path by embedding of a plain model that has one
     rehearsal: Rehearsal | None = None
     _unseen: dict[str, Unseen] = field(default_factory=dict)
+    _confused: dict[str, Tensor] = field(default_factory=dict)  # by training domain: [C, C]
 
     def validation(self, step: int) -> tuple[list[Score], float | None]:
         """Scores that choose the weights, and their mean: validation domains where there are any,
         validation splits of the training domains otherwise. Test domains are not looked at."""
         if self.plan.val_domains:
-            scores = [self._unseen_score("validation", step, d) for d in self.plan.val_domains]
+            scores = [
+                score
+                for domain in self.plan.val_domains
+                for score in self._counted("validation", step, domain, [self._as_meant(domain)])
+            ]
         else:
             splits = dict.fromkeys(self.plan.train_domains, "val")
             scores = list(self._seen_scores("validation", step, splits))
@@ -133,19 +129,40 @@ class Evaluator:
             )
             splits = ["test" if len(rows) else "val" for rows in tests]
             seen = dict(zip(self.plan.train_domains, splits, strict=True))
-            yield from self._seen_scores("final", step, seen)
+            confused = self.embedding is None and "prior" in further
+            self._confused.clear()  # of a predictor that may have gone on since
+            yield from self._seen_scores("final", step, seen, confused=confused)
             if self.plan.val_domains:
                 yield from self._unlooked_at(step, seen)
         for domain in (*self.plan.val_domains, *self.plan.test_domains):
-            yield self._unseen_score("final", step, domain)
-            if self.embedding is not None:
-                yield self._unseen_score("final", step, domain, wrong=True)
-            else:
-                yield self._oracle_score("final", step, domain)
-            for method in further:
-                yield self.method_score("final", step, domain, method)
-                if method == "prior" and self.embedding is None and self._confusion.any():
-                    yield self._black_box_score("final", step, domain)
+            pending = list(self._pending(domain, further))
+            yield from self._counted("final", step, domain, pending)
+
+    def _pending(self, domain: str, methods: Sequence[str]) -> Iterator[Pending]:
+        """What an unseen domain is scored by: as the model is meant, a control, and `methods`."""
+        held = self._held(domain) if methods else None
+        yield self._as_meant(domain, held=held)
+        if self.embedding is not None:
+            yield self._as_meant(domain, wrong=True)
+        else:
+            yield self._oracle(domain)
+        for method in methods:
+            assert held is not None
+            yield self._by_method(domain, method, held)
+            if method == "prior" and self.embedding is None and self._confusion.any():
+                yield self._black_box(domain, held)
+
+    def _counted(
+        self, moment: str, step: int, domain: str, pending: Sequence[Pending]
+    ) -> Iterator[Score]:
+        """All of them in one pass over the scored images."""
+        candidates = [one.candidate for one in pending if one.candidate is not None]
+        rows = self.unseen(domain).scored
+        counts = iter(count_each(candidates, self.source, rows, self.world) if candidates else ())
+        for one in pending:
+            found = Counts(0, 0, 0) if one.candidate is None else next(counts)
+            used = (one.method, one.adapted_on, one.adapt_n)
+            yield self._score(moment, step, domain, "all", found, *used)
 
     def _unlooked_at(self, step: int, scored: Mapping[str, str]) -> Iterator[Score]:
         """Validation splits that neither chose the weights nor were scored: with them, one can
@@ -158,12 +175,24 @@ class Evaluator:
         if splits:
             yield from self._seen_scores("final", step, splits)
 
-    def unseen(self, domain: str) -> Unseen:
+    def unseen(self, domain: str, held: Held | None = None) -> Unseen:
+        """`held` has the images that adapt to it, where they have been read."""
         if domain not in self._unseen:
-            self._unseen[domain] = self._adapt(domain)
+            chosen, scored = self._shared_out(domain)
+            state = None
+            if self.embedding is not None:
+                source = held or self.source
+                state = embed_rows(self.embedding, source, chosen, self.world)
+            self._unseen[domain] = Unseen(chosen, scored, state)
         return self._unseen[domain]
 
-    def _adapt(self, domain: str) -> Unseen:
+    def _held(self, domain: str) -> Held:
+        rows = self._shared_out(domain)[0]
+        stored, good = self.source.take(rows)
+        return Held(rows, stored, good, self.source.labels, self.world.device)
+
+    def _shared_out(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of an unseen domain that adapt to it, and those that are scored."""
         manifest, adapt = self.plan.manifest, self.plan.config.adapt
         rows = manifest.rows(domain=domain)
         images = manifest.one_row_each(rows)  # an image of several labels has several rows
@@ -172,18 +201,27 @@ class Evaluator:
         points = min(adapt.points, len(images) // 2 if held_out else len(images))
         chosen = sample_rows(images, points, self.plan.config.seed, domain)
         # Plain models leave the same images out, so that both are scored on the same ones.
-        scored = rows[~manifest.same_image(rows, chosen)] if held_out else rows
-        state = None
-        if self.embedding is not None:
-            state = embed_rows(self.embedding, self.source, chosen, self.world)
-        return Unseen(chosen, scored, state)
+        return chosen, rows[~manifest.same_image(rows, chosen)] if held_out else rows
 
-    def _seen_scores(self, moment: str, step: int, splits: Mapping[str, str]) -> Iterator[Score]:
-        """Training domains on one of their splits each, all in one pass with their stored μ."""
+    def _seen_scores(
+        self, moment: str, step: int, splits: Mapping[str, str], *, confused: bool = False
+    ) -> Iterator[Score]:
+        """Training domains on one of their splits each, all in one pass with their stored μ.
+
+        With `confused`, what is taken for what in validation splits is written down on the way.
+        """
         rows = [self.plan.manifest.rows(domain=d, split=split) for d, split in splits.items()]
         group = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         states = [self.table.states[domain] for domain in splits] if self.table else []
         mu = torch.stack([state.mean for state in states]).float() if states else None
+        names = list(splits)
+
+        def confusion(logits: Tensor, labels: Tensor, groups: np.ndarray) -> None:
+            for place in np.unique(groups):
+                if splits[names[place]] == "val":
+                    rows = torch.from_numpy(groups == place).to(self.world.device)
+                    self._confuse(names[place], logits[rows], labels[rows])
+
         counts = count_by_group(
             self.predictor,
             self.source,
@@ -192,6 +230,7 @@ class Evaluator:
             len(rows),
             self.world,
             mu=None if mu is None else mu.to(self.world.device),
+            seen=confusion if confused else None,
         )
         for place, (domain, split) in enumerate(splits.items()):
             used = (
@@ -199,47 +238,44 @@ class Evaluator:
             )
             yield self._score(moment, step, domain, split, counts[place], *used)
 
-    def _unseen_score(self, moment: str, step: int, domain: str, *, wrong: bool = False) -> Score:
-        this = self.unseen(domain)
-        state = this.state
+    def _as_meant(self, domain: str, *, wrong: bool = False, held: Held | None = None) -> Pending:
+        """With the domain's embedding, or as it is where there is none; or, to see what that is
+        worth, with the `wrong` embedding."""
+        state = self.unseen(domain, held).state
         on: str = self.plan.config.adapt.source
         if wrong:
             state, on = self._another(domain)
-        method = "wrong-embedding" if wrong else "embedding"
-        if state is not None and state.count == 0:  # not one of the images could be read
-            return self._score(moment, step, domain, "all", Counts(0, 0, 0), method, on, 0)
-        counts = count_correct(self._for(state), self.source, this.scored, self.world)
         if state is None:
-            return self._score(moment, step, domain, "all", counts, "none", None, None)
-        return self._score(moment, step, domain, "all", counts, method, on, state.count)
+            return Pending("none", None, None, Candidate(self._for(None)))
+        method = "wrong-embedding" if wrong else "embedding"
+        if state.count == 0:  # not one of the images could be read
+            return Pending(method, on, 0, None)
+        return Pending(method, on, state.count, Candidate(self._for(state)))
 
-    def method_score(self, moment: str, step: int, domain: str, method: str) -> Score:
-        """An unseen domain, adapted to by `method` from the images set aside for that.
+    def _by_method(self, domain: str, method: str, held: Held) -> Pending:
+        """Adapted to by `method` from the images set aside for that.
 
         Every process adapts on all of them: they are few, and most methods cannot share them out.
         """
-        this = self.unseen(domain)
-        readable = self.source.take(this.adapted_on)[1] if method == "auto" else this.adapted_on
-        chain = self._chain(method, int(np.count_nonzero(readable)))
+        chain = self._chain(method, int(held.good.sum()))
         start = self._start(chain)
         state = None
         if chain.embedding and start.embedding is not None:
-            state = this.state or embed_rows(
-                start.embedding, self.source, this.adapted_on, self.world
+            state = self.unseen(domain, held).state or embed_rows(
+                start.embedding, held, held.rows, self.world
             )
         predictor = base_predictor(start.predictor, start.table, state)
         used = state.count if state else None
         if chain.methods:
-            images = self._images(domain)
+            self._require_images(domain, held)
             context = chain.context(
                 start.predictor, start.table, self.label_prior, prior_aware=start.prior_aware
             )
-            predictor, _ = chain.adapt(predictor, images, context)
-            used = len(images)
-        counts = count_correct(predictor, self.source, this.scored, self.world)
+            predictor = _adapted(chain, predictor, held, context)
+            used = len(held.images)
         on = None if used is None else self.plan.config.adapt.source
         name = method if method == "auto" else chain.name
-        return self._score(moment, step, domain, "all", counts, name, on, used)
+        return Pending(name, on, used, Candidate(predictor))
 
     def _chain(self, method: str, images: int) -> Chain:
         """The chain of a name; "auto" is what rehearsal chose for so many images."""
@@ -263,17 +299,18 @@ class Evaluator:
         aware = self.plan.config.train.prior_aware
         return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware)
 
-    def _black_box_score(self, moment: str, step: int, domain: str) -> Score:
+    def _black_box(self, domain: str, held: Held) -> Pending:
         """A check of `prior`: the same correction, with class frequencies worked out from the
         confusion matrix of the training domains' validation images instead of by EM."""
-        images, predictor = self._images(domain), self._for(None)
-        target = black_box_prior(self._confusion, posteriors(predictor, images).mean(0))
+        self._require_images(domain, held)
+        predictor, seen = self._for(None), held.images
+        if isinstance(predictor, Plain):
+            predictor, seen = over_features(predictor), held.features(predictor.backbone)
+        target = black_box_prior(self._confusion, posteriors(predictor, seen).mean(0))
         train = torch.tensor(self.label_prior, dtype=torch.float64)
         shift = log_ratio(target, train).float().to(self.world.device)
-        rows = self.unseen(domain).scored
-        counts = count_correct(predictor, self.source, rows, self.world, log_prior=shift)
         on = self.plan.config.adapt.source
-        return self._score(moment, step, domain, "all", counts, CHECK, on, len(images))
+        return Pending(CHECK, on, len(held.images), Candidate(self._for(None), shift))
 
     @cached_property
     def _confusion(self) -> Tensor:
@@ -281,25 +318,26 @@ class Evaluator:
         classes = len(self.plan.classes)
         total = torch.zeros(classes, classes, dtype=torch.float64, device=self.world.device)
         for domain in self.plan.train_domains:
-            rows = self.plan.manifest.rows(domain=domain, split="val")
-            for x, labels, _ in labelled_batches(self.source, rows, self.world):
-                with torch.no_grad():
-                    found = self._for(None)(x).logits.double().softmax(1)
-                total += soft_confusion(found, labels)
+            if domain not in self._confused:
+                rows = self.plan.manifest.rows(domain=domain, split="val")
+                for x, labels, _ in labelled_batches(self.source, rows, self.world):
+                    with torch.no_grad():
+                        self._confuse(domain, self._for(None)(x).logits, labels)
+            total += self._confused.get(domain, 0)
         return self.world.sum(total).cpu()
 
-    def _images(self, domain: str) -> Images:
-        """The readable of the images that adapt to an unseen domain."""
-        rows = self.unseen(domain).adapted_on
-        stored, good = self.source.take(rows)
-        if not good.any():
-            raise ManifestError(
-                f"none of the {len(rows)} images set aside to adapt to domain '{domain}' can be "
-                f"read; add images, or choose others with another seed"
-            )
-        return Images(stored[torch.from_numpy(good)], self.world.device)
+    def _confuse(self, domain: str, logits: Tensor, labels: Tensor) -> None:
+        found = soft_confusion(logits.double().softmax(1), labels)
+        self._confused[domain] = self._confused.get(domain, 0) + found
 
-    def _oracle_score(self, moment: str, step: int, domain: str) -> Score:
+    def _require_images(self, domain: str, held: Held) -> None:
+        if not held.good.any():
+            raise ManifestError(
+                f"none of the {len(held.rows)} images set aside to adapt to domain '{domain}' can "
+                f"be read; add images, or choose others with another seed"
+            )
+
+    def _oracle(self, domain: str) -> Pending:
         """The plain model told the true label frequencies of the scored images: a ceiling."""
         rows = self.unseen(domain).scored
         classes = len(self.plan.classes)
@@ -307,8 +345,7 @@ class Evaluator:
         with np.errstate(divide="ignore"):
             shift = np.log(true) - np.log(np.maximum(self.label_prior, 1e-12))
         prior = torch.tensor(shift, dtype=torch.float32, device=self.world.device)
-        counts = count_correct(self._for(None), self.source, rows, self.world, log_prior=prior)
-        return self._score(moment, step, domain, "all", counts, "oracle-prior", None, None)
+        return Pending("oracle-prior", None, None, Candidate(self._for(None), prior))
 
     def _another(self, domain: str) -> tuple[DomainState | None, str]:
         """A random other unseen domain's state; a training domain's where there is no other."""
@@ -350,3 +387,16 @@ class Evaluator:
             adapt_n=adapt_n,
             adapt_seed=self.plan.config.seed if adapted_on not in (None, "training") else None,
         )
+
+
+def _adapted(chain: Chain, start: Predictor, held: Held, context: Context) -> Predictor:
+    """What a chain makes of `start`; where it only changes the head, the backbone's work is that
+    of all such chains."""
+    if not chain.head_only or not isinstance(start, Plain):
+        return chain.adapt(start, held.images, context)[0]
+    if isinstance(context.centre, Plain):  # it shares the backbone
+        context = replace(context, centre=over_features(context.centre))
+    features = held.features(start.backbone)
+    adapted = chain.adapt(over_features(start), features, context)[0]
+    assert isinstance(adapted, Plain)
+    return Plain.of(start.backbone, adapted.head)

@@ -36,6 +36,7 @@ class Method(ABC):
     Config: ClassVar[type[Any]] = NoSettings
     gradient_free: ClassVar[bool] = True
     mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
+    head_only: ClassVar[bool] = False  # whether the backbone stays, and only its features count
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config

@@ -26,6 +26,10 @@ class Chain:
         """`embedding+prior`, or `none`."""
         return "+".join([*(["embedding"] if self.embedding else []), *self.methods]) or "none"
 
+    @property
+    def head_only(self) -> bool:
+        return all(method.head_only for method in self.methods.values())
+
     def context(
         self,
         predictor: Predictor,

@@ -119,6 +119,7 @@ class Prior(Method):
     """
 
     Config = PriorConfig
+    head_only = True
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context

@@ -45,6 +45,7 @@ class T3A(Method):
     """
 
     Config = T3AConfig
+    head_only = True
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context

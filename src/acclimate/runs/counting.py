@@ -1,0 +1,115 @@
+"""How many rows classifiers get right. Images are read once, and pass each backbone once, however
+many classifiers are counted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from acclimate.core.distributed import World
+from acclimate.data.source import Source, readable, to_float
+from acclimate.learn.models import Backbone, Plain, Predictor
+from acclimate.learn.models.backbones import Preprocess
+
+
+@dataclass(frozen=True)
+class Counts:
+    n: int
+    top1: int
+    top5: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plain (or folded) classifier, and what is added to its logits: [C]"""
+
+    predictor: Predictor
+    log_prior: Tensor | None = None
+
+
+@torch.no_grad()
+def count_each(
+    candidates: Sequence[Candidate], source: Source, rows: np.ndarray, world: World
+) -> list[Counts]:
+    """How many readable `rows` each candidate gets right."""
+    totals = torch.zeros(len(candidates), 3, dtype=torch.float64, device=world.device)
+    for x, labels, _ in labelled_batches(source, rows, world):
+        known = Passed(x)
+        for place, candidate in enumerate(candidates):
+            logits = known.logits(candidate.predictor).float()
+            if candidate.log_prior is not None:
+                logits = logits + candidate.log_prior
+            totals[place] += _found(logits, labels).sum(0)
+    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
+
+
+@torch.no_grad()
+def count_by_group(
+    predictor: Predictor,
+    source: Source,
+    rows: np.ndarray,
+    group: np.ndarray,
+    groups: int,
+    world: World,
+    *,
+    mu: Tensor | None = None,
+    seen: Callable[[Tensor, Tensor, np.ndarray], None] | None = None,
+) -> list[Counts]:
+    """The same of one predictor for many groups of rows in one pass; `mu` [groups, d] goes with
+    each group. `seen` is told the logits, labels and groups of each batch."""
+    totals = torch.zeros(groups, 3, dtype=torch.float64, device=world.device)
+    for x, labels, places in labelled_batches(source, rows, world):
+        of = torch.from_numpy(group[places]).to(world.device)
+        logits = predictor(x, None if mu is None else mu[of]).logits.float()
+        totals.index_add_(0, of, _found(logits, labels))
+        if seen is not None:
+            seen(logits, labels, group[places])
+    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
+
+
+def _found(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether each row counts, is right, and is right among five: [b, C], [b] -> [b, 3]"""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    return torch.stack([torch.ones_like(labels), best[:, 0], best.any(1)], dim=1).double()
+
+
+def labelled_batches(
+    source: Source, rows: np.ndarray, world: World
+) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+    """The readable of this process's share of `rows`: inputs, labels and places in `rows`."""
+    mine = np.arange(len(rows))[world.share(len(rows))]
+    for found, stored in readable(source, rows[mine]):
+        places = mine[found]
+        labels = torch.from_numpy(source.labels[rows[places]])
+        yield to_float(stored, world.device), labels.to(world.device), places
+
+
+class Passed:
+    """A batch, and what backbones made of it: each sees it once."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._features: dict[Backbone, Tensor] = {}
+
+    def features(self, backbone: Backbone) -> Tensor:
+        if backbone not in self._features:
+            below, x = backbone.extractor, self.x
+            # A backbone on an extractor takes what that makes of images as well as images.
+            over = below is not None and x.ndim > 2
+            self._features[backbone] = backbone(self.features(below) if below and over else x)
+        return self._features[backbone]
+
+    def logits(self, predictor: Predictor) -> Tensor:
+        if not isinstance(predictor, Plain):
+            return predictor(self.x).logits  # type: ignore[no-any-return]
+        logits: Tensor = predictor.head(self.features(predictor.backbone)).logits
+        return logits
+
+
+def over_features(predictor: Plain) -> Plain:
+    """The same classifier for what its backbone makes of images."""
+    width = predictor.backbone.features
+    nothing = Backbone(nn.Identity(), width, Preprocess(mean=(0.0,), std=(1.0,), size=0))
+    return Plain.of(nothing.to(predictor.backbone.mean.device), predictor.head)
