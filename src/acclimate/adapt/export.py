@@ -37,7 +37,8 @@ from acclimate.learn.models import Predictor, takes_features
 from acclimate.learn.models.licences import weights_licence
 
 OUTPUT = "probabilities"
-TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7
+TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7,
+ROUNDINGS = 10  # or by as many times what PyTorch's own float32 is off, where that is more
 SMALLEST = 1e-30  # of a class frequency: its logarithm stays finite in float32
 ENDINGS = (".onnx", ".pt2")
 CPU = torch.device("cpu")
@@ -60,7 +61,26 @@ class _Graph:
     form: str
     network: nn.Module
     inputs: dict[str, Tensor]  # an example of each; all but the first are defaults
-    cases: list[tuple[dict[str, np.ndarray], np.ndarray]]
+    cases: "list[_Case]"
+
+
+@dataclass(frozen=True)
+class _Case:
+    inputs: dict[str, np.ndarray]
+    expected: np.ndarray
+    tolerance: float
+
+    @classmethod
+    def of(
+        cls, predictor: Predictor, rows: dict[str, np.ndarray], about: Mapping[str, np.ndarray]
+    ) -> "_Case":
+        """What `predictor` gives for `rows`. Where it rounds heavily, as behind batch norms whose
+        inputs hardly vary, so may the graph."""
+        (given,) = rows.values()
+        expected = _reference(predictor, given)
+        exact = _reference(copy.deepcopy(predictor).double(), given)
+        rounding = float(np.abs(expected - exact).max())
+        return cls({**rows, **about}, expected, max(TOLERANCE, ROUNDINGS * rounding))
 
 
 def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Exported:
@@ -68,7 +88,7 @@ def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Export
     path = _checked(path)
     predictor = _on_cpu(site.predictor)
     rows = _examples(predictor, site.size)
-    cases = [({_input(predictor): part}, _reference(predictor, part)) for part in rows]
+    cases = [_Case.of(predictor, {_input(predictor): part}, {}) for part in rows]
     network = _OneDomain(predictor)
     graph = _Graph("adapted", network, {_input(predictor): torch.from_numpy(rows[0])}, cases)
     about = {"name": name or None, "images": None if site.state is None else site.state.count}
@@ -84,7 +104,7 @@ def export_conditioned(trained: Trained, path: str | Path) -> Exported:
     for state in _states(trained):
         predictor = _on_cpu(_as_adapted(trained, state))
         inputs = site_inputs(trained, state)
-        cases += [({data: part, **inputs}, _reference(predictor, part)) for part in rows]
+        cases += [_Case.of(predictor, {data: part}, inputs) for part in rows]
     defaults = {key: torch.from_numpy(value) for key, value in site_inputs(trained, None).items()}
     examples = {data: torch.from_numpy(rows[0]), **defaults}
     graph = _Graph("conditioned", _AnyDomain(trained), examples, cases)
@@ -249,10 +269,10 @@ def _on_cpu(network: Any) -> Any:
 
 @torch.no_grad()
 def _reference(predictor: Predictor, rows: np.ndarray) -> np.ndarray:
-    """As `Adapted.predict_proba` has it."""
-    logits = predictor(to_float(torch.from_numpy(rows), CPU)).logits
-    found: np.ndarray = logits.float().softmax(1).numpy()
-    return found
+    """As `Adapted.predict_proba` has it, in the predictor's precision."""
+    kind = next(predictor.parameters()).dtype
+    logits: Tensor = predictor(to_float(torch.from_numpy(rows), CPU).to(kind)).logits
+    return logits.softmax(1).numpy()
 
 
 def _checked(path: str | Path) -> Path:
@@ -342,19 +362,21 @@ def _program(content: bytes, names: list[str]) -> Run:
 
 def _compared(run: Run, graph: _Graph, path: Path) -> float:
     largest = 0.0
-    for inputs, expected in graph.cases:
-        found = run(inputs)
-        if found.shape != expected.shape or not np.isfinite(found).all():
+    for case in graph.cases:
+        found = run(case.inputs)
+        if found.shape != case.expected.shape or not np.isfinite(found).all():
             raise ExportError(
                 f"{path} was not written: its probabilities are {list(found.shape)} or not finite, "
-                f"where PyTorch's are {list(expected.shape)}; try .pt2, or another torch"
+                f"where PyTorch's are {list(case.expected.shape)}; try .pt2, or another torch"
             )
-        largest = max(largest, float(np.abs(found - expected).max()))
-    if largest > TOLERANCE:
-        raise ExportError(
-            f"{path} was not written: a probability differs from PyTorch's by {largest:.2g}, more "
-            f"than {TOLERANCE:g}; try .pt2, or another version of torch or onnxruntime"
-        )
+        difference = float(np.abs(found - case.expected).max())
+        if difference > case.tolerance:
+            raise ExportError(
+                f"{path} was not written: a probability differs from PyTorch's by "
+                f"{difference:.2g}, more than {case.tolerance:.1g}; try .pt2, or another version "
+                f"of torch or onnxruntime"
+            )
+        largest = max(largest, difference)
     return largest
 
 
