@@ -99,8 +99,8 @@ def test_a_site_folded_in(kind: str, method: str, tmp_path: Path) -> None:
 def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     trained = make_trained("concat")
     site = adapt(trained, rows_for("concat"), method="embedding")
-    exporting.export_adapted(site, tmp_path / "site.onnx", name="new-site")
-    session = opened(tmp_path / "site.onnx")
+    made = exporting.export_adapted(site, tmp_path / "site.onnx", name="new-site")
+    session = opened(made.path)
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
     assert (taken.name, taken.type, taken.shape) == ("images", "tensor(uint8)", ["n", 3, 8, 8])
     assert (given.name, given.type, given.shape) == ("probabilities", "tensor(float)", ["n", 3])
@@ -111,7 +111,8 @@ def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     assert facts["digest"] == trained.digest()
     assert (facts["method"], facts["form"]) == ("embedding", "adapted")
     assert facts["licence"] == "none: no pretrained weights, so that they are yours"
-    onnx.checker.check_model(str(tmp_path / "site.onnx"))
+    assert str(Path(exporting.__file__).parent).encode() not in made.path.read_bytes()
+    onnx.checker.check_model(str(made.path))
 
 
 @pytest.mark.slow

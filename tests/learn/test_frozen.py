@@ -91,7 +91,8 @@ def test_a_second_extraction_reads_what_the_first_left(
     assert sum(passes) == 96
     assert torch.equal(first.features, second.features)
     about = json.loads((shards(cache)[0].parent / "about.json").read_text())
-    assert about == {"backbone": "small-cnn", "size": SIDE, "features": 128}
+    facts = {"backbone": "small-cnn", "size": SIDE, "features": 128}
+    assert about == {**facts, "engine": "torch"}
 
 
 def test_other_weights_have_features_of_their_own(

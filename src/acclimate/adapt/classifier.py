@@ -27,7 +27,7 @@ from acclimate.data.quarantine import NoQuarantine, Quarantine
 from acclimate.data.source import Given, Images, Source, open_source, readable, to_float
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Predictor, takes_features
+from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
@@ -60,6 +60,11 @@ class Adapted:
     def method(self) -> str:
         """How it was adapted, e.g. `embedding+prior`."""
         return "none" if self.state is None else chain_of(self.state).name
+
+    @property
+    def engine(self) -> str:
+        """What has computed the features of images so far: torch, or ONNX Runtime on a CPU."""
+        return engine_used(self.predictor.backbone)
 
     @property
     def label_prior(self) -> dict[str, float] | None:
@@ -168,6 +173,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     chain = chain_of(state)
     start = trained.start(embedding=chain.embedding)
     predictor = chain.apply(base_predictor(start.predictor, start.table, state), state.payloads)
+    accelerate(predictor.backbone)  # bn and tent have made one of their own
     table = start.table if chain.embedding else None
     trust = None if table is None else judge(state, table)
     return Adapted(predictor, trained, state, trust)

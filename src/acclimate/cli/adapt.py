@@ -61,6 +61,7 @@ def adapt(
         )
     assert site.state is not None
     facts: dict[str, Any] = {"method": site.method, "n": site.state.count}
+    facts["engine"] = site.engine
     if site.notes:
         facts["notes"] = list(site.notes)
     if site.trust is not None:

@@ -45,7 +45,7 @@ def predict(
         found = predictions(site, paths, quarantine, watch)
     write_text(out, found.csv(every_class=probabilities))
     if json:
-        facts = {"predictions": str(out), "images": len(found)}
+        facts = {"predictions": str(out), "images": len(found), "engine": site.engine}
         say_json({**facts, "unreadable": quarantine.as_dicts(), "classes": found.counts()})
         return
     say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")

@@ -21,7 +21,8 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Images, ImageSource, readable
 from acclimate.data.user_cache import GIB, image_identity
-from acclimate.learn.models import Backbone
+from acclimate.learn.models import Backbone, accelerate
+from acclimate.learn.models.engine import TORCH
 
 FORMAT = 2  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
@@ -51,15 +52,30 @@ class Extraction:
     name: str
     size: int
 
+    def on(self, device: torch.device) -> None:
+        """Make ready to extract there."""
+        self.network.to(device)
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        accelerate(self.network)
+
+    @property
+    def engine(self) -> str:
+        """What computes them there, ONNX Runtime with its version."""
+        engines = self.network.engines
+        return TORCH if engines is None else engines.at(self.network, self.size).name
+
     @property
     def key(self) -> str:
-        """Where it agrees, so do the features of an image: weights count by content."""
+        """Where it agrees, so do the features of an image, to the last bit on one machine: weights
+        count by content."""
         weights = tensors_digest(self.network.state_dict().items())
-        known = json.dumps([FORMAT, self.name, weights, self.size])
+        other = [] if self.engine == TORCH else [self.engine]
+        known = json.dumps([FORMAT, self.name, weights, self.size, *other])
         return hashlib.sha256(known.encode()).hexdigest()[:32]
 
     def about(self) -> dict[str, Any]:
-        return {"backbone": self.name, "size": self.size, "features": self.network.features}
+        facts = {"backbone": self.name, "size": self.size, "features": self.network.features}
+        return {**facts, "engine": self.engine}
 
     def extract(
         self,
@@ -76,6 +92,7 @@ class Extraction:
 
         Processes of a run share the work; where they do not see each other's files, each does all.
         """
+        self.on(world.device)
         images, first, shown = _images(manifest, rows)
         self._check_budget(len(images), config)
         cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
@@ -83,8 +100,6 @@ class Extraction:
         source = ImageSource(
             manifest, self.size, replace(config, cache_gib=0.0, pack_gib=0.0), quarantine
         )
-        self.network.to(world.device)
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         work = _Work(self.network, cache, source, images, first)
         with cache.alone() if world.main else nullcontext():
             work.do(world, watch)

@@ -58,7 +58,12 @@ def as_onnx(program: Any, inputs: Collection[str], output: str, *, optimise: boo
             output_names=[output],
         )
     assert made is not None
-    return made.model_proto
+    model = made.model_proto
+    parts = (model, model.graph, *model.graph.node, *model.graph.value_info)
+    for part in (*parts, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        part.ClearField("metadata_props")  # where in which file each node was traced
+        part.ClearField("doc_string")
+    return model
 
 
 def as_pt2(program: Any, facts: Mapping[str, str]) -> bytes:

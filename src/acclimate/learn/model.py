@@ -27,6 +27,7 @@ from acclimate.learn.models import (
     Backbone,
     Conditioned,
     Predictor,
+    accelerate,
     build_backbone,
     build_plain,
     takes_features,
@@ -162,6 +163,7 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         _agree(table, described)
         ready(embedding, device).eval()
     ready(predictor, device).eval()
+    accelerate(predictor.backbone, None if embedding is None else embedding.backbone)
     if parts := below(tensors, "site."):
         site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path)
         site = site.to(device)

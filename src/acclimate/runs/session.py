@@ -22,6 +22,7 @@ from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
 from acclimate.learn.models import Backbone, Predictor
+from acclimate.learn.models.engine import TORCH
 from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
 from acclimate.runs.folder import SHARED, RunFolder
@@ -96,19 +97,22 @@ class Session:
             self.folder.quarantine, total=len(manifest), max_share=config.data.max_unreadable
         )
         self._before = seconds_worked(self.folder.checkpoints())
+        extraction = None
+        if self.extractor is not None:
+            extraction = Extraction(self.extractor, config.model.backbone, self.size)
+            extraction.on(self.world.device)
         if self.world.main:
-            self._announce()
-        if self.extractor is None:
+            self._announce(TORCH if extraction is None else extraction.engine)
+        if extraction is None:
             self.source = open_source(
                 manifest, self.size, config.data, self.quarantine, self.world.device
             )
         else:
-            self.source = self._extracted(self.extractor)
+            self.source = self._extracted(extraction)
 
-    def _extracted(self, extractor: Backbone) -> Extracted:
+    def _extracted(self, extraction: Extraction) -> Extracted:
         """The frozen features of all rows, by whose statistics those who learn on them go."""
         plan = self.plan
-        extraction = Extraction(extractor, plan.config.model.backbone, self.size)
         found = extraction.extract(
             plan.manifest,
             plan.rows,
@@ -149,7 +153,8 @@ class Session:
             clock=self.seconds,
         )
 
-    def _announce(self) -> None:
+    def _announce(self, engine: str) -> None:
+        device = _device_name(self.world.device)
         losses = self.folder.records().losses
         self.folder.append(
             Started(
@@ -157,7 +162,7 @@ class Session:
                 version=__version__,
                 config_digest=settings_digest(self.identity),
                 data_digest=self.identity["data"],
-                device=_device_name(self.world.device),
+                device=device if engine == TORCH else f"{device}, features by {engine}",
                 processes=self.world.size,
                 resumed_at=f"{losses[-1].phase} {losses[-1].step}" if losses else None,
             )

@@ -72,5 +72,10 @@ def last_layer(predictor: Predictor) -> nn.Linear:
 
 
 def with_last_layer(predictor: Predictor, weight: Tensor, bias: Tensor) -> Predictor:
-    """`predictor` with another last layer: weight [C, h], bias [C]."""
-    return with_tensors(predictor, {"head.last.weight": weight, "head.last.bias": bias})
+    """`predictor` with another last layer: weight [C, h], bias [C]. Both share the backbone."""
+    assert isinstance(predictor, Plain), "a conditioned predictor is folded before it is adapted"
+    head = copy.deepcopy(predictor.head)
+    head.last.load_state_dict({"weight": weight, "bias": bias})
+    changed = Plain.of(predictor.backbone, head)
+    changed.training = predictor.training  # not train(): the backbone is shared, keeps its mode
+    return changed

@@ -8,6 +8,7 @@ from acclimate.learn.models.backbones import (
     freeze_batch_norm,
     list_backbones,
 )
+from acclimate.learn.models.engine import accelerate, engine_used
 from acclimate.learn.models.predictors import (
     Conditioned,
     Output,
@@ -25,9 +26,11 @@ __all__ = [
     "Plain",
     "Predictor",
     "Preprocess",
+    "accelerate",
     "build_backbone",
     "build_plain",
     "default_backbone",
+    "engine_used",
     "fit_weights",
     "freeze_batch_norm",
     "list_backbones",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.learn.models.engine import Engines
 from acclimate.learn.models.timm_import import import_timm
 from acclimate.learn.models.weights import (
     find_hub_weights,
@@ -47,11 +48,13 @@ class Backbone(nn.Module):
     mean: Tensor
     std: Tensor
     extractor: "Backbone | None"
+    engines: Engines | None  # set by `accelerate`
 
     def __init__(self, body: nn.Module, features: int, preprocess: Preprocess) -> None:
         super().__init__()
         self.body = body
         self.extractor = None
+        self.engines = None
         self.features = features
         self.size = preprocess.size
         # [3, 1, 1] against [b, 3, h, w], or [f] against [b, f].
@@ -61,6 +64,14 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, h, w] in 0..1, or [b, f] in feature mode -> [b, features]."""
+        if self.engines is not None:
+            found = self.engines.features(self, x)
+            if found is not None:
+                return found
+        return self.in_torch(x)
+
+    def in_torch(self, x: Tensor) -> Tensor:
+        """The same by PyTorch, whatever other engine there is."""
         if self.extractor is not None and x.ndim > 2:
             x = self.extractor(x)
         features: Tensor = self.body((x - self.mean) / self.std)
