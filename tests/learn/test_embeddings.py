@@ -262,6 +262,12 @@ def test_a_run_from_training_to_prediction(
         {"model.head": "mlp", "model.dropout": 0.5, "train.keep": "last"},
         {"val_domains": ["site-3"], "adapt.points": 3, "train.evaluate_every": 1},
         {"train.average.kind": "ema", "train.optimiser.name": "sgd", "train.per_domain": 3},
+        {
+            "train.average.kind": "swad",
+            "train.average.patience": 1,
+            "train.probe.steps": 3,
+            "train.last_fit": True,
+        },
     ],
 )
 def test_phi_is_that_of_the_erm_run(

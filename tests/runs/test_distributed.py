@@ -17,7 +17,12 @@ from fixtures.settings import TINY, as_flags
 pytestmark = pytest.mark.slow
 
 
-KINDS = ("features", "images with augmentation and domain mixup", "frozen features")
+KINDS = (
+    "features",
+    "images with augmentation and domain mixup",
+    "frozen features",
+    "a probe, SWAD and a last fit",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,9 +34,12 @@ def test_two_processes_equal_one(
     sgd = {"optimiser.name": "sgd", "optimiser.lr": 0.05}
     settings = TINY | {f"{step}.{k}": v for step in ("embedding", "train") for k, v in sgd.items()}
     settings |= {"train.keep": "last"}
-    if kind == "features":
+    if kind in (KINDS[0], KINDS[3]):
         features.write(data)
         unseen = "site-4"
+        if kind == KINDS[3]:
+            settings |= {"train.probe.steps": 3, "train.last_fit": "true"}
+            settings |= {"train.average.kind": "swad", "train.average.patience": 1}
     elif kind == "frozen features":
         Manifest.from_folder(tree).write(data)
         unseen = "west"

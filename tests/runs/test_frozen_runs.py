@@ -284,6 +284,9 @@ class TestRunsOnDisk:
         before = as_dict(RunConfig())
         del before["model"]["freeze"], before["train"]["prior_aware"]
         del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
+        del before["train"]["last_fit"], before["train"]["probe"]
+        for key in ("patience", "tolerance", "ratio"):
+            del before["train"]["average"][key]
         assert digestible(settings) == before and spelled_out(before) == settings
         assert completed(before) == {**before, "model": {**before["model"], "freeze": "none"}}
         assert job_digest("data", settings) == job_digest("data", before)

@@ -21,12 +21,12 @@ from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
-from acclimate.runs.averaging import Average
+from acclimate.runs.averaging import Running
 from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.optimisation import check_shares, learning_rate, make_optimiser
-from acclimate.runs.records import Score, read
+from acclimate.runs.records import Validated, read
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -238,9 +238,9 @@ def test_the_best_weights_are_kept_and_given_back(
 ) -> None:
     objective, validated = erm(), {}
 
-    def validate(step: int) -> tuple[list[Score], float | None]:
+    def validate(step: int) -> Validated:
         validated[step] = weights(objective)
-        return [], scores[step - 1]
+        return Validated([], scores[step - 1])
 
     settings = replace(phase(OPTIMISERS["adam"], steps=4), evaluate_every=1)
     for keep, step in (("best", best), ("last", 4)):
@@ -414,14 +414,16 @@ def test_an_average_resumes_bit_by_bit(kind: str, manifest: Manifest, tmp_path: 
 def test_a_slow_average_forgets_the_first_weights(manifest: Manifest, tmp_path: Path) -> None:
     """The default decay over a short run is a mean over it, not the weights it began with."""
     objective = erm()
-    average = Average(objective, AverageConfig(kind="ema"), steps=300)
+    average = Running.of(objective, AverageConfig(kind="ema"), steps=300)
     with torch.no_grad():
         for done in range(1, 301):
             for value in objective.parameters():
                 value.fill_(float(done))
             average.update(done)
     for name, _ in objective.named_parameters():
-        torch.testing.assert_close(average.mean[name].mean().item(), 150.5, rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            average.mean.values[name].mean().item(), 150.5, rtol=1e-4, atol=0
+        )
 
 
 def test_penalties_need_several_images_of_a_domain() -> None:

@@ -1,5 +1,6 @@
 """Scores by hand: which rows count, in which domain's light, and what the controls are told."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def by_place(classes: int) -> Conditioned:
 
 
 def test_a_training_domain_is_validated_with_its_own_embedding(tiny: Tiny) -> None:
-    scores, mean = evaluator(tiny, classes=4).validation(step=3)
+    scores, mean, _ = evaluator(tiny, classes=4).validation(step=3)
     assert [(s.domain, s.split, s.n, s.top1) for s in scores] == [(d, "val", 4, 1) for d in SITES]
     assert mean == 1.0
 
@@ -111,9 +112,14 @@ def test_top_1_and_top_5_by_hand() -> None:
     source = FeatureSource(Manifest.from_arrays(X, ranks, ["d"] * 6))
     source.labels = ranks - 1  # arrays name the classes that they hold, and there are seven
     whole = count_by_group(Logits(), source, np.arange(6), np.zeros(6, dtype=np.int64), 1, World())
-    assert whole == [Counts(n=6, top1=2, top5=4)]
+    # A row of rank r has the logit 8 - r, and Σ exp over all classes is Σ exp(1..7).
+    total = math.log(sum(math.exp(logit) for logit in range(1, 8)))
+    assert whole == [Counts(n=6, top1=2, top5=4, loss=pytest.approx(6 * total - 26))]
     halves = count_by_group(Logits(), source, np.arange(6), np.arange(6) // 3, 2, World())
-    assert halves == [Counts(n=3, top1=2, top5=3), Counts(n=3, top1=0, top5=1)]
+    assert halves == [
+        Counts(n=3, top1=2, top5=3, loss=pytest.approx(3 * total - 20)),
+        Counts(n=3, top1=0, top5=1, loss=pytest.approx(3 * total - 6)),
+    ]
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:

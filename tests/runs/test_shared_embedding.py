@@ -65,6 +65,12 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.average.kind": "ema",
     "train.average.decay": 0.5,
     "train.average.start": 0.1,
+    "train.average.patience": 2,
+    "train.average.tolerance": 2,
+    "train.average.ratio": 2.0,
+    "train.probe.steps": 2,
+    "train.probe.lr": 0.1,
+    "train.last_fit": True,
     "train.optimiser.name": "sgd",
     "train.optimiser.lr": 0.1,
     "train.optimiser.weight_decay": 0.1,
@@ -127,17 +133,29 @@ def test_a_shared_phi_gives_the_very_same_run(
     assert shared.read_bytes() == own.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["mean", "posterior"])
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("mean", {}),
+        ("posterior", {}),
+        ("mean", {"train.probe.steps": 3, "train.last_fit": True}),
+    ],
+)
 def test_phi_takes_the_weights_of_the_finished_run_erm(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    features: Manifest,
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    better: dict[str, Any],
 ) -> None:
     """Bit by bit what Step A would have learned, without a step of training."""
-    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02}
+    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02, **better}
     config = tiny("da-coral", **settings, **{"embedding.name": name})
     own = train_embedding(config, features, tmp_path / "own")
     train(tiny("erm", **settings), features, tmp_path / "erm")
     with monkeypatch.context() as patch:
-        patch.setattr(embedding_step, "main_loop", None)
+        patch.setattr(embedding_step, "Fit", None)
         taken = train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "erm")
     assert taken.read_bytes() == own.read_bytes()
     assert stable(tmp_path / "taken") == stable(tmp_path / "own")

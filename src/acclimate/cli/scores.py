@@ -28,7 +28,10 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
         _show_rehearsal(rehearsed, folder)
     if not any(score.role == "test" for score in scores):
         say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
-    say(f"kept step {finished.kept_step} ({finished.kept_by}); {finished.seconds:.0f} s")
+    kept = f"step {finished.kept_step}"
+    if finished.kept_from is not None:
+        kept = f"the mean of steps {finished.kept_from} to {finished.kept_step}"
+    say(f"kept {kept} ({finished.kept_by}); {finished.seconds:.0f} s")
     if finished.quarantined:
         listed = run_folder.quarantine
         say(f"{finished.quarantined} unreadable images were skipped: {listed}")

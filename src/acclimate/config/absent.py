@@ -1,16 +1,21 @@
 """Settings that are younger than runs and sweeps on disk, and what a configuration without them
 means: such a one still opens, and still has the digest that it was stored under."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from acclimate.config.settings import SiteConfig
+from acclimate.config.settings import AverageConfig, ProbeConfig, SiteConfig
 from acclimate.config.values import as_dict, merged, nested
 
 _MEANT: Mapping[str, Any] = {"model.freeze": "none"}  # where that is not the default of today
 _DEFAULT: Mapping[str, Any] = {
     "data.pack_gib": 32.0,
     "train.prior_aware": False,
+    "train.last_fit": False,
+    "train.probe": as_dict(ProbeConfig()),
+    "train.average.patience": AverageConfig().patience,
+    "train.average.tolerance": AverageConfig().tolerance,
+    "train.average.ratio": AverageConfig().ratio,
     "adapt.rehearse": False,
     "adapt.site": as_dict(SiteConfig()),
 }
@@ -30,8 +35,15 @@ def digestible(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without the younger settings that say what their absence says."""
     kept = dict(values)
     for name, meaning in {**_MEANT, **_DEFAULT}.items():
-        group, key = name.split(".")
-        inside = kept.get(group, {})
-        if inside.get(key) == meaning:
-            kept[group] = {other: value for other, value in inside.items() if other != key}
+        kept = _without(kept, name.split("."), meaning)
     return kept
+
+
+def _without(values: Mapping[str, Any], path: Sequence[str], meaning: Any) -> dict[str, Any]:
+    """`values` less the one at `path`, if it is there and is `meaning`."""
+    key, *further = path
+    if key not in values:
+        return dict(values)
+    if further:
+        return {**values, key: _without(values[key], further, meaning)}
+    return {other: v for other, v in values.items() if other != key or v != meaning}

@@ -115,13 +115,36 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig:
-    kind: Literal["none", "ema", "window"] = setting(
-        "none", "average of the weights along the way: exponential, or dense over the last steps"
+    kind: Literal["none", "ema", "window", "swad"] = setting(
+        "none",
+        "average of the weights along the way: exponential; dense over the last steps; or, as "
+        "SWAD, dense over a window that the validation loss chooses",
     )
     decay: float = setting(0.999, "decay of the exponential average", at_least=0, at_most=1)
     start: float = setting(
         0.5, "share of the steps after which the dense average begins", at_least=0, at_most=1
     )
+    patience: int = setting(
+        3, "swad: validations over which the loss must not fall for the window to begin (N_s)",
+        at_least=1,
+    )  # fmt: skip
+    tolerance: int = setting(
+        6, "swad: validations in a row above the limit that end the window (N_e)", at_least=1
+    )
+    ratio: float = setting(
+        1.3, "swad: the limit, as a multiple of the mean loss at the window's beginning (r)",
+        at_least=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """The head learns alone before all of the network does."""
+
+    steps: int = setting(
+        0, "steps before the others in which the backbone stays as it is; 0: none", at_least=0
+    )
+    lr: float = setting(1e-3, "learning rate in them, falling to 0 along a cosine", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +170,12 @@ class TrainConfig:
     prior_aware: bool = setting(
         False, "tell training each domain's label frequencies, so that it learns what they leave"
     )
+    last_fit: bool = setting(
+        False,
+        "once weights are chosen, fit anew for as many steps on training and validation rows "
+        "together; scores on validation rows stay those of the weights chosen",
+    )
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     average: AverageConfig = field(default_factory=AverageConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 

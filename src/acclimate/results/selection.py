@@ -273,10 +273,11 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _while_training(scores: Iterable[Score]) -> float | None:
-    """The mean of what validation looked at; of the final scores where it looked elsewhere."""
+    """The mean of what validation looked at, on the kept weights where those are an average of
+    several; of the final scores where it looked elsewhere."""
     found: dict[str, list[float]] = defaultdict(list)
     for score in scores:
         if score.top1 is not None:
             found[score.moment].append(score.top1)
-    moment = next((name for name in ("validation", "final") if name in found), None)
+    moment = next((name for name in ("averaged", "validation", "final") if name in found), None)
     return None if moment is None else fmean(found[moment])

@@ -20,11 +20,20 @@ from acclimate.runs.averaging import Average
 
 @dataclass(frozen=True)
 class Position:
-    """Where a phase stands: steps done, and the best validation so far."""
+    """Where a phase stands: steps done, and the best validation so far.
+
+    At the end of a phase that keeps the mean over a `window` of steps, the best is that mean.
+    """
 
     step: int = 0
     best_step: int | None = None
     best_score: float | None = None
+    window: tuple[int, int] | None = None
+
+    def kept(self, keep: str) -> int:
+        """The step whose weights are kept, the last one of a mean."""
+        chosen = keep == "best" or self.window is not None
+        return self.best_step if chosen and self.best_step is not None else self.step
 
 
 def save_checkpoint(

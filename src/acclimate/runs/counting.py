@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acclimate.core.distributed import World
@@ -19,6 +20,13 @@ class Counts:
     n: int
     top1: int
     top5: int
+    loss: float = 0.0  # sum of cross-entropies
+
+    @classmethod
+    def of(cls, totals: Tensor) -> "list[Counts]":
+        """[n, 4] as `_found` has them"""
+        rows = totals.cpu().tolist()
+        return [cls(int(n), int(top1), int(top5), loss) for n, top1, top5, loss in rows]
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ def count_each(
     candidates: Sequence[Candidate], source: Source, rows: np.ndarray, world: World
 ) -> list[Counts]:
     """How many readable `rows` each candidate gets right."""
-    totals = torch.zeros(len(candidates), 3, dtype=torch.float64, device=world.device)
+    totals = torch.zeros(len(candidates), 4, dtype=torch.float64, device=world.device)
     for x, labels, _ in labelled_batches(source, rows, world):
         known = Passed(x)
         for place, candidate in enumerate(candidates):
@@ -42,7 +50,7 @@ def count_each(
             if candidate.log_prior is not None:
                 logits = logits + candidate.log_prior
             totals[place] += _found(logits, labels).sum(0)
-    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
+    return Counts.of(world.sum(totals))
 
 
 @torch.no_grad()
@@ -59,20 +67,22 @@ def count_by_group(
 ) -> list[Counts]:
     """The same of one predictor for many groups of rows in one pass; `mu` [groups, d] goes with
     each group. `seen` is told the logits, labels and groups of each batch."""
-    totals = torch.zeros(groups, 3, dtype=torch.float64, device=world.device)
+    totals = torch.zeros(groups, 4, dtype=torch.float64, device=world.device)
     for x, labels, places in labelled_batches(source, rows, world):
         of = torch.from_numpy(group[places]).to(world.device)
         logits = predictor(x, None if mu is None else mu[of]).logits.float()
         totals.index_add_(0, of, _found(logits, labels))
         if seen is not None:
             seen(logits, labels, group[places])
-    return [Counts(*map(int, row)) for row in world.sum(totals).cpu().tolist()]
+    return Counts.of(world.sum(totals))
 
 
 def _found(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether each row counts, is right, and is right among five: [b, C], [b] -> [b, 3]"""
+    """Of each row: 1, whether it is right, or among five, and its loss: [b, C], [b] -> [b, 4]"""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-    return torch.stack([torch.ones_like(labels), best[:, 0], best.any(1)], dim=1).double()
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    found = (torch.ones_like(labels), best[:, 0], best.any(1), losses)
+    return torch.stack([column.double() for column in found], dim=1)
 
 
 def labelled_batches(

@@ -7,8 +7,8 @@ from acclimate.learn.embeddings import DomainTable, Embedding, FromERM, embed_ro
 from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
 from acclimate.runs.loop import Phase
-from acclimate.runs.predictor_step import main_loop
-from acclimate.runs.records import Score
+from acclimate.runs.predictor_step import Fit
+from acclimate.runs.records import Validated
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session
 from acclimate.runs.shared import Baseline
@@ -50,10 +50,14 @@ def _learn_baseline(session: Session, embedding: FromERM) -> None:
         plan, session.source, session.world, embedding.predictor, plan.label_prior().tolist()
     )
 
-    def validate(step: int) -> tuple[list[Score], float | None]:
-        return [], evaluator.validation(step)[1]  # the run's records are of its own predictor
+    def validate(step: int) -> Validated:
+        # The run's records are of its own predictor.
+        return evaluator.validation(step)._replace(scores=[])
 
-    main_loop(session, embedding, "embedding", validate=validate).run()
+    fit = Fit(session, embedding, validate, name="embedding")
+    chosen = fit.choose()
+    if plan.config.train.last_fit:
+        fit.repeat(chosen)
 
 
 def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:

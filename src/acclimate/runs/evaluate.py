@@ -75,6 +75,11 @@ def evaluate_run(
         for score in evaluator.final(step=0, methods=methods):
             scores.append(replace(score, moment="evaluate"))
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
+        if not scores:
+            raise ManifestError(
+                f"the last fit of {run} took in all rows of {manifest.source}, and leaves none to "
+                f"score; its records have the scores of before, or give other data"
+            )
         unreadable = [name for name, _ in quarantine.entries]
         return Evaluation(scores, unreadable, same_data)
 
@@ -87,6 +92,8 @@ def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data:
     test = tuple(name for name in manifest.domains if name not in {*train, *val})
     if same_data and trained.test_domains is not None:
         test = trained.test_domains
+    if not same_data:  # no row of which is known to have been in a last fit
+        config = replace(config, train=replace(config.train, last_fit=False))
     return Plan(config, check_components(config), manifest, train, val, test)
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.objective import Losses, Objective
-from acclimate.runs.averaging import Average
+from acclimate.runs.averaging import Average, Running
 from acclimate.runs.checkpoint import (
     Position,
     load_checkpoint,
@@ -37,9 +37,10 @@ from acclimate.runs.optimisation import (
     learning_rate,
     make_optimiser,
 )
-from acclimate.runs.records import Loss, Score
+from acclimate.runs.records import Loss, Validated
+from acclimate.runs.swad import Swad
 
-Validate = Callable[[int], tuple[list[Score], float | None]]  # of a step: scores, and their mean
+Validate = Callable[[int], Validated]  # of a step
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ class Phase:
     keep: Literal["best", "last"] = "last"
     average: AverageConfig = field(default_factory=AverageConfig)
     seeded_as: str = ""  # the phase whose random numbers it draws; its own unless it repeats one
+    planned: int = 0  # steps that schedules go by; its own unless it repeats a part of a phase
+    window: tuple[int, int] | None = None  # steps whose mean is kept, where that was found before
+
+    def averaged(self, module: nn.Module) -> Average | None:
+        if self.window is not None:
+            return Running(module, after=self.window[0] - 1)
+        if self.average.kind == "none":
+            return None
+        if self.average.kind == "swad":
+            return Swad(module, self.average)
+        return Running.of(module, self.average, self.planned or self.steps)
 
 
 @dataclass
@@ -79,8 +91,7 @@ class Loop:
     def run(self) -> Position:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
         optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
-        if self.phase.average.kind != "none":
-            self._average = Average(self.objective, self.phase.average, self.phase.steps)
+        self._average = self.phase.averaged(self.objective)
         progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
         module: nn.Module = self.objective
         if self.world.size > 1:
@@ -97,11 +108,23 @@ class Loop:
             progress = self._after(optimiser, progress, step + 1)
             self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
-        if self.phase.keep == "best" and progress.best_step is not None:
+        window = None if self._average is None else self._average.window
+        if window is None and self.phase.keep == "best" and progress.best_step is not None:
             load_weights(self._best(progress.best_step), self.objective)
         elif self._average is not None:
             self._average.apply()
-        return progress
+            self._agree()
+        return progress if window is None else self._averaged(progress, window)
+
+    def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
+        """Validation of the mean over a window, which is neither the best nor the last weights."""
+        assert self.validate is not None, "a window is found by validation"
+        self.objective.eval()
+        found = self.validate(window[1])
+        if self.world.main:
+            for score in found.scores:
+                self.folder.append(replace(score, moment="averaged"))
+        return Position(progress.step, window[1], found.top1, window)
 
     @property
     def _checkpoint(self) -> Path:
@@ -116,8 +139,9 @@ class Loop:
                 path.unlink()
 
     def _step(self, take: Stepper, batch: Batch, step: int) -> None:
+        planned = self.phase.planned or self.phase.steps
         for group in take.optimiser.param_groups:
-            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
+            group["lr"] = learning_rate(group["settings"], step, planned)
         # Dropout draws from the global generator: seeded per step and process, it needs no saving.
         name = self.phase.seeded_as or self.phase.name
         torch.manual_seed(derive(self.seed, name, "step", step, self.world.rank))
@@ -155,16 +179,20 @@ class Loop:
         self.objective.eval()
         self._agree()
         with self._average.applied() if self._average is not None else nullcontext():
-            scores, mean = self.validate(progress.step)
+            self._agree()  # an average has statistics of its own
+            found = self.validate(progress.step)
+            mean = found.top1
             # Before its window an average has nothing to offer that could be kept.
-            ready = self._average is None or self._average.count > 0
+            ready = self._average is None or self._average.ready
             better = (mean is not None and ready) and (
                 progress.best_score is None or mean > progress.best_score
             )
             if better and self.phase.keep == "best" and self.world.main:
                 save_weights(self._best(progress.step), self.objective)
+        if self._average is not None:
+            self._average.validated(progress.step, found.loss)
         if self.world.main:
-            for score in scores:
+            for score in found.scores:
                 self.folder.append(score)
         self._since += time.perf_counter() - started  # its time is not training time
         return Position(progress.step, progress.step, mean) if better else progress

@@ -62,6 +62,15 @@ class Plan:
         """Rows of each training domain, in the order of the batches' domain numbers."""
         return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
 
+    @cached_property
+    def fitted_rows(self) -> list[np.ndarray]:
+        """Rows of each training domain that the predictor is fitted on in the end."""
+        if not self.config.train.last_fit:
+            return self.train_rows
+        held_out = [self.manifest.rows(domain=name, split="val") for name in self.train_domains]
+        both = zip(self.train_rows, held_out, strict=True)
+        return [np.sort(np.concatenate(parts)) for parts in both]
+
     def role(self, domain: str) -> str:
         if domain in self.test_domains:
             return "test"
@@ -80,15 +89,14 @@ class Plan:
 
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        return label_prior(self._label_counts)
+        return label_prior(self._label_counts(self.fitted_rows))
 
-    def label_shifts(self) -> np.ndarray:
-        """What knowing a training domain's label frequencies adds to its logits: [N, C]"""
-        return label_shifts(self._label_counts)
+    def label_shifts(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """What knowing a domain's label frequencies in `rows` adds to its logits: [N, C]"""
+        return label_shifts(self._label_counts(rows))
 
-    @cached_property
-    def _label_counts(self) -> np.ndarray:
-        return label_counts(self.manifest.label_index, self.train_rows, len(self.classes))
+    def _label_counts(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        return label_counts(self.manifest.label_index, rows, len(self.classes))
 
 
 def make_plan(
@@ -110,6 +118,7 @@ def make_plan(
             f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
         )
     manifest = _learnable(config, manifest, train)
+    _check_last_fit(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
     resolved, why = _resolved(config, manifest, train, device)
     if resolved.train.domains_per_step < algorithm.build.least_domains:
@@ -117,6 +126,7 @@ def make_plan(
             f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
             f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
         )
+    _check_validations(resolved.train)
     return Plan(resolved, algorithm, manifest, train, val, test, why)
 
 
@@ -168,6 +178,25 @@ def _check_training_domains(
                 f"domain '{name}' of {manifest.source} has {rows} rows in split 'train' and needs "
                 f"{fewest}; add images, or leave it out with --test-domains {name}"
             )
+
+
+def _check_last_fit(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> None:
+    if config.train.last_fit and not any(len(manifest.rows(domain=d, split="val")) for d in train):
+        raise ManifestError(
+            f"the training domains of {manifest.source} have no rows in split 'val' that a last "
+            f"fit could take in; leave out train.last_fit"
+        )
+
+
+def _check_validations(train: TrainConfig) -> None:
+    """SWAD finds its window among validations, and must have enough of them."""
+    validations = -(-train.steps // train.evaluate_every)
+    if train.average.kind == "swad" and validations < train.average.patience:
+        raise ConfigError(
+            f"SWAD looks for its window in {train.average.patience} validations or more, and "
+            f"{count(train.steps, 'step')} have {validations}; lower train.evaluate_every from "
+            f"{train.evaluate_every}"
+        )
 
 
 def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from acclimate.core.errors import RecordError, SchemaError
 from acclimate.core.files import append_line
@@ -55,7 +55,9 @@ class Score:
 
     kind: ClassVar[str] = "score"
     key: ClassVar[tuple[str, ...]] = ("moment", "step", "domain", "split", "method")
-    moment: str  # "validation" during training, "final" on the kept weights
+    # "validation" during training, "averaged" on a mean of weights that training ended with,
+    # "final" on the kept weights
+    moment: str
     step: int
     domain: str
     role: str  # train | val | test: how this run used the domain
@@ -69,13 +71,24 @@ class Score:
     adapted_on: str | None = None  # "held-out", "test", "training" or None
     adapt_n: int | None = None
     adapt_seed: int | None = None
+    loss: float | None = None  # mean cross-entropy
+
+
+class Validated(NamedTuple):
+    """What a validation found: scores, and their means over the domains that have any."""
+
+    scores: list[Score]
+    top1: float | None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
     """The run is complete: which step's weights were kept, and why.
 
-    `seconds` are those of all sessions; of a killed one, those until its last checkpoint.
+    `kept_score` is of the weights that were chosen, on rows that they were not fitted on; a last
+    fit on all rows comes after it. `seconds` are those of all sessions; of a killed one, those
+    until its last checkpoint.
     """
 
     kind: ClassVar[str] = "finished"
@@ -85,6 +98,7 @@ class Finished:
     kept_score: float | None
     seconds: float
     quarantined: int
+    kept_from: int | None = None  # of a mean over many steps, the first; the last is `kept_step`
 
 
 Record = Started | Loss | Score | Finished

@@ -88,6 +88,17 @@ def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehea
     return site, rehearsal
 
 
+def site_of(now: Session, predictor: Predictor) -> Site:
+    """The second path over the backbone of a last fit, from all rows that this was on."""
+    assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
+    plan = now.plan
+    rows, _, read = _feature_rows(now, predictor)
+    fitted = np.zeros(len(plan.manifest), dtype=bool)
+    fitted[np.concatenate(plan.fitted_rows)] = True
+    part = rows.among(range(len(plan.train_domains)), read & fitted)
+    return fit_site(part, plan.train_domains, plan.config.adapt.site, seed=plan.config.seed)
+
+
 @torch.no_grad()
 def _feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, np.ndarray]:
     """Features of all rows of the training domains, the predictor's logits [n, C], and which rows

@@ -1,6 +1,7 @@
 """Scores per domain. An unseen domain is adapted to first, from unlabelled images of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -30,7 +31,7 @@ from acclimate.runs.counting import (
     over_features,
 )
 from acclimate.runs.plan import Plan
-from acclimate.runs.records import Score
+from acclimate.runs.records import Score, Validated
 
 CHECK = "black-box-prior"
 
@@ -100,8 +101,8 @@ class Evaluator:
     _unseen: dict[str, Unseen] = field(default_factory=dict)
     _confused: dict[str, Tensor] = field(default_factory=dict)  # by training domain: [C, C]
 
-    def validation(self, step: int) -> tuple[list[Score], float | None]:
-        """Scores that choose the weights, and their mean: validation domains where there are any,
+    def validation(self, step: int) -> Validated:
+        """Scores that choose the weights, and their means: validation domains where there are any,
         validation splits of the training domains otherwise. Test domains are not looked at."""
         if self.plan.val_domains:
             scores = [
@@ -113,7 +114,12 @@ class Evaluator:
             splits = dict.fromkeys(self.plan.train_domains, "val")
             scores = list(self._seen_scores("validation", step, splits))
         known = [score.top1 for score in scores if score.top1 is not None]
-        return scores, (float(np.mean(known)) if known else None)
+        losses = [score.loss for score in scores if score.loss is not None]
+        return Validated(
+            scores,
+            float(np.mean(known)) if known else None,
+            float(np.mean(losses)) if losses else None,
+        )
 
     def final(self, step: int, methods: Sequence[str] = ()) -> Iterator[Score]:
         """Every domain, with the controls: a wrong embedding, and the true label prior.
@@ -123,17 +129,10 @@ class Evaluator:
         usual = "none" if self.embedding is None else "embedding"
         rehearsed = [] if self.rehearsal is None else ["auto"]
         further = [name for name in dict.fromkeys([*rehearsed, *methods]) if name != usual]
-        if self.plan.train_domains:
-            tests = (
-                self.plan.manifest.rows(domain=d, split="test") for d in self.plan.train_domains
-            )
-            splits = ["test" if len(rows) else "val" for rows in tests]
-            seen = dict(zip(self.plan.train_domains, splits, strict=True))
-            confused = self.embedding is None and "prior" in further
-            self._confused.clear()  # of a predictor that may have gone on since
-            yield from self._seen_scores("final", step, seen, confused=confused)
-            if self.plan.val_domains:
-                yield from self._unlooked_at(step, seen)
+        confused = self.embedding is None and "prior" in further
+        self._confused.clear()  # of a predictor that may have gone on since
+        fitted = {"val"} if self.plan.config.train.last_fit else set()
+        yield from self._final_seen(step, without=fitted, confused=confused)
         for domain in (*self.plan.val_domains, *self.plan.test_domains):
             pending = list(self._pending(domain, further))
             yield from self._counted("final", step, domain, pending)
@@ -164,16 +163,27 @@ class Evaluator:
             used = (one.method, one.adapted_on, one.adapt_n)
             yield self._score(moment, step, domain, "all", found, *used)
 
-    def _unlooked_at(self, step: int, scored: Mapping[str, str]) -> Iterator[Score]:
-        """Validation splits that neither chose the weights nor were scored: with them, one can
-        still choose among runs by the training domains alone."""
-        splits = {
-            domain: "val"
-            for domain, split in scored.items()
-            if split == "test" and len(self.plan.manifest.rows(domain=domain, split="val"))
-        }
-        if splits:
-            yield from self._seen_scores("final", step, splits)
+    def before_last_fit(self, step: int) -> Iterator[Score]:
+        """The final scores on rows that a last fit will take in: the last chance to score them."""
+        return self._final_seen(step, without={"train", "test"})
+
+    def _final_seen(
+        self, step: int, without: Collection[str], *, confused: bool = False
+    ) -> Iterator[Score]:
+        for splits in self._seen_splits():
+            left = {domain: split for domain, split in splits.items() if split not in without}
+            if left:
+                yield from self._seen_scores("final", step, left, confused=confused)
+
+    def _seen_splits(self) -> Iterator[dict[str, str]]:
+        """Training domains and the split of each that is scored at the end, pass by pass."""
+        names, rows = self.plan.train_domains, self.plan.manifest.rows
+        yield {d: "test" if len(rows(domain=d, split="test")) else "val" for d in names}
+        if self.plan.val_domains:
+            # Validation splits that neither chose the weights nor were scored: with them, one can
+            # still choose among runs by the training domains alone.
+            both = (d for d in names if len(rows(domain=d, split="test")))
+            yield {d: "val" for d in both if len(rows(domain=d, split="val"))}
 
     def unseen(self, domain: str, held: Held | None = None) -> Unseen:
         """`held` has the images that adapt to it, where they have been read."""
@@ -314,10 +324,12 @@ class Evaluator:
 
     @cached_property
     def _confusion(self) -> Tensor:
-        """Of a plain model on the training domains' validation images: [C, C], 0 without any."""
+        """Of a plain model on the training domains' validation images: [C, C], 0 without any that
+        it was not fitted on."""
         classes = len(self.plan.classes)
         total = torch.zeros(classes, classes, dtype=torch.float64, device=self.world.device)
-        for domain in self.plan.train_domains:
+        held_out = () if self.plan.config.train.last_fit else self.plan.train_domains
+        for domain in held_out:
             if domain not in self._confused:
                 rows = self.plan.manifest.rows(domain=domain, split="val")
                 for x, labels, _ in labelled_batches(self.source, rows, self.world):
@@ -373,6 +385,7 @@ class Evaluator:
         adapt_n: int | None,
     ) -> Score:
         many = len(self.plan.classes) > 5
+        loss = counts.loss / counts.n if counts.n else math.nan
         return Score(
             moment=moment,
             step=step,
@@ -386,6 +399,7 @@ class Evaluator:
             adapted_on=adapted_on,
             adapt_n=adapt_n,
             adapt_seed=self.plan.config.seed if adapted_on not in (None, "training") else None,
+            loss=loss if math.isfinite(loss) else None,
         )
 
 

@@ -133,12 +133,14 @@ class Session:
         phase: Phase,
         seed: int,
         *,
+        rows: Sequence[np.ndarray] | None = None,
         prepare: Callable[[Batch], Batch] = lambda batch: batch,
         validate: Validate | None = None,
     ) -> Loop:
-        """The loop of a phase, over the training domains."""
+        """The loop of a phase, over `rows` of the training domains: those of their training
+        splits unless others are given."""
         augmented = self.plan.config.data.augment == "domainbed"
-        rows = self.plan.train_rows
+        rows = self.plan.train_rows if rows is None else rows
         return Loop(
             objective=objective,
             loader=Loader(self.source, sampler, rows, self.world, seed, augmented=augmented),

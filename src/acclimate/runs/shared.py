@@ -95,10 +95,12 @@ class Baseline:
         network = embedding.predictor
         network.load_state_dict({name: learned[name] for name in network.state_dict()})
         if world.main:
-            here = {loss.step for loss in phi.records().losses}
+            here = {(loss.phase, loss.step) for loss in phi.records().losses}
             for loss in self.folder.records().losses:
-                if loss.step not in here:
-                    phi.append(replace(loss, phase="embedding"))
+                # As Step A calls them: "embedding" for "main", with what is before and after it.
+                phase = loss.phase.replace("main", "embedding", 1)
+                if (phase, loss.step) not in here:
+                    phi.append(replace(loss, phase=phase))
             _list_again(self.folder, quarantine)
         world.wait()
 

@@ -3,7 +3,7 @@
 Step A can be a job of its own, whose Φ many runs then share.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from acclimate.runs.embedding_step import learn_embedding
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.plan import make_plan
-from acclimate.runs.predictor_step import learn_predictor
+from acclimate.runs.predictor_step import Fit
 from acclimate.runs.records import Finished, Score
-from acclimate.runs.rehearsal import rehearse_run
+from acclimate.runs.rehearsal import rehearse_run, site_of
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
@@ -104,13 +104,22 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
         table = learn_embedding(now, embedding)
     prior = tuple(plan.label_prior().tolist())
     evaluator = Evaluator(plan, now.source, now.world, now.predictor, prior, embedding, table)
-    progress = learn_predictor(now, now.predictor, table, evaluator.validation)
+    means = None if table is None else table.means.float().to(now.world.device)
+    objective = plan.objective(now.predictor, now.world).to(now.world.device)
+    fit = Fit(now, objective, evaluator.validation, means)
+    progress = fit.choose()
     now.predictor.eval()
-    if now.extractor is not None:
-        put_on(now.extractor, now.predictor, embedding)
     site, rehearsal = None, None
     if plan.config.adapt.rehearse and now.world.main:  # one process: others might choose otherwise
         site, rehearsal = rehearse_run(now, now.predictor)
+    if plan.config.train.last_fit:
+        # Whatever needs rows that the weights were not fitted on has its last chance here.
+        _append(now, list(evaluator.before_last_fit(progress.kept(plan.config.train.keep))))
+        fit.repeat(progress)
+        now.predictor.eval()
+        site = None if site is None else site_of(now, now.predictor)
+    if now.extractor is not None:
+        put_on(now.extractor, now.predictor, embedding)
     trained = Trained(
         plan.config,
         plan.classes,
@@ -138,28 +147,35 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
 
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
     """Final scores of the kept weights, and the record that ends the run."""
-    kept_best = now.plan.config.train.keep == "best" and progress.best_step is not None
-    kept = progress.best_step if kept_best else progress.step
-    assert kept is not None
+    train = now.plan.config.train
+    kept = progress.kept(train.keep)
+    chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
     scores = list(_watched_scores(now, evaluator, kept))
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
         if evaluator.table is not None:
             save_domain_map(now.folder.domain_map, _states(evaluator))
-        for score in scores:
-            now.folder.append(score)
+        _append(now, scores)
         judges = "validation domains" if now.plan.val_domains else "validation splits"
+        by = judges if chosen else "last step"
         now.folder.append(
             Finished(
                 kept_step=kept,
-                kept_by=judges if kept_best else "last step",
-                kept_score=progress.best_score if kept_best else None,
+                kept_by=f"{by}, then fitted on all rows" if train.last_fit else by,
+                kept_score=progress.best_score if chosen else None,
+                kept_from=None if progress.window is None else progress.window[0],
                 seconds=round(now.seconds(), 1),
                 quarantined=len(now.quarantine),
             )
         )
     now.world.wait()
+
+
+def _append(now: Session, scores: Iterable[Score]) -> None:
+    if now.world.main:
+        for score in scores:
+            now.folder.append(score)
 
 
 def _watched_scores(now: Session, evaluator: Evaluator, step: int) -> Iterator[Score]:

@@ -144,7 +144,7 @@ def _data(facts: _Facts) -> Iterable[str]:
     yield f"- Source: {run['source']}, SHA-256 {run['data']}"
     yield f"- Trained on {_listed(run['train_domains'])}"
     if run["val_domains"]:
-        used = facts.finished.kept_by == "validation domains"
+        used = facts.finished.kept_by.startswith("validation domains")
         use = (
             "Weights chosen by validation domains"
             if used
@@ -244,10 +244,10 @@ def _made(facts: _Facts, sweep: Sweep) -> Iterable[str]:
     if len(starts) > 1:
         worked += f", in {len(starts)} sittings"
     yield f"- acclimate {_listed(versions)}, on {_listed(devices)}"
-    yield (
-        f"- Started {starts[0].time}, {worked}; weights of step "
-        f"{finished.kept_step}, kept by {finished.kept_by}"
-    )
+    kept = f"step {finished.kept_step}"
+    if finished.kept_from is not None:
+        kept = f"steps {finished.kept_from} to {finished.kept_step}, averaged"
+    yield f"- Started {starts[0].time}, {worked}; weights of {kept}, kept by {finished.kept_by}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import torch
 
-from acclimate.config import AlgorithmName, RunConfig, from_dict
+from acclimate.config import AlgorithmName, EmbeddingConfig, RunConfig, TrainConfig, from_dict
 from acclimate.core.distributed import pick_device
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import find_embedding
@@ -173,22 +173,31 @@ def _timings(
 def _seconds_a(plan: Plan, timing: Timing) -> float:
     """Step A, and μ of each training domain."""
     budget = find_embedding(plan.config.embedding.name).build.budget(plan.config)
-    learned = budget.steps * budget.domains_per_step * budget.per_domain
+    learned = _learning(budget, timing.step_a, timing.forward)
     rows, points = [len(part) for part in plan.train_rows], plan.config.embedding.points
     embedded = sum(min(points, count) if points else count for count in rows)
-    return learned * timing.step_a + embedded * timing.forward
+    return learned + embedded * timing.forward
 
 
 def _seconds_b(plan: Plan, timing: Timing) -> float:
     """Step B, its validations, and the final scores, unseen domains twice for the control."""
     train, rows = plan.config.train, plan.manifest.rows
-    learned = train.steps * train.domains_per_step * train.per_domain
+    learned = _learning(train, timing.step_b, timing.forward)
     seen = sum(len(rows(domain=name, split="val")) for name in plan.train_domains)
     chosen_by = sum(len(rows(domain=name)) for name in plan.val_domains) or seen
     unseen = sum(len(rows(domain=name)) for name in (*plan.val_domains, *plan.test_domains))
     validations = -(-train.steps // train.evaluate_every)
     scored = validations * chosen_by + seen + 2 * unseen
-    return learned * timing.step_b + scored * timing.forward
+    return learned + scored * timing.forward
+
+
+def _learning(budget: EmbeddingConfig | TrainConfig, step: float, forward: float) -> float:
+    """Seconds of all steps, from those that an image takes in a `step` and in a `forward` pass."""
+    batch = budget.domains_per_step * budget.per_domain
+    if isinstance(budget, EmbeddingConfig):
+        return budget.steps * batch * step
+    fits = 2 if budget.last_fit else 1  # the last one is at most as long
+    return fits * batch * (budget.steps * step + budget.probe.steps * forward)
 
 
 def _plan(job: Job | EmbeddingJob, manifest: Manifest) -> Plan:

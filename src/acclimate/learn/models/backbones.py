@@ -4,7 +4,8 @@ Preprocessing belongs to the weights, so mean and standard deviation are buffers
 whoever has the state dict or the exported graph has them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -157,6 +158,24 @@ def freeze_batch_norm(module: nn.Module, *, affine: bool = True) -> None:
             part.train()
             for parameter in part.parameters(recurse=False):
                 parameter.requires_grad_(not affine)
+
+
+@contextmanager
+def held_still(module: nn.Module) -> Iterator[None]:
+    """`module` in eval mode, whoever calls `train`, and without gradients of its weights."""
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    mode = module.training
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    module.eval()
+    module.__dict__["train"] = lambda mode=True: type(module).train(module, False)
+    try:
+        yield
+    finally:
+        del module.__dict__["train"]
+        module.train(mode)
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 @final

@@ -17,7 +17,10 @@ MOST_CURVES = 40
 _MANY_LINES = 8  # from here on, learning curves are drawn thin and faint
 _PANELS = {
     "embedding": "embedding: loss",
+    "main-probe": "classifier, its head alone: loss",
     "main": "classifier: loss",
+    "main-last-probe": "classifier, its head alone on all rows: loss",
+    "main-last": "classifier, fitted on all rows: loss",
     "validation": "classifier: validation accuracy, %",
 }
 

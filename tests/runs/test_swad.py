@@ -1,0 +1,243 @@
+"""SWAD: the window by hand and by the paper's algorithm, the mean over it, and runs that use it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError
+from acclimate.data.batches import DomainSampler, Loader
+from acclimate.data.manifest import Manifest
+from acclimate.data.source import FeatureSource
+from acclimate.learn.algorithms import choose
+from acclimate.learn.models import Plain, build_backbone
+from acclimate.learn.objective import Objective
+from acclimate.results.protocol import Job
+from acclimate.results.selection import candidate
+from acclimate.runs.checkpoint import Position
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.records import Finished, Records, Score, Validated, read
+from acclimate.runs.swad import Swad, Valley, find_valley
+from acclimate.runs.training import train
+from fixtures.interruption import stable, weights
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([], None),
+        ([1.0, 0.9], None),
+        ([1.0, 0.9, 0.8, 0.7], None),  # still falling
+        ([1.0, 0.9, 0.8, 0.9, 0.8], Valley(2, 4, open=True)),  # of equals the first
+        # From 0.8 on; the limit is 1.5 * (0.8 + 0.9 + 1.0) / 3 = 1.35.
+        ([1.0, 0.8, 0.9, 1.0, 1.4], Valley(1, 3, open=True)),
+        ([1.0, 0.8, 0.9, 1.0, 1.4, 1.3], Valley(1, 5, open=True)),
+        ([1.0, 0.8, 0.9, 1.0, 1.4, 1.3, 1.36, 2.0, 3.0], Valley(1, 5, open=True)),
+        ([1.0, 0.8, 0.9, 1.0, 1.4, 1.3, 1.36, 2.0, 3.0, 1.4], Valley(1, 5, open=False)),
+        # It is over for good: a lower loss comes too late.
+        ([1.0, 0.8, 0.9, 1.0, 2.0, 2.0, 2.0, 2.0, 0.1, 0.1], Valley(1, 3, open=False)),
+    ],
+)
+def test_the_valley_by_hand(losses: list[float], expected: Valley | None) -> None:
+    assert find_valley(losses, patience=3, tolerance=4, ratio=1.5) == expected
+
+
+def test_what_is_above_the_limit_in_the_beginning_counts() -> None:
+    """The limit is their mean, 3: the last two are above it already."""
+    assert find_valley([1, 2, 4, 5], patience=4, tolerance=3, ratio=1.0) == Valley(0, 1, open=True)
+    assert find_valley([1, 2, 4, 5, 6], patience=4, tolerance=3, ratio=1.0) == (
+        Valley(0, 1, open=False)
+    )
+
+
+def algorithm_1(
+    losses: Sequence[float], n_s: int, n_e: int, r: float
+) -> tuple[int, int | None] | None:
+    """Algorithm 1 of Cha et al. 2021 as it is printed, with iterations counted from 1."""
+    e_val = dict(enumerate(losses, start=1))
+    t_s, t_e, limit = 0, None, None
+    for i in range(1, len(losses) + 1):
+        if limit is None:
+            if i >= n_s and e_val[i - n_s + 1] == min(e_val[i - j] for j in range(n_s)):
+                t_s = i - n_s + 1
+                limit = r / n_s * sum(e_val[i - j] for j in range(n_s))
+        elif i >= n_e and limit < min(e_val[i - j] for j in range(n_e)):
+            t_e = i - n_e
+            break
+    return None if limit is None else (t_s, t_e)
+
+
+def test_the_valley_is_that_of_the_paper_s_algorithm() -> None:
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(2000):
+        n_s = int(rng.integers(1, 5))
+        n_e, r = int(rng.integers(n_s, 7)), 1 + 0.4 * float(rng.random())
+        along = np.linspace(1, rng.uniform(0.3, 3), int(rng.integers(1, 25)))
+        losses = (along * rng.uniform(0.6, 1.4, len(along))).tolist()
+        valley = find_valley(losses, patience=n_s, tolerance=n_e, ratio=r)
+        expected = algorithm_1(losses, n_s, n_e, r)
+        assert (valley is None) == (expected is None)
+        if valley is not None and expected is not None:
+            assert (valley.first + 1, None if valley.open else valley.last + 1) == expected
+        outcomes.add("none" if valley is None else valley.open)
+    assert outcomes == {"none", True, False}
+
+
+STEPS, EVERY = 20, 2
+SWAD = AverageConfig(kind="swad", patience=3, tolerance=2, ratio=1.1)
+# The validations are after steps 2, 4, ...; which steps the mean is over.
+CURVES: dict[str, tuple[list[float], tuple[int, int] | None]] = {
+    "closed": ([5, 4, 2, 2.1, 2.1, 2.4, 2.2, 2.4, 2.4, 1], (5, 14)),
+    "open to the end": ([5, 4, 2, 2.1, 2.1, 2.4, 2.2, 2.4, 2.2, 2.4], (5, 20)),
+    "from the first step": ([2, 3, 2.4, 2.6, 2.5, 2.6, 2.5, 2.6, 2.8, 2.9], (1, 16)),
+    "begins with the last validations": ([9, 8, 7, 6, 5, 4, 3, 2, 2, 2], (15, 20)),
+    "falls throughout": ([9, 8, 7, 6, 5, 4, 3, 2, 1, 0.5], None),
+}
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 4)).astype(np.float32)
+    return Manifest.from_arrays(X, rng.integers(0, 3, 60), ["a"] * 20 + ["b"] * 20 + ["c"] * 20)
+
+
+def erm() -> Objective:
+    torch.manual_seed(0)
+    predictor = Plain(build_backbone("mlp", in_features=4), 3)
+    choice = choose("erm")
+    return choice.build(predictor, choice.settings, domains=3, classes=3, world=World(), seed=0)
+
+
+def state(objective: Objective) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in objective.state_dict().items()}
+
+
+def loop(manifest: Manifest, folder: Path, curve: str, objective: Objective, **more: Any) -> Loop:
+    folder.mkdir(exist_ok=True)
+    losses = CURVES[curve][0]
+
+    def validate(step: int) -> Validated:
+        return Validated([], step / 100 if step <= 6 else 0.0, losses[(step - 1) // EVERY])
+
+    rows = [manifest.rows(domain=name) for name in manifest.domains]
+    sampler = DomainSampler(rows, per_domain=8, domains_per_step=3, seed=0)
+    loading = Loader(FeatureSource(manifest), sampler, rows, World(), seed=0, augmented=False)
+    optimiser = OptimiserConfig(name="sgd", lr=0.1)
+    phase = Phase("main", STEPS, optimiser, 3, EVERY, "best", SWAD)
+    return Loop(
+        objective, loading, phase, World(), RunFolder(folder), seed=0, validate=validate, **more
+    )
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_mean_is_over_every_step_of_the_window(
+    curve: str, manifest: Manifest, tmp_path: Path
+) -> None:
+    objective, path, held = erm(), [], []
+
+    def watch(phase: str, done: int, total: int, note: str) -> None:
+        path.append(state(objective))
+        assert isinstance(training._average, Swad)
+        held.append(len(training._average.stretches))
+
+    training = loop(manifest, tmp_path / "run", curve, objective, watch=watch)
+    end = training.run()
+    window = CURVES[curve][1]
+    if window is None:  # the best is kept, as without SWAD
+        assert end == Position(STEPS, 6, 0.06)
+        window = 6, 6
+    else:
+        assert end == Position(STEPS, window[1], 0.0, window)
+    for name, value in state(objective).items():
+        inside = [weights[name].double() for weights in path[window[0] - 1 : window[1]]]
+        mean = torch.stack(inside).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
+    assert max(held) <= 2, "few copies of the weights are held"
+
+
+@pytest.mark.parametrize("curve", ["closed", "open to the end", "falls throughout"])
+@pytest.mark.parametrize("stop_at", [4, 11, 17, 20])
+def test_it_resumes_bit_by_bit(
+    curve: str, stop_at: int, manifest: Manifest, tmp_path: Path
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(phase: str, done: int, total: int, note: str) -> None:
+        if done == stop_at:
+            raise Stop
+
+    whole, resumed = erm(), erm()
+    end = loop(manifest, tmp_path / "whole", curve, whole).run()
+    with pytest.raises(Stop):
+        loop(manifest, tmp_path / "resumed", curve, erm(), watch=stop).run()
+    assert loop(manifest, tmp_path / "resumed", curve, resumed).run() == end
+    assert all(torch.equal(state(resumed)[name], value) for name, value in state(whole).items())
+
+
+SWAD_RUN = {
+    "train.steps": 12,
+    "train.evaluate_every": 1,
+    "train.average.kind": "swad",
+    "train.average.patience": 2,
+    "train.optimiser.lr": 0.3,
+}
+
+
+def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    plain, swad = tmp_path / "plain", tmp_path / "swad"
+    unseen = {"test_domains": ["site-4"]}
+    train(tiny("erm", **unseen, **{**SWAD_RUN, "train.average.kind": "none"}), features, plain)
+    train(tiny("erm", **unseen, **SWAD_RUN), features, swad)
+    during = [
+        [one for one in stable(run) if getattr(one, "moment", "validation") == "validation"]
+        for run in (plain, swad)
+    ]
+    assert during[0] == during[1]
+    assert any(not torch.equal(one, weights(swad)[name]) for name, one in weights(plain).items())
+    records = read(swad / "records.jsonl")
+    finished = records.finished
+    assert finished is not None and finished.kept_from is not None
+    assert finished.kept_from < finished.kept_step and finished.kept_by == "validation splits"
+    averaged = [score for score in records.scores if score.moment == "averaged"]
+    final = {s.domain: s.top1 for s in records.scores if s.moment == "final" and s.split == "val"}
+    assert {score.domain: score.top1 for score in averaged} == final
+    assert {score.step for score in averaged} == {finished.kept_step}
+    assert finished.kept_score == pytest.approx(np.mean(list(final.values())))
+
+
+def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:
+    def score(moment: str, top1: float) -> Score:
+        facts = {"step": 9, "domain": "a", "role": "train", "split": "val", "n": 10}
+        return Score(moment=moment, top1=top1, top5=None, method="none", **facts)  # type: ignore[arg-type]
+
+    end = Finished(kept_step=9, kept_by="", kept_score=0.5, seconds=1.0, quarantined=0, kept_from=3)
+    job = Job(
+        id="one", dataset="d", algorithm="erm", variant="", draw=0, trial=0, groups=(("t",),),
+        config={}, needs=None,
+    )  # fmt: skip
+    found = candidate(job, Records((score("validation", 0.9), score("averaged", 0.5), end)))
+    assert found is not None and found.training == 0.5
+
+
+def test_too_few_validations_are_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    settings = {"train.average.kind": "swad", "train.evaluate_every": 3}
+    with pytest.raises(ConfigError) as caught:
+        train(tiny("erm", **settings), features, tmp_path / "run")
+    assert str(caught.value) == (
+        "SWAD looks for its window in 3 validations or more, and 6 steps have 2; lower "
+        "train.evaluate_every from 3"
+    )
