@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick check format docs bench bench-shift bench-speed clean
+.PHONY: setup demo test quick check format docs bench bench-shift bench-speed bench-base clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ bench-shift: $(STAMP)
 # DATA=folder: its JPEGs instead of those that it makes.
 bench-speed: $(STAMP)
 	$(BIN)/python benchmarks/speed.py $(if $(DATA),--data $(DATA))
+
+# DATA=folder: each of its domains unseen in turn, instead of four sensors' digits.
+bench-base: $(STAMP)
+	$(BIN)/python benchmarks/base.py $(DATA)
 
 clean:
 	rm -rf $(VENV) demo runs
