@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
 from acclimate.report import sections
 from acclimate.report.figures import (
     FORMATS,
@@ -31,6 +32,7 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.html import page_of, write_page
+from acclimate.report.reproduction import looked_at
 from acclimate.report.sections import facts
 from acclimate.results.load import load_report
 from acclimate.results.material import Labels, Report
@@ -382,9 +384,28 @@ def test_label_shift_and_shares() -> None:
     # dog is the more frequent class overall, and comes first.
     assert [label.get_text() for label in ax.get_xticklabels()] == ["dog", "cat"]
     assert ax.patches[0].get_data().values.tolist() == [25, 75]
+    # Over one domain: in its order, and without a panel for it.
+    over = label_shares.draw(labels, "a")
+    assert over is not None
+    ax = over.figure.axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog"]
+    assert [patch.get_data().values.tolist() for patch in ax.patches] == [[0, 100], [75, 25]]
+    (legend,) = over.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["test domain", "a"]
     assert label_shares.draw(Labels("none", ("cat",), {})) is None
     alone = label_shares.shifts(Labels("one", ("cat",), {"a": Labels.Domain("", (2,))}))
     assert alone[0].distance is None
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [("United States", "United States"), ("USA", "USA"), ("Uganda", "all domains")],
+)
+def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
+    X = np.zeros((6, 1), dtype=np.float32)
+    data = Manifest.from_arrays(X, ["a", "b"] * 3, [name] * 2 + ["Chad"] * 4)
+    (found,) = looked_at("labels", "countries", data)
+    assert found.caption == f"Share of each class in domains of countries, over those of {over}."
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:

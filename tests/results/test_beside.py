@@ -89,7 +89,10 @@ def test_table_4_shows_both_measures_and_the_print_beside_the_one_it_is() -> Non
 
 def test_points() -> None:
     scores = [score(Key("da-erm", "embedding", "50"), "x", 0.25, 0.5)]
-    pairs = beside("points", [Measured("geo-yfcc", "test", scores)])
+    unseen = [score(Key("da-erm", "embedding", "50"), "y", 0.75, 1.0)]
+    pairs = beside(
+        "points", [Measured("geo-yfcc", "val", scores), Measured("geo-yfcc", "test", unseen)]
+    )
     found = at(pairs, "geo-yfcc", "50 top-5")
     assert found.ours is not None and found.ours.mean == 0.5
     assert found.printed is not None and found.printed.mean == 49.0

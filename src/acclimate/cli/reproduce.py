@@ -184,7 +184,7 @@ def _read(one: "Ready", figures: tuple[str, ...], found: _Found) -> None:
     from acclimate.results.observations import observations
 
     report = load_report(one.folder)
-    for role in ("train", "test"):
+    for role in ("train", "val", "test"):
         scores = observations(report.summary.finished, role)
         for ours, printed in one.printed_as.items():
             mine = [score for score in scores if score.dataset == ours]

@@ -18,6 +18,9 @@ from acclimate.results.material import Labels
 from acclimate.results.published import SOURCE, Published
 from acclimate.results.statistics import Estimate
 
+# How data name the country that the paper's Figure 2A lays over the others.
+USA = {"us", "usa", "unitedstates", "unitedstatesofamerica"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
@@ -60,14 +63,21 @@ def _printed(one: Published | None) -> Cell:
 def looked_at(figure_name: str, name: str, manifest: Manifest) -> Iterator[Illustration]:
     """A figure of the data alone: `labels` or `samples`."""
     if figure_name == "labels":
-        drawing = label_shares.draw(Labels.of(name, manifest))
+        over = next((one for one in manifest.domains if _plain(one) in USA), "")
+        drawing = label_shares.draw(Labels.of(name, manifest), over)
         if drawing is not None:
-            caption = f"Share of each class in domains of {name}, over those of all domains."
+            caption = (
+                f"Share of each class in domains of {name}, over those of {over or 'all domains'}."
+            )
             yield Illustration(label_shares.HEADING, caption, drawing, "labels")
     else:
         sheet = contact_sheet.contact_sheet(manifest)
         caption = f"Images of {name}, one at random for each class (row) and domain (column)."
         yield Illustration("Samples", caption, contact_sheet.draw(sheet), "samples")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalpha())
 
 
 def write_reproduction(found: Reproduction, out: Path) -> Path:

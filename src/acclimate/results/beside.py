@@ -18,7 +18,7 @@ class Measured:
     """What runs scored on a role's domains of a data set, called as the paper calls it."""
 
     dataset: str
-    role: str  # "train" or "test"
+    role: str  # "train", "val" or "test"
     scores: Sequence[Observation]
 
 
@@ -79,7 +79,7 @@ def _places(printed: Published) -> list[_Place]:
         return [_Place(name, column, Key.usual(name), role, measure, dataset)]
     if printed.table == "points":
         key = Key.usual(name, column.split()[0])
-        return [_Place(dataset, column, key, measure=measure)]
+        return [_Place(dataset, column, key, "val", measure)]  # which the appendix chose by
     key = Key.usual(name, column)
     if column == "random":  # a control of the prototypes
         key = Key(name, "wrong-embedding", "prototype")

@@ -82,13 +82,14 @@ def groups_of(classes: int) -> int:
     return 1 if classes <= 2 * _BINS else -(-classes // _BINS)
 
 
-def draw(labels: Labels) -> Drawing | None:
-    """A panel per domain, most shifted first: its class shares over those of all domains."""
-    shown = shifts(labels)[:MOST_PANELS]
+def draw(labels: Labels, over: str = "") -> Drawing | None:
+    """A panel per domain, most shifted first: its class shares over those of all domains, or of the
+    domain `over`, which then has no panel."""
+    shown = [shift for shift in shifts(labels) if shift.domain != over][:MOST_PANELS]
     if not shown:
         return None
     counts = {name: np.asarray(d.counts, dtype=np.int64) for name, d in labels.domains.items()}
-    total = np.sum(list(counts.values()), axis=0)
+    total = counts[over] if over else np.sum(list(counts.values()), axis=0)
     order = np.argsort(-total, kind="stable")
     pooled = _shares(total, order)
     shares = {shift.domain: _shares(counts[shift.domain], order) for shift in shown}
@@ -114,7 +115,7 @@ def draw(labels: Labels) -> Drawing | None:
         ax.tick_params(labelbottom=named and position + columns >= len(shown))
         ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False, fontsize=TEXT)
     figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
-    _entries(axes[0], shown)
+    _entries(axes[0], shown, over or "all domains")
     canvas.legend(figure, axes[0])
     return Drawing(figure)
 
@@ -140,9 +141,9 @@ def _panel(ax: Axes, shares: np.ndarray, pooled: np.ndarray, ink: str) -> None:
     canvas.plain(ax, "y")
 
 
-def _entries(ax: Axes, shown: Sequence[Shift]) -> None:
+def _entries(ax: Axes, shown: Sequence[Shift], over: str) -> None:
     words = {"train": "training domain", "val": "validation domain", "test": "test domain"}
     for role in dict.fromkeys(shift.role for shift in shown):
         style = {"color": INKS[_ROLES.get(role, "faint")], "alpha": 0.75}
         ax.fill_between([], [], **style, label=words.get(role, "domain"))  # type: ignore[arg-type]
-    ax.plot([], [], color=INKS["orange"], linewidth=1.4, label="all domains")
+    ax.plot([], [], color=INKS["orange"], linewidth=1.4, label=over)
