@@ -169,11 +169,13 @@ def test_the_manifest_has_the_schema_of_the_raw_builder(tmp_path: Path) -> None:
     assert built.facts == {"photos": 6, "lost": {}, "notes": {}}
     manifest = Manifest.read(tmp_path / "geo.parquet")
     assert manifest.table.column_names == [
-        *("image", "label", "domain", "split", "role", "synset", "photo_id"),
+        *("image", "label", "domain", "split", "role", "continent", "synset", "photo_id"),
         *("longitude", "latitude", "url", "page"),
     ]
     assert manifest.root == tmp_path / "images"
     assert manifest.roles() == {"France": "train", "Peru": "train", "Japan": "val", "Fiji": "test"}
+    continents = {"France": "Europe", "Peru": "Americas", "Japan": "Asia", "Fiji": "Oceania"}
+    assert manifest.groups() == continents  # by which maps of domains are coloured
     assert manifest.digest() == built.manifest.digest()
     rows = manifest.table.to_pylist()
     assert [(row["domain"], row["photo_id"], row["synset"]) for row in rows] == [
@@ -191,6 +193,7 @@ def test_the_manifest_has_the_schema_of_the_raw_builder(tmp_path: Path) -> None:
         "domain": "France",
         "split": "test",
         "role": "train",
+        "continent": "Europe",
         "synset": "n00021265",
         "photo_id": 3001,
         "longitude": 2.5,

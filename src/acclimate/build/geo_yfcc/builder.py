@@ -30,6 +30,7 @@ from acclimate.build.base import (
     require_limits,
     required,
 )
+from acclimate.build.geo_yfcc.continents import continent_of
 from acclimate.build.geo_yfcc.countries import Countries, packaged_countries, read_polygons
 from acclimate.build.geo_yfcc.funnel import Funnel, funnel
 from acclimate.build.geo_yfcc.labels import Label, read_labels
@@ -236,7 +237,7 @@ def _manifest(
     texts = _texts(parts, photos.place).take(pa.array(owner))
     names = [image_name(photo) for photo in photos.photo_id.tolist()]
 
-    def chosen(values: Sequence[str] | np.ndarray, index: np.ndarray) -> pa.Array:
+    def chosen(values: Sequence[str | None] | np.ndarray, index: np.ndarray) -> pa.Array:
         return pa.array(values, pa.string()).take(pa.array(index))
 
     domain = selection.domain[owner]
@@ -247,6 +248,7 @@ def _manifest(
             "domain": chosen(selection.domains, domain),
             "split": chosen(selection.split, owner),
             "role": chosen(selection.roles, domain),
+            "continent": chosen([continent_of(name) for name in selection.domains], domain),
             "synset": chosen([label.synset for label in labels], photos.label),
             "photo_id": photos.photo_id[owner],
             "longitude": texts["longitude"],

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.geo_yfcc.builder import image_name
+from acclimate.build.geo_yfcc.continents import continent_of
 from acclimate.build.geo_yfcc.labels import read_labels
 from acclimate.build.released.arrays import Column, value
 from acclimate.build.released.cells import degrees, metadata_of, text_of, whole_number
@@ -209,6 +210,7 @@ def _manifest(
             "domain": pa.array([photo.domain for photo, _, _ in rows], text),
             "split": _splits(rows, settings),
             "role": pa.array([photo.role for photo, _, _ in rows], text),
+            "continent": pa.array([continent_of(photo.domain) for photo, _, _ in rows], text),
             "synset": pa.array([synset for _, _, synset in rows], text),
             "photo_id": pa.array([photo.photo_id for photo, _, _ in rows], pa.int64()),
             **{
