@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -426,3 +427,33 @@ def test_pack_decodes_what_can_be_read(
     Manifest.from_arrays(np.ones((4, 2)), list("abab"), list("xxyy")).write(features)
     code, _, err = cli("pack", features)
     assert (code, err) == (1, "error: rows.parquet holds features; there are no images to decode")
+
+
+@pytest.mark.slow
+def test_names_that_would_break_a_table_or_a_terminal(
+    run: Path, tree: Path, tmp_path: Path
+) -> None:
+    """In a locale that knows ASCII alone."""
+    names = [b"=cmd.jpg", b"a\rb.jpg", b"\x1b[31m.jpg", b"caf\xe9.jpg"]
+    image = next(tree.rglob("*.jpg")).read_bytes()
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_bytes(image)
+    (tmp_path / os.fsdecode(b"\x1b]0;bad\xff.jpg")).write_bytes(b"no image")
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii:strict"}
+    out = tmp_path / "out.csv"
+    for command in (
+        ["adapt", str(run), ".", "--out", "state.safetensors"],
+        ["predict", str(run), ".", "--domain", "state.safetensors", "--out", str(out)],
+        ["inspect", os.fsdecode(b"\x1b[2Jmissing\xff")],
+    ):
+        task = [sys.executable, "-m", "acclimate", *command]
+        done = subprocess.run(task, cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert b"Traceback" not in done.stderr, done.stderr
+        assert b"\x1b]0;" not in done.stdout + done.stderr
+        assert b"\x1b[2J" not in done.stdout + done.stderr
+        assert (done.returncode == 0) == (command[0] != "inspect")
+    assert done.stderr.startswith(b"error: there is no file or folder '\\x1b[2Jmissing\\udcff'")
+    with out.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = {os.fsencode(row["image"]): row for row in csv.DictReader(file)}
+    assert rows.keys() == {b"./=cmd.jpg", *names[1:], b"\x1b]0;bad\xff.jpg"}
+    assert {row["label"] for name, row in rows.items() if b"bad" not in name} <= {"red", "blue"}

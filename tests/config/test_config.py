@@ -437,11 +437,11 @@ def test_toml_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"seed = \xff\n")
     for path, message in [
         (missing, f"{missing}: no such settings file"),
-        (broken, f"{broken}: not valid TOML (Invalid value (at line 1, column 8))"),
+        (broken, f"{broken}: not valid TOML (Invalid value (at line 1, column 8)); mend it"),
         (
             binary,
             f"{binary}: not valid TOML ('utf-8' codec can't decode byte 0xff in position 7: "
-            "invalid start byte)",
+            "invalid start byte); mend it",
         ),
         (tmp_path, f"{tmp_path}: cannot be read as a settings file (Is a directory)"),
     ]:

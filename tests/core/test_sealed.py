@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from acclimate.core.errors import AcclimateError, DamagedFile
 from acclimate.core.sealed import Fields, parse_json, read_sealed, write_sealed
@@ -106,9 +106,17 @@ def test_a_tensor_file_of_an_earlier_version(tmp_path: Path) -> None:
 
 
 def test_other_libraries_read_sealed_tensors(tmp_path: Path) -> None:
-    save_tensors(tmp_path / "a", {"a": torch.arange(3.0)}, {"k": "v"})
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
+    kinds += (torch.int16, torch.int8, torch.uint8, torch.bool)
+    tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
+    tensors |= {"ü": torch.zeros(0, 4), "one": torch.tensor(7), "turned": torch.ones(2, 3).T}
+    save_tensors(tmp_path / "a", tensors, {"k": "ü"})
+    found = load_file(tmp_path / "a")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
     with safe_open(tmp_path / "a", "numpy") as file:
-        assert np.array_equal(file.get_tensor("a"), [0, 1, 2])
+        assert file.metadata()["k"] == "ü"
+        assert np.array_equal(file.get_tensor("one"), 7)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

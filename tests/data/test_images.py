@@ -4,9 +4,11 @@ import gc
 import io
 import json
 import os
+import socket
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from PIL import Image
 
 from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
 from acclimate.data.images import IMAGE_EXTENSIONS, as_pixels, decode, find_images, load
+from acclimate.data.pixels import read_pixels
 from acclimate.data.quarantine import Quarantine
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -516,3 +519,53 @@ def test_quarantine_from_threads(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: quarantine.add(f"{i % 20}.jpg", "truncated"), range(100)))
     assert len(quarantine) == 20 and len(path.read_text().splitlines()) == 20
+
+
+def test_pipes_sockets_and_devices_are_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.png"))
+        (tmp_path / "null.png").symlink_to("/dev/null")
+        (tmp_path / "good.png").write_bytes(png(3, 3))
+        found = find_images([tmp_path])
+        assert [path.name for path in found] == ["good.png", "null.png", "pipe.jpg", "socket.png"]
+        reasons = {}
+        for path in found[1:]:
+            for read in (load, read_pixels):
+                with pytest.raises(ImageError) as error:
+                    read(path, 4)
+                reasons[path.name] = str(error.value)
+    assert reasons == {
+        "null.png": "a device, not an image",
+        "pipe.jpg": "a pipe, not an image",
+        "socket.png": "a socket, not an image",
+    }
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "good.png").write_bytes(png(3, 3))
+    closed = tmp_path / "closed"
+    closed.mkdir()
+
+    def refusing(real: Callable[..., object]) -> Callable[..., object]:
+        def listed(path: object = ".") -> object:
+            if os.fspath(path) == str(closed):  # type: ignore[call-overload]
+                raise PermissionError(13, "Permission denied", str(closed))
+            return real(path)
+
+        return listed
+
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    assert find_images([tmp_path]) == [closed, tmp_path / "good.png"]
+    with pytest.raises(ImageError) as error:
+        load(closed, 4)
+    assert str(error.value) == "cannot be opened (Permission denied)"
+
+
+def test_a_name_with_a_nul() -> None:
+    with pytest.raises(ImageError) as error:
+        load(Path("a\0b.png"), 4)
+    assert str(error.value) == "no name of a file (it holds a NUL)"

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -240,7 +241,9 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
             Manifest.open(table(tmp_path, text, name))
         return str(caught.value)
 
-    assert message("", "t.csv") == "cannot read t.csv as a .csv table: Empty CSV file"
+    assert message("", "t.csv") == (
+        "cannot read t.csv as a .csv table: Empty CSV file; mend it, or make it again"
+    )
     assert message("no", "t.parquet").startswith("cannot read t.parquet as a .parquet table: ")
     assert message("x", "t.xlsx") == (
         "t.xlsx is none of .csv, .parquet, .jsonl, .ndjson; convert it to one of them"
@@ -683,3 +686,14 @@ def test_the_data_model_does_not_import_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_pipe_is_no_image_of_a_manifest(tmp_path: Path) -> None:
+    for name in ("a/x/1.png", "a/y/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"")
+    os.mkfifo(tmp_path / "a/x/3.png")
+    (problem,) = [p for p in Manifest.from_folder(tmp_path).problems() if "3.png" in p]
+    assert problem == (
+        "'a/x/3.png' is a pipe, not a file (put files in their place, or drop their rows)"
+    )

@@ -1,7 +1,5 @@
 """Predicted classes of image files, as a table: one line per file, also for what cannot be read."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from acclimate.adapt.classifier import Adapted, nothing_readable
+from acclimate.core.plain_text import csv_text
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.quarantine import Quarantine
 
@@ -32,19 +31,20 @@ class Predictions:
 
     def csv(self, *, every_class: bool) -> str:
         """A header line, then one line per image; with `every_class` a column for each class."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         extra = self.classes if every_class else ()
-        writer.writerow(["image", "label", "confidence", "problem", *extra])
-        for path in self.paths:
-            row = self.found.get(path)
-            if row is None:
-                writer.writerow([path, "", "", self.reasons[str(path)], *("" for _ in extra)])
-                continue
-            best = int(row.argmax())
-            numbers = [f"{value:.6f}" for value in row] if every_class else []
-            writer.writerow([path, self.classes[best], f"{row[best]:.6f}", "", *numbers])
-        return text.getvalue()
+        header = ["image", "label", "confidence", "problem", *extra]
+        return csv_text([header, *(self._line(path, every_class) for path in self.paths)])
+
+    def _line(self, path: Path, every_class: bool) -> list[str]:
+        # "./=x.jpg" is the file "=x.jpg", and no formula.
+        name = f"./{path}" if str(path).startswith(("=", "+", "-", "@")) else str(path)
+        row = self.found.get(path)
+        if row is None:
+            blank = [""] * len(self.classes) if every_class else []
+            return [name, "", "", self.reasons[str(path)], *blank]
+        best = int(row.argmax())
+        numbers = [f"{value:.6f}" for value in row] if every_class else []
+        return [name, self.classes[best], f"{row[best]:.6f}", "", *numbers]
 
 
 def predictions(

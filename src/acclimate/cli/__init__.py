@@ -1,13 +1,15 @@
 """The command line: the only place that prints. Library errors become one line and exit code 1."""
 
+import io
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from acclimate import __version__
 from acclimate.core.errors import AcclimateError
+from acclimate.core.plain_text import printable
 
 app = typer.Typer(
     name="acclimate",
@@ -49,10 +51,17 @@ def load_commands() -> None:
 def main() -> None:
     """Entry point of the `acclimate` command."""
     load_commands()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever the locale cannot write is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except AcclimateError as error:
-        sys.exit(f"error: {' '.join(str(error).splitlines())}")
+        _fail(str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.exit(f"error: {where}{(error.strerror or str(error)).lower()}; check the path")
+        _fail(f"{where}{(error.strerror or str(error)).lower()}; check the path")
+
+
+def _fail(sentence: str) -> NoReturn:
+    sys.exit(f"error: {printable(' '.join(sentence.splitlines()))}")

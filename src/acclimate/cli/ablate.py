@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, names, say, say_json, say_table, stoppable
+from acclimate.cli.output import Device, Json, names, remark, say, say_json, say_table, stoppable
 from acclimate.cli.sweep import (
     DryRun,
     Launcher,
@@ -111,7 +111,7 @@ def _run(out: Path, study: "Prepared", launch: "LaunchOptions", *, retry_failed:
 
     chosen = chosen_launcher(launch)
     for note in study.notes:
-        typer.echo(f"note: {note}", err=True)
+        remark(f"note: {note}")
     with opened(out, study.sweep):  # before anything is written into a folder of something else
         write_data(study, out)
     done = look(out, study.sweep).count("done")

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from acclimate.core.plain_text import printable
 from acclimate.core.watch import Watch, unwatched
 
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
@@ -46,13 +47,13 @@ def first_process() -> bool:
 def say(text: str = "") -> None:
     if not first_process():
         return
-    Console(highlight=False, soft_wrap=True, markup=False).print(text)
+    Console(highlight=False, soft_wrap=True, markup=False).print(printable(text))
 
 
 def remark(line: str) -> None:
     """Beside the progress: results alone go to stdout."""
     if first_process():
-        typer.echo(line, err=True)
+        typer.echo(printable(line), err=True)
 
 
 def say_json(value: Mapping[str, Any]) -> None:
@@ -66,7 +67,7 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: st
     if not first_process():
         return
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    rows = list(rows)
+    rows = [[printable(cell) for cell in row] for row in rows]
     for column, name in enumerate(header):
         numeric = rows and all(_NUMBER.fullmatch(row[column]) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -112,6 +113,6 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
                 *before, last = phase.rpartition(": ")
                 name = "".join([*before, PHASES.get(last, last)])
                 tasks[phase] = progress.add_task(name, total=total, note="")
-            progress.update(tasks[phase], completed=done, note=note)
+            progress.update(tasks[phase], completed=done, note=printable(note))
 
         yield watch

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acclimate.cli.output import PHASES
+from acclimate.core.plain_text import printable
 from acclimate.core.wording import duration
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -80,7 +81,7 @@ class _Lines:
 
     def _say(self, queue: Queue, text: str) -> None:
         self.said = time.monotonic()
-        self.console.print(f"[{queue.count('done')}/{len(self.sweep.jobs)}] {text}")
+        self.console.print(f"[{queue.count('done')}/{len(self.sweep.jobs)}] {printable(text)}")
 
     def _under_way(self, queue: Queue) -> str:
         jobs = self.pace.running(queue)
@@ -98,7 +99,7 @@ class _Table:
     def heard(self, queue: Queue, event: Event | None) -> None:
         self.pace.note(event)
         if event is not None and event.kind in ("failed", "died"):
-            self.live.console.print(f"{event.kind} {event.id}: {event.note}")
+            self.live.console.print(printable(f"{event.kind} {event.id}: {event.note}"))
         now = time.monotonic()
         if event is None and now - self.drawn >= 1.0:
             self.drawn = now

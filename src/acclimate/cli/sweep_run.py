@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acclimate.cli.output import say, say_json, say_table, stoppable
+from acclimate.cli.output import remark, say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import progress_shown
 from acclimate.core.wording import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
@@ -61,12 +61,12 @@ def run_announced(folder: Path, plan: Prepared, how: Conduct) -> Conducted:
     """Say on stderr what is to come, run what is left with its progress shown, and choose."""
     lines, facts = announcement(folder, plan, how)
     for line in lines:
-        typer.echo(line, err=True)
+        remark(line)
     shown = progress_shown(folder, plan.sweep, already=facts["done"])
     with stoppable(), shown as listener:
         done = conduct(folder, plan, how, listener=listener)
     if done.unpruned:
-        typer.echo(done.unpruned, err=True)
+        remark(done.unpruned)
     return done
 
 

@@ -68,14 +68,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         reason = error.strerror
         raise ConfigError(f"{path}: cannot be read as a settings file ({reason})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML ({error})") from None
+    except ValueError as error:  # of the TOML, of its numbers, or of its encoding
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend it") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML (nested too deeply); mend it") from None
 
 
 def _literal(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return (
             text  # bare words are strings, so that `--set model.backbone=resnet50` needs no quotes
         )

@@ -144,7 +144,10 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
             return dict(value)
         raise ConfigError(f"{where}: '{name}' must be a table of settings, not {value!r}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}") from None
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]

@@ -34,6 +34,10 @@ class WeightsError(AcclimateError):
     """Pretrained weights that cannot be had or do not fit."""
 
 
+class WriteError(AcclimateError, OSError):
+    """A file that could not be written: a full disk, a failing one, or no place for a file."""
+
+
 class NotFinite(AcclimateError):
     """NaN or infinity where numbers were to be had."""
 

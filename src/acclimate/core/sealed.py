@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,26 @@ def json_checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def seal_tensors(path: Path) -> None:
-    """Put the checksum into a safetensors file that was written with BLANK for its `seal`."""
-    _sort_metadata(path)
-    place = _seal_of(path)
-    assert place is not None
-    checksum = _checksum(path, place)
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(checksum)
+def write_tensors(
+    path: Path, header: Mapping[str, Any], metadata: Mapping[str, str], parts: Iterable[memoryview]
+) -> None:
+    """A safetensors file of `header`, which says where each tensor lies, and `parts`, which are
+    those tensors on end. Written here rather than by the library: its checksum comes in the same
+    pass, equal content is equal bytes, and a full disk is the system's own error."""
+    facts = {**dict(sorted(metadata.items())), SEAL: BLANK}
+    known = {"__metadata__": facts, **header}
+    text = json.dumps(known, ensure_ascii=True, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    found = _PLACE.search(text)
+    assert found is not None
+    with path.open("wb") as file:
+        digest = hashlib.sha256()
+        start = (memoryview(len(text).to_bytes(8, "little")), memoryview(text))
+        for part in chain(start, parts):
+            digest.update(part)
+            file.write(part)
+        file.seek(8 + found.start(1))
+        file.write(digest.hexdigest().encode())
 
 
 def check_tensors(path: Path) -> None:
@@ -83,21 +95,6 @@ def check_tensors(path: Path) -> None:
         stored = file.read(len(BLANK))
     if stored != _checksum(path, place):
         raise DamagedFile(path)
-
-
-def _sort_metadata(path: Path) -> None:
-    """The same content gives the same bytes: the library writes metadata in a random order."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        metadata = dict(sorted(header.pop("__metadata__").items()))
-        text = json.dumps(
-            {"__metadata__": metadata, **header}, ensure_ascii=False, separators=(",", ":")
-        )
-        sorted_header = text.encode().ljust(size)
-        if len(sorted_header) == size:  # it always is, unless the library escapes otherwise
-            file.seek(8)
-            file.write(sorted_header)
 
 
 def _seal_of(path: Path) -> int | None:

@@ -7,28 +7,52 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from acclimate.core.errors import DamagedFile, NotFinite
 from acclimate.core.files import write_atomically
-from acclimate.core.sealed import BLANK, SEAL, check_tensors, seal_tensors
+from acclimate.core.sealed import SEAL, check_tensors, write_tensors
 
 T = TypeVar("T")
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    sweep: bool = False,
 ) -> None:
-    """A safetensors file with its checksum, whole or absent."""
-    whole = {name: value.detach().contiguous() for name, value in tensors.items()}
-    facts = {**(metadata or {}), SEAL: BLANK}
+    """A safetensors file with its checksum, whole or absent; `sweep` as in `write_atomically`."""
+    # The widest first, as the format has them, so that each lies where its numbers may.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, place = {}, 0
+    for name in order:
+        value, start = tensors[name], place
+        place += value.numel() * value.element_size()
+        kind, shape = _KINDS[value.dtype], list(value.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, place]}
+    parts = (_bytes(tensors[name]) for name in order)
+    write_atomically(
+        path, lambda file: write_tensors(file, header, metadata or {}, parts), sweep=sweep
+    )
 
-    def fill(temporary: Path) -> None:
-        save_file(whole, temporary, facts)
-        seal_tensors(temporary)
 
-    write_atomically(path, fill)
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -90,5 +114,5 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(_bytes(values))
     return digest.hexdigest()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core import wording
+from acclimate.core.files import odd_kind
 from acclimate.data.columns import CONTENT, ROLES, SPLITS, encode, feature_blocks
 
 _SHOWN = 3
@@ -218,11 +219,18 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
         if path not in skip:
             folder, _, name = path.rpartition("/")
             by_folder[folder].append(name)
-    missing, stray = [], []
+    missing, stray, odd = [], [], []
     for folder, names in by_folder.items():
-        present, astray = _listing(root, folder)
+        present, astray, others = _listing(root, folder)
         prefix = f"{folder}/" if folder else ""
-        missing += [f"file '{prefix}{name}' is missing" for name in names if name not in present]
+        missing += [
+            f"file '{prefix}{name}' is missing"
+            for name in names
+            if name not in present and name not in others
+        ]
+        odd += [
+            f"'{prefix}{name}' is {others[name]}, not a file" for name in names if name in others
+        ]
         stray += [
             f"file '{prefix}{name}' leads out of the root" for name in names if name in astray
         ]
@@ -235,11 +243,13 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
     return [
         Finding(missing, remedy),
         Finding(stray, "replace the symbolic link by what it points to"),
+        Finding(odd, "put files in their place, or drop their rows"),
     ]
 
 
-def _listing(root: Path, folder: str) -> tuple[set[str], set[str]]:
-    """(files of root/folder, those of them that a symbolic link takes out of the root).
+def _listing(root: Path, folder: str) -> tuple[set[str], set[str], dict[str, str]]:
+    """(files of root/folder, those of them that a symbolic link takes out of the root, what else is
+    there and what that is).
 
     One listing per folder: a query per file takes minutes on two million files of a network drive.
     """
@@ -251,10 +261,15 @@ def _listing(root: Path, folder: str) -> tuple[set[str], set[str]]:
 
     try:
         with os.scandir(root / folder) as entries:
-            files = [entry for entry in entries if entry.is_file()]
+            files, others = [], {}
+            for entry in entries:
+                if entry.is_file():
+                    files.append(entry)
+                elif os.path.exists(entry.path):  # noqa: PTH110 (many; and a dead link is missing)
+                    others[entry.name] = odd_kind(Path(entry.path)) or "something else"
     except (OSError, ValueError):  # a NUL in a name is no name of any file
-        return set(), set()
+        return set(), set(), {}
     present = {entry.name for entry in files}
     if not inside(os.path.join(root, folder)):  # noqa: PTH118
-        return present, present
-    return present, {e.name for e in files if e.is_symlink() and not inside(e.path)}
+        return present, present, others
+    return present, {e.name for e in files if e.is_symlink() and not inside(e.path)}, others

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from acclimate.core.errors import ConfigError
-from acclimate.core.files import write_json
+from acclimate.core.files import clear_temporary, write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
 from acclimate.data.user_cache import GIB, VARIABLE, user_cache
@@ -47,6 +47,7 @@ class FeatureCache:
     def begin(self, about: Mapping[str, Any], images: int) -> None:
         """Make the folder, and refuse one on a disk without room for `images` more."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        clear_temporary(self.folder)
         needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free
         if needed > free:
             raise ConfigError(

@@ -24,6 +24,7 @@ from PIL import (
 )
 
 from acclimate.core.errors import ImageError
+from acclimate.core.files import odd_kind
 from acclimate.data import readers
 
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(f".{kind}" for kind in readers.IMAGE_EXTENSIONS)
@@ -128,7 +129,8 @@ def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = No
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """Files as given, folders searched recursively by extension; sorted, each once.
 
-    Hidden files and folders inside a folder are passed over; links to folders are followed.
+    Hidden files and folders inside a folder are passed over; links to folders are followed. A
+    folder that cannot be listed stands for what is in it: whoever reads it is told why.
     """
     if not paths:
         raise ImageError("no images given; give a folder or files with images")
@@ -152,7 +154,12 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
 
 def _images_below(folder: Path) -> Iterator[Path]:
     visited: set[Path] = set()
-    for name, folders, files in os.walk(folder, followlinks=True):
+    closed: list[Path] = []
+
+    def note(error: OSError) -> None:
+        closed.append(Path(error.filename))
+
+    for name, folders, files in os.walk(folder, followlinks=True, onerror=note):
         here = Path(name)
         real = here.resolve()
         if real in visited:  # a link back up, or two links to one folder
@@ -163,22 +170,31 @@ def _images_below(folder: Path) -> Iterator[Path]:
         for file in files:
             if not file.startswith(".") and Path(file).suffix.lower() in IMAGE_EXTENSIONS:
                 yield here / file
+    yield from closed
 
 
 @contextmanager
 def opened(source: Source) -> Iterator[IO[bytes]]:
     try:
-        file = BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        file = BytesIO(source) if isinstance(source, bytes) else _open_regular(source)
     except FileNotFoundError as error:
         raise ImageError("no such file") from error
-    except IsADirectoryError as error:
-        raise ImageError("a folder, not an image") from error
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
     except ValueError as error:
         raise ImageError("no name of a file (it holds a NUL)") from error
     with file:
         yield file
+
+
+def _open_regular(path: Path) -> IO[bytes]:
+    """A pipe could keep us waiting for ever, and a device never end."""
+    kind = odd_kind(path)
+    if kind is None:
+        return path.open("rb")
+    if kind == "a folder":
+        os.listdir(path)  # noqa: PTH208 (why it could not be searched is worth more than its kind)
+    raise ImageError(f"{kind}, not an image")
 
 
 def _plugin(header: bytes) -> type[ImageFile.ImageFile]:

@@ -163,14 +163,15 @@ def read_rows(path: Path) -> pa.Table:
         known = ", ".join(TABLE_EXTENSIONS)
         raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
     try:
-        if kind == ".csv":
-            return _read_csv(path)
-        if kind == ".parquet":
-            return read_parquet(path)
-        return _read_json_lines(path)
+        read = {".csv": _read_csv, ".parquet": read_parquet}.get(kind, _read_json_lines)
+        table = read(path)
+        table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
+        return table
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or ["not such a table"])[0].rstrip(".")
-        raise ManifestError(f"cannot read {path.name} as a {kind} table: {reason}") from error
+        raise ManifestError(
+            f"cannot read {path.name} as a {kind} table: {reason}; mend it, or make it again"
+        ) from error
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -178,9 +179,7 @@ def read_parquet(path: Path) -> pa.Table:
     # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         _require_sizes(path, file.metadata)
-        table = file.read()
-    table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
-    return table
+        return file.read()
 
 
 def _require_sizes(path: Path, declared: Any) -> None:

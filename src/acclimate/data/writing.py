@@ -50,7 +50,7 @@ def write_parts(
                 writer.write_table(part.cast(schema), row_group_size=1 << 16)
             writer.add_key_value_metadata({SEAL_KEY: content.checksum()})
 
-    write_atomically(path, fill)
+    write_atomically(path, fill, sweep=True)
 
 
 def require_name(path: Path) -> None:

@@ -1,16 +1,15 @@
 """Results as text, Markdown, LaTeX, CSV and values for JSON: five views of one `Report`."""
 
-import csv
-import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
+from acclimate.core.plain_text import csv_text
 from acclimate.report.grid import latex_table, markdown
 from acclimate.report.sentences import first_sentence, headline, notes
 from acclimate.report.tables import results_grid, tests_grid
@@ -137,23 +136,20 @@ COLUMNS = (
 
 def to_csv(report: Report) -> str:
     """One line per number, in full precision and as shares of 1; what is missing is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    lines: list[Iterable[object]] = [COLUMNS]
     for results in every(report):
         for row in results.rows:
             for column, value in (*row.cells.items(), (AVERAGE, row.average)):
-                writer.writerow(
-                    {
-                        "rule": results.rule,
-                        "dataset": results.dataset,
-                        **asdict(row.key),
-                        "column": column,
-                        **_estimate(value),
-                        "published": str(row.published).lower(),
-                    }
-                )
-    return text.getvalue()
+                cells = {
+                    "rule": results.rule,
+                    "dataset": results.dataset,
+                    **asdict(row.key),
+                    "column": column,
+                    **_estimate(value),
+                    "published": str(row.published).lower(),
+                }
+                lines.append([cells[name] for name in COLUMNS])
+    return csv_text(lines)
 
 
 def _estimate(value: Estimate | None) -> dict[str, Any]:

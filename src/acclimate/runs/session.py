@@ -12,6 +12,7 @@ import torch
 
 from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
+from acclimate.core.files import clear_temporary
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
 from acclimate.core.wording import count
@@ -205,6 +206,8 @@ def session(
                 if folder.complete():
                     yield None
                 else:
+                    if world.main:
+                        clear_temporary(folder.path)
                     _check_memory(now, learned=shared is not None or folder.phi.exists())
                     now.begin()
                     yield now

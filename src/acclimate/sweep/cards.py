@@ -10,6 +10,7 @@ from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
 from acclimate.core.layout import is_pruned
+from acclimate.core.plain_text import markdown
 from acclimate.core.wording import percent
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
@@ -116,7 +117,7 @@ def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> 
         "Settings that differ from the defaults": _settings(facts),
         "Made": _made(facts, sweep),
     }
-    parts = [f"# {facts.config['algorithm']} on {choices[0].dataset}", _what(facts)]
+    parts = [f"# {facts.config['algorithm']} on {markdown(choices[0].dataset)}", _what(facts)]
     parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -127,7 +128,7 @@ def _what(facts: _Facts) -> str:
     if model["backbone"] in ("small-cnn", "mlp"):
         weights = "random weights"
     if model["weights"]:
-        weights = f"the weights in {Path(model['weights']).name}"
+        weights = f"the weights in {markdown(Path(model['weights']).name)}"
     kind = (
         "It adapts to a new domain from unlabelled images of it, without training."
         if facts.adaptive
@@ -141,7 +142,7 @@ def _what(facts: _Facts) -> str:
 
 def _data(facts: _Facts) -> Iterable[str]:
     run = facts.run
-    yield f"- Source: {run['source']}, SHA-256 {run['data']}"
+    yield f"- Source: {markdown(run['source'])}, SHA-256 {run['data']}"
     yield f"- Trained on {_listed(run['train_domains'])}"
     if run["val_domains"]:
         used = facts.finished.kept_by.startswith("validation domains")
@@ -162,12 +163,12 @@ def _data(facts: _Facts) -> Iterable[str]:
 def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> Iterable[str]:
     for choice in choices:
         compared = "" if choice.score is None else f" at {percent(choice.score)} %"
-        variant = f", variant {choice.variant}" if choice.variant else ""
+        variant = f", variant {markdown(choice.variant)}" if choice.variant else ""
         yield (
             f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
             f"the settings, out of {choice.candidates}, by {rule} ({RULES[rule]}){compared}"
         )
-    yield f"- Sweep: {sweep.title}"
+    yield f"- Sweep: {markdown(sweep.title)}"
 
 
 def _scores(facts: _Facts) -> Iterable[str]:
@@ -182,7 +183,7 @@ def _scores(facts: _Facts) -> Iterable[str]:
             by += f", from {score.adapt_n} images ({score.adapted_on})"
         cells = (score.domain, score.role, by, str(score.n))
         numbers = (percent(score.top1), percent(score.top5))
-        yield "| " + " | ".join(_cell(text) for text in (*cells, *numbers)) + " |"
+        yield "| " + " | ".join(markdown(text) for text in (*cells, *numbers)) + " |"
 
 
 def _use(facts: _Facts) -> Iterable[str]:
@@ -230,7 +231,7 @@ def _settings(facts: _Facts) -> Iterable[str]:
     }
     if not own:
         return ["None."]
-    rows = (f"| `{key}` | {_cell(json.dumps(value))} |" for key, value in sorted(own.items()))
+    rows = (f"| `{key}` | {markdown(json.dumps(value))} |" for key, value in sorted(own.items()))
     return ["| setting | value |", "|---|---|", *rows]
 
 
@@ -251,8 +252,4 @@ def _made(facts: _Facts, sweep: Sweep) -> Iterable[str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return ", ".join(map(markdown, names))

@@ -147,7 +147,7 @@ def parse_range(text: str, key: str) -> Search:
     matched = _RANGE.fullmatch(text)
     try:
         values = tuple(tomllib.loads(f"values = [{matched[2]}]")["values"]) if matched else ()
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         values = ()
     if matched and values and matched[1] == "choice":
         return Search("choice", options=values)

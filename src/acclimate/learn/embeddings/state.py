@@ -173,7 +173,7 @@ class DomainState:
         }
         # Copies: safetensors refuses tensors that share memory, as an empty state's do.
         copies = {key: value.clone() for key, value in tensors.items()}
-        save_tensors(Path(path), copies, metadata)
+        save_tensors(Path(path), copies, metadata, sweep=True)
 
     @classmethod
     def load(cls, path: str | Path) -> "DomainState":

@@ -1,0 +1,72 @@
+"""The command line as a function, and what may come of a case."""
+
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from unittest.mock import patch
+
+from acclimate.cli import main
+from acclimate.core.errors import AcclimateError
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    error: str  # the line that a failing command ends with
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: Literal["answered", "refused", "wrong", "traceback"]
+    why: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome in ("answered", "refused")
+
+
+ANSWERED = Verdict("answered")
+
+
+def command(*arguments: object) -> Said:
+    """`acclimate ARGUMENTS`; an exception that is no exit is the caller's traceback."""
+    out, error = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["acclimate", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(error),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                return Said(1, out.getvalue(), end.code)
+            lines = error.getvalue().strip().splitlines()
+            return Said(end.code or 0, out.getvalue(), lines[-1] if end.code and lines else "")
+    return Said(0, out.getvalue(), "")
+
+
+def judged(case: Callable[[], Verdict]) -> Verdict:
+    try:
+        return case()
+    except AcclimateError as error:
+        return refused(f"error: {error}")
+    except OSError as error:  # as `main` says it
+        return refused(f"error: {error}; check the path")
+    except Exception:
+        return Verdict("traceback", traceback.format_exc(limit=-6))
+
+
+def refused(error: str) -> Verdict:
+    """One line, with a remedy."""
+    if not error.startswith("error: ") or "\n" in error or "\x1b" in error:
+        return Verdict("traceback", f"not one plain line: {error!r}")
+    told = (";", " must be ", " holds settings of its own")  # what it must be is what to do
+    if not any(words in error for words in told):
+        return Verdict("wrong", f"without a remedy: {error}")
+    return Verdict("refused", error)

@@ -1,0 +1,446 @@
+"""What is attacked: each family makes whole artefacts once, and damages copies of them."""
+
+import csv
+import json
+import math
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from acclimate.config import RunConfig, from_dict, gather, nested, parse_assignments, settings_of
+from acclimate.core.randomness import stream
+from acclimate.core.sealed import read_sealed, write_sealed
+from acclimate.data.manifest import Manifest
+from acclimate.report.export import to_csv
+from acclimate.results.load import load_report
+from acclimate.results.protocol import DataSet, Job, Sweep
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.plan import make_plan
+from acclimate.runs.training import train
+from fixtures.interruption import weights
+from fixtures.pandas_pickles import frame, released, saved
+from fixtures.run_folders import make_run, score
+from fixtures.settings import TINY
+from fuzz.commands import ANSWERED, Verdict, command, judged, refused
+from fuzz.mutations import Random, flipped, mutated, mutated_json, mutated_values
+from fuzz.pictures import PICTURES, bombs
+
+
+@dataclass
+class Family(ABC):
+    """Cases of one kind. `folder` is its own; `prepare` fills it, before the first case."""
+
+    folder: Path
+
+    @abstractmethod
+    def prepare(self) -> None: ...
+
+    @abstractmethod
+    def verdict(self, rng: Random) -> Verdict: ...
+
+    def run(self, seed: int, number: int) -> Verdict:
+        rng = stream(seed, type(self).__name__, number)
+        return judged(lambda: self.verdict(rng))
+
+
+def site(root: Path) -> Path:
+    """Four domains of 16-pixel images in two classes."""
+    rng = np.random.default_rng(0)
+    for domain, brightness in {"north": 40, "south": 90, "east": 140, "west": 190}.items():
+        for label, channel in {"red": 0, "blue": 2}.items():
+            (root / domain / label).mkdir(parents=True)
+            for number in range(6):
+                pixels = rng.normal(brightness, 20, (16, 16, 3))
+                pixels[4:12, 4:12, channel] += 80
+                image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+                image.save(root / domain / label / f"{number}.png")
+    return root
+
+
+def settings(algorithm: str = "da-erm", **changes: Any) -> RunConfig:
+    return from_dict(RunConfig, nested({"algorithm": algorithm, **TINY, **changes}), where="fuzz")
+
+
+def predictions(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(encoding="utf-8", newline="", errors="surrogateescape") as file:
+        return {row["image"]: row for row in csv.DictReader(file)}
+
+
+@dataclass
+class _OfAModel(Family):
+    """Cases that end with predictions for two whole images."""
+
+    def prepare(self) -> None:
+        tree = site(self.folder / "tree")
+        train(settings(), Manifest.open(tree), self.folder / "run", device="cpu")
+        shutil.copytree(tree / "north" / "red", self.folder / "new")
+        for name, method in {"mu": "embedding", "both": "embedding+prior", "t3a": "t3a"}.items():
+            said = command(
+                "adapt", self.run_folder, self.folder / "new", "--method", method,
+                "--device", "cpu", "--out", self.folder / f"{name}.safetensors",
+            )  # fmt: skip
+            assert said.code == 0, said
+        self.whole = {name: self.predict(name) for name in ("mu", "both", "t3a")}
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def predict(self, state: str | Path = "mu", run: Path | None = None) -> str:
+        """The answer, or an AssertionError's worth of refusal."""
+        path = self.folder / f"{state}.safetensors" if isinstance(state, str) else state
+        out = self.folder / "out.csv"
+        out.unlink(missing_ok=True)
+        said = command(
+            "predict", run or self.run_folder, *sorted((self.folder / "new").iterdir())[:2],
+            "--domain", path, "--out", out, "--probabilities", "--device", "cpu",
+        )  # fmt: skip
+        if said.code:
+            assert not out.exists(), "a file beside an error"
+            raise Refused(said.error)
+        return out.read_text()
+
+    def same(self, answer: str, expected: str) -> Verdict:
+        return ANSWERED if answer == expected else Verdict("wrong", "another answer, exit code 0")
+
+
+class Refused(Exception):
+    """An exit code that is not 0."""
+
+
+def answered(case: Callable[[], Verdict]) -> Verdict:
+    try:
+        return case()
+    except Refused as error:
+        return refused(str(error))
+
+
+@dataclass
+class States(_OfAModel):
+    """Domain states: damaged ones, and ones that were made to look whole."""
+
+    def verdict(self, rng: Random) -> Verdict:
+        name = ("mu", "both", "t3a")[rng.integers(3)]
+        path = self.folder / "case.safetensors"
+        data = (self.folder / f"{name}.safetensors").read_bytes()
+        hostile = rng.random() < 0.3
+        path.write_bytes(_resealed(data, rng) if hostile else mutated(data, rng))
+        if hostile:
+            return answered(lambda: _any(self.predict(path)))
+        return answered(lambda: self.same(self.predict(path), self.whole[name]))
+
+
+@dataclass
+class Models(_OfAModel):
+    """Model folders: weights and descriptions."""
+
+    def verdict(self, rng: Random) -> Verdict:
+        run = self.folder / "case"
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir()
+        for path in self.run_folder.iterdir():
+            if path.name != "model.json":
+                os.link(path, run / path.name)
+        shutil.copy(self.run_folder / "model.json", run)
+        kind = rng.integers(4)
+        if kind == 0:
+            return self._damaged(run, "model.safetensors", rng)
+        if kind == 1:
+            return self._damaged(run, "model.json", rng)
+        path = run / "model.json"
+        if kind == 2:  # an earlier version's, and somebody's who knows how it is sealed
+            values = mutated_values(read_sealed(path), rng)
+            path.write_text(json.dumps(values))
+            if rng.random() < 0.5 and isinstance(values, dict):
+                write_sealed(path, values)
+        else:
+            _replace(
+                run / "model.safetensors", _resealed((run / "model.safetensors").read_bytes(), rng)
+            )
+        return answered(lambda: _any(self.predict("mu", run)))
+
+    def _damaged(self, run: Path, name: str, rng: Random) -> Verdict:
+        data = (run / name).read_bytes()
+        _replace(run / name, (flipped if rng.random() < 0.5 else mutated)(data, rng))
+        return answered(lambda: self.same(self.predict("mu", run), self.whole["mu"]))
+
+
+@dataclass
+class Images(_OfAModel):
+    """Pictures of every format, damaged, beside a whole one whose answer must not change."""
+
+    def verdict(self, rng: Random) -> Verdict:
+        name = list(PICTURES)[rng.integers(len(PICTURES))]
+        bad = self.folder / "case" / f"bad.{name.split()[0]}"
+        shutil.rmtree(bad.parent, ignore_errors=True)
+        bad.parent.mkdir()
+        if rng.random() < 0.1:
+            bad.write_bytes(bombs(rng))
+        else:
+            bad.write_bytes(mutated(PICTURES[name], rng))
+        good = sorted((self.folder / "new").iterdir())[0]
+        out = self.folder / "out.csv"
+        said = command(
+            "predict", self.run_folder, good, bad, "--domain", self.folder / "mu.safetensors",
+            "--out", out, "--probabilities", "--device", "cpu",
+        )  # fmt: skip
+        if said.code:
+            return Verdict("wrong", f"a bad image stopped the good one: {said.error}")
+        rows = predictions(out)
+        if rows.keys() != {str(good), str(bad)}:
+            return Verdict("wrong", f"rows of {list(rows)}")
+        if rows[str(good)] != self._good:
+            return Verdict("wrong", "another answer for the whole image")
+        row = rows[str(bad)]
+        if row["problem"]:
+            return Verdict("refused", row["problem"])
+        sure = float(row["confidence"])
+        return ANSWERED if 0 < sure <= 1 and row["label"] else Verdict("wrong", str(row))
+
+    @cached_property
+    def _good(self) -> dict[str, str]:
+        self.predict("mu")
+        good = sorted((self.folder / "new").iterdir())[0]
+        return predictions(self.folder / "out.csv")[str(good)]
+
+
+@dataclass
+class Checkpoints(Family):
+    """Runs that were killed, and whose checkpoint is not what it was."""
+
+    def prepare(self) -> None:
+        self.data = Manifest.from_arrays(*_rows())
+        train(settings(), self.data, self.folder / "whole", device="cpu")
+        killed = self.folder / "killed"
+        _train_until_killed(self.data, killed)
+        self.files = [p for p in killed.iterdir() if p.is_file() and p.name != ".lock"]
+
+    def verdict(self, rng: Random) -> Verdict:
+        run = self.folder / "case"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(self.folder / "killed", run)
+        path = run / self.files[rng.integers(len(self.files))].name
+        path.write_bytes(mutated(path.read_bytes(), rng))
+        train(settings(), self.data, run, device="cpu")
+        mine, whole = weights(run), weights(self.folder / "whole")
+        same = mine.keys() == whole.keys() and all(mine[k].equal(whole[k]) for k in whole)
+        return ANSWERED if same else Verdict("wrong", f"other weights after damage to {path.name}")
+
+
+@dataclass
+class Manifests(Family):
+    """Manifests, which have a checksum, and tables of strangers, which have none."""
+
+    def prepare(self) -> None:
+        root = site(self.folder / "tree")
+        manifest = Manifest.from_folder(root)
+        manifest.write(self.folder / "whole.parquet")
+        Manifest.from_arrays(*_rows()).write(self.folder / "features.parquet")
+        table = manifest.table.select(["image", "label", "domain", "split"])
+        rows = [
+            ",".join(table.column_names),
+            *(",".join(row.values()) for row in table.to_pylist()),
+        ]
+        (root / "whole.csv").write_text("\n".join(rows) + "\n")
+        lines = [json.dumps(row) for row in table.to_pylist()]
+        (root / "whole.jsonl").write_text("\n".join(lines) + "\n")
+        self.digests = {
+            name: Manifest.open(self.folder / name).digest()
+            for name in ("whole.parquet", "features.parquet")
+        }
+
+    def verdict(self, rng: Random) -> Verdict:
+        names = (*self.digests, "tree/whole.csv", "tree/whole.jsonl")
+        name = names[rng.integers(len(names))]
+        whole = self.folder / name
+        path = whole.with_stem("case")
+        path.write_bytes(mutated(whole.read_bytes(), rng))
+        said = command("inspect", path, "--json", "--read", "3")
+        if said.code:
+            return refused(said.error)
+        json.loads(said.out)
+        if name not in self.digests:
+            return ANSWERED
+        # Bytes that no part of the rows depends on may differ.
+        same = Manifest.open(path).digest() == self.digests[name]
+        return ANSWERED if same else Verdict("wrong", "other rows, exit code 0")
+
+
+@dataclass
+class Sweeps(Family):
+    """Sweep folders and the runs in them: reports say what they leave out, or repeat themselves."""
+
+    def prepare(self) -> None:
+        jobs = [self._job(a, d, t) for a in ("erm", "da-erm") for d in "ab" for t in (0, 1)]
+        data = DataSet(name="toy", digest="d1", source="toy.parquet", domains=("a", "b", "t1"))
+        sweep = Sweep(
+            title="toy", rule="training-domains", baseline="erm", datasets=(data,),
+            embeddings=(), jobs=tuple(jobs),
+        )  # fmt: skip
+        whole = self.folder / "whole"
+        SweepFolder(whole).write(sweep)
+        for number, job in enumerate(jobs):
+            (domain,) = job.groups[0]
+            method = "embedding" if job.algorithm == "da-erm" else "none"
+            found = [score(domain, 0.5 + number / 50, method)]
+            folder = make_run(SweepFolder(whole).run(job.id).path, job.algorithm, job.trial, found)
+            write_sealed(folder / "run.json", json.loads((folder / "run.json").read_text()))
+        self.files = [p.relative_to(whole) for p in sorted(whole.rglob("*")) if p.is_file()]
+        self.whole = self._tables(whole)
+
+    def verdict(self, rng: Random) -> Verdict:
+        case = self.folder / "case"
+        shutil.rmtree(case, ignore_errors=True)
+        shutil.copytree(self.folder / "whole", case)
+        # The definition as often as all the runs together.
+        rest = [path for path in self.files if path.name != "sweep.json"]
+        name = Path("sweep.json") if rng.random() < 0.5 else rest[rng.integers(len(rest))]
+        path = case / name
+        hostile = rng.random() < 0.4 and name.suffix == ".json"
+        if hostile:
+            values = mutated_values(read_sealed(path), rng)
+            path.write_text(json.dumps(values))
+        elif name.suffix == ".json":
+            path.write_bytes(mutated_json(path.read_bytes(), rng))
+        else:
+            path.write_bytes(mutated(path.read_bytes(), rng))
+        tables = self._tables(case)
+        if hostile or tables == self.whole:
+            return ANSWERED
+        report = load_report(case)
+        told = any(run.problem or run.records.torn for run in report.runs) or report.waiting
+        unfinished = any(run.finished is None for run in report.runs)
+        if told or unfinished:
+            return ANSWERED
+        return Verdict("wrong", f"another table after damage to {name}")
+
+    def _tables(self, folder: Path) -> str:
+        return to_csv(load_report(folder))
+
+    def _job(self, algorithm: str, domain: str, trial: int) -> Job:
+        config = {"algorithm": algorithm, "seed": trial, "test_domains": [domain]}
+        return Job(
+            id=f"toy-{algorithm}-{domain}-{trial}", dataset="toy", algorithm=algorithm,
+            groups=((domain,),), draw=0, trial=trial, config=config,
+        )  # fmt: skip
+
+
+@dataclass
+class Pickles(Family):
+    """The authors' table, which is read without being run."""
+
+    streams: list[bytes] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        for protocol in (2, 4, 5):
+            made = saved(self.folder / "whole.pkl", frame(released()), protocol)
+            self.streams.append(made.read_bytes())
+
+    def verdict(self, rng: Random) -> Verdict:
+        path, out = self.folder / "case.pkl", self.folder / "case.parquet"
+        path.write_bytes(mutated(self.streams[rng.integers(len(self.streams))], rng))
+        said = command("build", "geo-yfcc-released", path, "--out", out)
+        return refused(said.error) if said.code else ANSWERED
+
+
+@dataclass
+class Settings(Family):
+    """Flags and files of settings."""
+
+    def prepare(self) -> None:
+        self.data = Manifest.from_arrays(*_rows())
+        self.names = [s.name for s in settings_of(RunConfig())]
+        lines = ['algorithm = "da-erm"', "seed = 3", "[train]", "steps = 7", "[train.optimiser]"]
+        lines += ['name = "sgd"', "lr = 0.01", "[embedding]", "dim = 8", "support = 0.5"]
+        self.toml = "\n".join(lines).encode()
+
+    def verdict(self, rng: Random) -> Verdict:
+        if rng.random() < 0.4:
+            path = self.folder / "case.toml"
+            path.write_bytes(mutated(self.toml, rng))
+            config = gather(None, path, {}, {})
+        else:
+            flags = [self._flag(rng) for _ in range(int(rng.integers(1, 4)))]
+            config = gather(None, None, {}, parse_assignments(flags))
+        make_plan(config, self.data, device="cpu")
+        return ANSWERED
+
+    def _flag(self, rng: Random) -> str:
+        values = (
+            *("-1", "0", "1", "1e9", "1e308", "nan", "inf", "-inf", "true", "''", "[]", "{}", "x"),
+            *("9" * 400, "0.5", "[[1]]", "'''", '"\\ud800"', "1979-05-27", "[" * 5000, "none"),
+        )
+        name = self.names[rng.integers(len(self.names))]
+        if rng.random() < 0.1:
+            name = mutated(name.encode(), rng).decode("latin-1")
+        return f"{name}={values[rng.integers(len(values))]}"
+
+
+def _rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    domains = np.repeat([f"site-{i}" for i in range(5)], 24)
+    return rng.normal(size=(120, 5)).astype("f4"), np.tile(["ant", "bee", "cat"], 40), domains
+
+
+def _train_until_killed(data: Manifest, run: Path) -> None:
+    from _pytest.monkeypatch import MonkeyPatch
+
+    from fixtures.interruption import Killed, count_writes
+
+    with MonkeyPatch.context() as patch:
+        count_writes(patch, die_at=14)
+        try:
+            train(settings(), data, run, device="cpu")
+        except Killed:
+            return
+    raise AssertionError("the run ended before it was killed")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Not into a file that has other names."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def _any(answer: str) -> Verdict:
+    """An answer that nobody can compare: numbers, at least."""
+    rows = list(csv.DictReader(answer.splitlines()))
+    shares = [float(value) for row in rows for value in (row["confidence"],) if value]
+    good = bool(shares) and all(math.isfinite(share) and 0 <= share <= 1 for share in shares)
+    return ANSWERED if good else Verdict("wrong", answer)
+
+
+def _resealed(data: bytes, rng: Random) -> bytes:
+    """A safetensors file with another content and no checksum: not damage, but malice."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header.get("__metadata__", {}).pop("seal", None)
+    body = data[8 + size :]
+    if rng.random() < 0.4:
+        numbers = np.frombuffer(body, np.uint8).copy()
+        numbers[rng.integers(len(numbers), size=8)] = 0xFF  # NaN, as likely as not
+        body = numbers.tobytes()
+    else:
+        header = mutated_values(header, rng)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+FAMILIES: dict[str, tuple[type[Family], int]] = {  # and the share of each in all cases, in 1/1000
+    "images": (Images, 300),
+    "states": (States, 200),
+    "models": (Models, 200),
+    "manifests": (Manifests, 100),
+    "settings": (Settings, 80),
+    "pickles": (Pickles, 60),
+    "sweeps": (Sweeps, 40),
+    "checkpoints": (Checkpoints, 20),
+}
