@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick check format docs bench bench-shift bench-speed bench-base clean
+.PHONY: setup demo test quick fuzz check format docs bench bench-shift bench-speed bench-base clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ test: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --quiet -m "not slow"
+
+# Hostile inputs, some fifteen minutes on two cores; SEED=1 for others, CASES=500 for fewer.
+fuzz: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES))
 
 check: $(STAMP)
 	$(BIN)/ruff check .

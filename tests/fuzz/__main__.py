@@ -91,6 +91,7 @@ def _follow(
         if process.poll() is None and not _ends(process):
             process.kill()
         process.wait()
+        process.stdout.close()
     return number
 
 
