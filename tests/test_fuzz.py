@@ -42,16 +42,14 @@ def test_a_traceback_another_answer_and_two_lines_fail() -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_changed_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "mutated", lambda data, rng: data)
     monkeypatch.setattr(families, "_resealed", lambda data, rng: data)
     attacked = States(tmp_path)
     attacked.prepare()
     assert {attacked.run(0, number).outcome for number in range(6)} == {"answered"}
     attacked.whole = dict.fromkeys(attacked.whole, "another answer")
-    assert {attacked.run(0, number).outcome for number in range(6)} == {"answered", "wrong"}
+    assert "wrong" in {attacked.run(0, number).outcome for number in range(6)}
 
 
 def test_cases_repeat(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def save_tensors(
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
