@@ -213,6 +213,27 @@ def training(bench: Bench) -> list[Row]:
     return rows
 
 
+def compiled(bench: Bench) -> list[Row]:
+    """The step through torch.compile and CUDA graphs, beside itself: on one batch, and trained."""
+    if bench.device.type != "cuda":
+        return [{"steps": "only on a GPU"}]
+    said: list[str] = []
+    rows = []
+    for setting in ("off", "on"):
+        config = bench.config(**{"train.compile": setting})
+        with one_batch():
+            started = time.perf_counter()
+            out = bench.folder / f"one batch, compile {setting}"
+            train(config, bench.manifest, out, device=str(bench.device), say=said.append)
+            seconds = time.perf_counter() - started
+        ceiling = rate_of(out)
+        rate = rate_of(bench.trained(f"cached, compile {setting}", config)[0])
+        row: Row = {"steps": f"train.compile = {setting}", "ceiling images/s": ceiling}
+        rows.append({**row, "cached images/s": rate, "of ceiling": rate / ceiling, "s": seconds})
+    rows += [{"steps": line} for line in said]
+    return rows
+
+
 def decoding(bench: Bench) -> list[Row]:
     count = min(len(bench.manifest), 64 if bench.device.type == "cpu" else 768)
     data = [Path(str(bench.manifest.image_source(row))).read_bytes() for row in range(count)]
@@ -363,7 +384,7 @@ def start_up(bench: Bench) -> list[Row]:
     for arguments in (["--help"], ["--version"], ["list", "algorithms"], ["train", "--help"]):
         command = [sys.executable, "-m", "acclimate", *arguments]
         found = []
-        for _ in range(3):
+        for _ in range(2):
             started = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             found.append(time.perf_counter() - started)
@@ -374,6 +395,7 @@ def start_up(bench: Bench) -> list[Row]:
 PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "decoding": decoding,
     "training": training,
+    "compiled": compiled,
     "scoring": scoring,
     "penalties": penalties,
     "samplers": samplers,

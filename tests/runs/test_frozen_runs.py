@@ -282,7 +282,7 @@ class TestRunsOnDisk:
     def test_jobs_keep_their_names(self) -> None:
         settings = as_dict(RunConfig(model=ModelConfig(freeze="none")))
         before = as_dict(RunConfig())
-        del before["model"]["freeze"], before["train"]["prior_aware"]
+        del before["model"]["freeze"], before["train"]["prior_aware"], before["train"]["compile"]
         del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
         del before["train"]["last_fit"], before["train"]["probe"]
         for key in ("patience", "tolerance", "ratio"):

@@ -60,6 +60,7 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.domains_per_step": 2,
     "train.evaluate_every": 2,
     "train.checkpoint_every": 3,
+    "train.compile": "off",
     "train.keep": "last",
     "train.prior_aware": True,
     "train.average.kind": "ema",

@@ -167,6 +167,9 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
     )
+    compile: Literal["auto", "on", "off"] = setting(
+        "auto", "torch.compile with CUDA graphs; auto: on one GPU, for 2000 steps or more"
+    )
     prior_aware: bool = setting(
         False, "tell training each domain's label frequencies, so that it learns what they leave"
     )

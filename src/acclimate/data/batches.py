@@ -214,6 +214,8 @@ class Loader:
         x = to_float(stored, self.world.device)
         if self.augmented:
             x = augment(x, self._draws(step, len(rows), x.shape[-1], share).to(self.world.device))
+            if x.is_cuda:  # as the network's weights lie
+                x = x.contiguous(memory_format=torch.channels_last)
         y = torch.from_numpy(labels).to(self.world.device, non_blocking=True)
         domain = torch.from_numpy(domains[share]).to(self.world.device, non_blocking=True)
         return Batch(x, y, domain)

@@ -29,6 +29,7 @@ from acclimate.runs.checkpoint import (
     save_checkpoint,
     save_weights,
 )
+from acclimate.runs.compiling import Wish, compiled
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.optimisation import (
     Stepper,
@@ -80,6 +81,7 @@ class Loop:
     prepare: Callable[[Batch], Batch] = lambda batch: batch
     validate: Validate | None = None
     watch: Watch = unwatched
+    wish: Wish | None = None  # to compile
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
@@ -98,15 +100,22 @@ class Loop:
             # In an adversary's turn the others' gradients are unused, and the other way round.
             unused = self.objective.adversary is not None
             module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
-        take = Stepper(
-            self.objective, module, optimiser, self.phase.optimiser, self.world.device, self.bf16
-        )
         self._reset()
-        batches = self.loader.batches(progress.step, self.phase.steps)
-        for step, batch in enumerate(batches, start=progress.step):
-            self._step(take, self.prepare(batch), step)
-            progress = self._after(optimiser, progress, step + 1)
-            self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+        with compiled(self.objective, self.wish, self.world) as faster:
+            take = Stepper(
+                self.objective,
+                module,
+                optimiser,
+                self.phase.optimiser,
+                self.world.device,
+                self.bf16,
+                faster,
+            )
+            batches = self.loader.batches(progress.step, self.phase.steps)
+            for step, batch in enumerate(batches, start=progress.step):
+                self._step(take, self.prepare(batch), step)
+                progress = self._after(optimiser, progress, step + 1)
+                self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
         window = None if self._average is None else self._average.window
         if window is None and self.phase.keep == "best" and progress.best_step is not None:

@@ -26,6 +26,7 @@ from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.engine import TORCH
 from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
+from acclimate.runs.compiling import Wish
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate
@@ -45,6 +46,7 @@ class Session:
     identity: dict[str, Any]
     world: World
     watch: Watch
+    say: Callable[[str], None] = lambda line: None
     predictor: Predictor | None = field(init=False, default=None)  # None for a Φ on its own
     embedding: Embedding | None = field(init=False, default=None)  # None for plain algorithms
     extractor: Backbone | None = field(init=False, default=None)  # a backbone that is frozen
@@ -152,9 +154,17 @@ class Session:
             bf16=self.bf16,
             prepare=prepare,
             validate=validate,
+            wish=self._wish(sampler, phase),
             watch=self.watch,
             clock=self.seconds,
         )
+
+    def _wish(self, sampler: Sampler, phase: Phase) -> Wish | None:
+        if self.plan.in_features is not None or self.plan.frozen:
+            return None  # there is no backbone that sees images
+        rows = len(sampler.rows(0)[0]) // self.world.size
+        parts, setting = phase.optimiser.accumulate, self.plan.config.train.compile
+        return Wish(setting, phase.steps, rows, parts, self.size, self.bf16, self.say)
 
     def _announce(self, engine: str) -> None:
         device = _device_name(self.world.device)
@@ -180,6 +190,7 @@ def session(
     *,
     device: str,
     watch: Watch,
+    say: Callable[[str], None] = lambda line: None,
     shared: SharedEmbedding | None = None,
 ) -> Iterator[Session | None]:
     """A session that is ready to train, or None where nothing is left to do.
@@ -198,7 +209,7 @@ def session(
             if shared is not None and not folder.phi.exists():
                 refuse_plain(plan)
                 shared.check()
-            now = Session(plan, folder, identity, world, watch)
+            now = Session(plan, folder, identity, world, watch, say)
             now.build()
             with folder.locked() if world.main else nullcontext():
                 world.wait()

@@ -58,7 +58,7 @@ def train(
         wanted = learned_identity(plan, manifest.digest())
         shared = SharedEmbedding(RunFolder(embedding, SHARED), wanted)
     with session(
-        plan, folder, run_identity(plan), device=device, watch=watch, shared=shared
+        plan, folder, run_identity(plan), device=device, watch=watch, say=say, shared=shared
     ) as now:
         if now is not None:
             _train(now, shared)

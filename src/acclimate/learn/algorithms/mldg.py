@@ -45,6 +45,7 @@ class MLDG(Algorithm):
 
     Config = MLDGConfig
     least_domains = 2
+    compilable = False
 
     def forward(self, batch: Batch, step: int) -> Losses:
         groups = Groups.of(batch.domain)

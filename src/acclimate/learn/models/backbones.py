@@ -54,6 +54,7 @@ class Backbone(nn.Module):
     def __init__(self, body: nn.Module, features: int, preprocess: Preprocess) -> None:
         super().__init__()
         self.body = body
+        self.compiled: Callable[[Tensor], Tensor] | None = None  # while it is trained
         self.extractor = None
         self.engines = None
         self.features = features
@@ -75,6 +76,11 @@ class Backbone(nn.Module):
         """The same by PyTorch, whatever other engine there is."""
         if self.extractor is not None and x.ndim > 2:
             x = self.extractor(x)
+        if self.compiled is not None and self.training and torch.is_grad_enabled():
+            return self.compiled(x)
+        return self.normalised_body(x)
+
+    def normalised_body(self, x: Tensor) -> Tensor:
         features: Tensor = self.body((x - self.mean) / self.std)
         return features
 
