@@ -139,6 +139,7 @@ def jobs(asked: argparse.Namespace, manifest: Manifest) -> Iterator[Job]:
         "adapt.source": "test",  # every image of the unseen domain is scored
         "train.steps": asked.steps,
         "train.evaluate_every": asked.evaluate_every,
+        "train.checkpoint_every": max(1, asked.steps // 2),  # each holds several copies of a model
         "train.average.kind": "swad",
         "train.last_fit": True,
         "model.freeze": "none",

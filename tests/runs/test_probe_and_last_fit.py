@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from acclimate.config import RunConfig
+from acclimate.config import EmbeddingConfig, RunConfig, TrainConfig
+from acclimate.config.settings import ProbeConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import derive
@@ -33,6 +34,7 @@ from acclimate.runs.records import Score, Validated, read
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import set_statistics
 from acclimate.runs.training import train
+from acclimate.sweep.estimate import _learning
 from fixtures.interruption import assert_same_weights, stable, weights
 from fixtures.settings import as_flags
 
@@ -276,6 +278,17 @@ def test_rehearsal_is_over_before_the_last_fit(
     one, two = (Trained.load(tmp_path / f"{last}") for last in (False, True))
     assert (one.site is None) == (two.site is None)
     assert not torch.equal(one.predictor.head.last.weight, two.predictor.head.last.weight)
+
+
+def test_estimates_count_the_probe_and_the_last_fit() -> None:
+    """6 images a step: 10 steps at 1 s, 5 of the probe at 0.1 s, and all of it twice."""
+    train = TrainConfig(
+        steps=10, per_domain=2, domains_per_step=3, probe=ProbeConfig(steps=5), last_fit=True
+    )
+    assert _learning(train, 1.0, 0.1) == pytest.approx(2 * 6 * (10 + 0.5))
+    assert _learning(replace(train, last_fit=False), 1.0, 0.1) == pytest.approx(6 * 10.5)
+    phi = EmbeddingConfig(steps=10, per_domain=2, domains_per_step=3)
+    assert _learning(phi, 1.0, 0.1) == pytest.approx(60)
 
 
 ROWS: dict[str, dict[str, Any]] = {

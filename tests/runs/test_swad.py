@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from acclimate.cli.scores import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
@@ -196,7 +197,7 @@ SWAD_RUN = {
 
 
 def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
-    features: Manifest, tiny: Tiny, tmp_path: Path
+    features: Manifest, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, swad = tmp_path / "plain", tmp_path / "swad"
     unseen = {"test_domains": ["site-4"]}
@@ -217,6 +218,9 @@ def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
     assert {score.domain: score.top1 for score in averaged} == final
     assert {score.step for score in averaged} == {finished.kept_step}
     assert finished.kept_score == pytest.approx(np.mean(list(final.values())))
+    show_run(swad, already=False, json=False)
+    steps = f"{finished.kept_from} to {finished.kept_step}"
+    assert f"kept the mean of steps {steps} (validation splits); " in capsys.readouterr().out
 
 
 def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:
