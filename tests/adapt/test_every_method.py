@@ -18,7 +18,13 @@ from fixtures.predictors import UNIFORM, batch_normed, logits_of, pixels, weight
 NAMES = [name for name, row in METHODS.items() if row.method]
 # Settings that matter, each with a value that is not the default.
 OTHER = {
-    "prior": {"iterations": 1, "tolerance": 0.5, "temperature": 2.0, "strength": 50.0},
+    "prior": {
+        "iterations": 1,
+        "tolerance": 0.5,
+        "temperature": 2.0,
+        "strength": 50.0,
+        "expect": "learned",
+    },
     "bn": {"weight": 0.5},
     "t3a": {"keep": 1},
     "tent": {"steps": 3, "lr": 0.1, "batch": 7},

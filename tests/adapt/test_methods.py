@@ -18,6 +18,7 @@ from acclimate.adapt.methods import METHODS, find_chain
 from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.prior import (
+    Evidence,
     Prior,
     PriorConfig,
     black_box_prior,
@@ -595,12 +596,17 @@ def test_states_are_for_their_model_and_are_not_mixed(
     assert of_erm is not None
     with pytest.raises(StateMismatch) as caught:
         of_erm.merged(of_erm)
-    stuck = "'prior' cannot be merged; adapt it anew on all the images"
-    assert str(caught.value) == stuck
-    for method in ("none", "prior"):
-        with pytest.raises(StateMismatch) as caught:
-            adapt(erm, X[9:], method=method, into=of_erm)
-        assert str(caught.value) == stuck
+    assert str(caught.value) == "'prior' cannot be merged; adapt it anew on all the images"
+    with pytest.raises(StateMismatch) as caught:
+        adapt(erm, X[9:], method="none", into=of_erm)
+    assert str(caught.value) == (
+        "the earlier state was made by method 'prior', not 'none'; go on with --method prior, or "
+        "adapt anew on all the images"
+    )
+    of_bn = adapt(da, X[:9], method="embedding+t3a").state
+    with pytest.raises(StateMismatch) as caught:
+        adapt(da, X[9:], method="embedding+t3a", into=of_bn)
+    assert str(caught.value) == "'t3a' cannot be merged; adapt it anew on all the images"
     centre = adapt(da, X[:9], method="none").state
     with pytest.raises(StateMismatch) as caught:
         adapt(da, X[9:], method="embedding", into=centre)
@@ -617,6 +623,58 @@ def test_states_are_for_their_model_and_are_not_mixed(
         "a plain model (erm) has no embedding to adapt; choose another --method, such as prior, or "
         "train with --algorithm da-erm"
     )
+
+
+class TestGrowing:
+    """`--into`: frequencies sharpen as images arrive."""
+
+    def test_in_two_parts_as_at_once(self, models: dict[str, Trained], features: Manifest) -> None:
+        erm, X = models["erm"], features.features()
+        once = adapt(erm, X[:40], method="prior")
+        first = adapt(erm, X[:9], method="prior").state
+        twice = adapt(erm, X[9:40], method="prior", into=first)
+        assert twice.state is not None and twice.state.count == 40
+        np.testing.assert_allclose(twice.predict_proba(X[:9]), once.predict_proba(X[:9]), atol=2e-3)
+        kept = twice.state.payloads["prior"].tensors
+        assert len(kept["evidence"]) == 40
+        assert not np.allclose(
+            twice.predict_proba(X[:9]), apply_state(erm, first).predict_proba(X[:9]), atol=5e-3
+        )
+
+    def test_another_temperature_is_refused(
+        self, models: dict[str, Trained], features: Manifest
+    ) -> None:
+        erm, X = models["erm"], features.features()
+        first = adapt(erm, X[:9], method="prior").state
+        with pytest.raises(StateMismatch) as caught:
+            adapt(erm, X[9:], method="prior", into=first, settings={"prior.temperature": 2.0})
+        assert str(caught.value) == (
+            "the earlier state was made with adapt.prior.temperature=1, not 2; go on with that, or "
+            "adapt anew on all the images"
+        )
+
+    def test_the_implied_prior_is_read_off_all_images(
+        self, models: dict[str, Trained], features: Manifest
+    ) -> None:
+        da, X = models["da-erm"], features.features()
+        first = adapt(da, X[:9], method="embedding+prior").state
+        with pytest.raises(StateMismatch, match="cannot be gone on with; adapt it anew"):
+            adapt(da, X[9:], method="embedding+prior", into=first)
+
+    def test_evidence_keeps_the_likeliest_classes_and_shares_the_rest(self) -> None:
+        posteriors = torch.zeros(1, 20, dtype=torch.float64)
+        posteriors[0, :16] = 0.05
+        posteriors[0, 16:] = torch.tensor([0.02, 0.06, 0.06, 0.06])
+        base = torch.full((20,), 0.04, dtype=torch.float64)
+        base[0] = 0.24
+        found = Evidence.of(posteriors).posteriors(base)
+        assert found.sum() == pytest.approx(1)
+        dropped = sorted(set(range(20)) - set(Evidence.of(posteriors).places[0].tolist()))
+        assert len(dropped) == 4 and 16 in dropped
+        rest = 1 - float(posteriors[0].topk(16).values.sum())
+        shares = base[dropped] / base[dropped].sum() * rest
+        torch.testing.assert_close(found[0, dropped], shares, rtol=2e-2, atol=0)
+        torch.testing.assert_close(found[0, 17], posteriors[0, 17], rtol=1e-3, atol=0)
 
 
 def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:

@@ -1,6 +1,7 @@
 """What follows from a rehearsal, on trials made by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -187,3 +188,82 @@ def test_the_verdict_where_it_does_not() -> None:
         "is what `predict` uses.",
         "Expected accuracy at a new site: 70.0 to 70.0 %.",
     ]
+
+
+def test_accuracy_is_expected_by_confidence_where_that_says_more() -> None:
+    """Sites of 60 to 90 %, each within a point of what the classifier thinks: so is the next."""
+    found = conclude(
+        [
+            Trial(
+                domain=site,
+                chain="none",
+                n=100,
+                frequencies="as they are",
+                accuracy=accuracy,
+                confidence=accuracy + off,
+            )
+            for site, accuracy, off in zip(
+                SITES, (0.6, 0.7, 0.8, 0.9), (0.01, 0.03, 0.01, 0.03), strict=True
+            )
+        ],
+        {},
+        exact=True,
+    ).promise("none", 100)
+    assert found.beyond_confidence == pytest.approx(-0.02)
+    reach = 2.353363 * math.sqrt(4 / 3) / 100 * math.sqrt(1.25)  # t(3), s = √(4/3) points
+    assert found.expected(0.72) == pytest.approx((0.7 - reach, 0.7 + reach), abs=1e-6)
+    assert found.expected(None) == (found.low, found.high)
+    assert found.high - found.low > 0.5
+    low, high = found.expected(1.0)
+    assert low == pytest.approx(0.98 - reach, abs=1e-6) and high == 1.0
+
+
+def test_confidence_that_says_less_is_left_aside() -> None:
+    found = conclude(
+        [
+            Trial(
+                domain=site,
+                chain="none",
+                n=100,
+                frequencies="as they are",
+                accuracy=0.8,
+                confidence=confidence,
+            )
+            for site, confidence in zip(SITES, (0.6, 0.7, 0.8, 0.9), strict=True)
+        ],
+        {},
+        exact=True,
+    ).promise("none", 100)
+    assert found.expected(0.2) == (found.low, found.high) == (0.8, 0.8)
+
+
+def test_how_frequencies_are_estimated_is_chosen_too() -> None:
+    """Learned frequencies that gain more than any smoothing are what `adapt` is told."""
+    some = trials({"prior": (0.03, 0.04, 0.05, 0.04)})
+    more = [
+        replace(trial, accuracy=trial.accuracy + 0.01, strength="learned")
+        for trial in some
+        if trial.chain == "prior"
+    ]
+    found = concluded(some, more)
+    assert found.settings_for("prior") == {"prior.temperature": 2.0, "prior.expect": "learned"}
+    assert found.promise("prior", 100).gain == pytest.approx(0.05)
+    assert Rehearsal.from_dict(found.to_dict(), where="x") == found
+    smoothed = concluded(some)
+    assert smoothed.settings_for("prior") == {
+        "prior.temperature": 2.0,
+        "prior.strength": 30.0,
+        "prior.tolerance": 1e-4,
+        "prior.iterations": 200,
+    }
+
+
+def test_what_label_shift_explains_at_least() -> None:
+    shares = {20: [0.9, 0.5, 0.8], 100: [0.9, 0.7, 0.8], 300: [0.9, 0.7]}
+    found = conclude(trials({}), {}, exact=True, explained=shares)
+    # Three domains are too few for 95 %: the lowest. Two tell nothing.
+    assert found.explained == pytest.approx({20: 0.5, 100: 0.7})
+    assert found.least_explained(5) is None
+    assert found.least_explained(60) == pytest.approx(0.5)
+    assert found.least_explained(4000) == pytest.approx(0.7)
+    assert Rehearsal.from_dict(found.to_dict(), where="x") == found

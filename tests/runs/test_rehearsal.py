@@ -1,5 +1,6 @@
 """Training domains play new site: on features made by hand, and as the end of a run."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 
 from acclimate.adapt.choice import choose_method
 from acclimate.adapt.classifier import adapt
+from acclimate.adapt.guard import Guard
 from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
+from acclimate.data.source import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import FeatureRows
 from acclimate.runs import rehearsal as module
@@ -326,6 +329,54 @@ def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) ->
     assert more.method == "none"
     assert more.notes == (
         "with 40 images rehearsal would choose embedding; adapt anew on all of them",
+    )
+
+
+@pytest.mark.slow
+def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
+    run: Path, sites: Manifest
+) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    near = adapt(trained, images[:40])
+    assert near.method == "embedding"
+    assert near.trust is not None and near.trust.expected_accuracy is not None
+    low, high = near.trust.expected_accuracy
+    assert 0 <= low < high <= 1
+    far = adapt(trained, images[:40] + np.float32([0, 100, 0, 0]))
+    assert far.method == "none"
+    assert far.notes[0] == near.notes[0]
+    assert re.fullmatch(
+        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
+        r"those may: adapted without embedding",
+        far.notes[1],
+    )
+
+
+@pytest.mark.slow
+def test_frequencies_that_explain_less_than_rehearsed_are_left_alone(
+    run: Path, sites: Manifest
+) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    assert trained.confusion is not None and trained.rehearsal is not None
+    stored = {
+        **trained.rehearsal,
+        "chosen": [{"n": 5, "chain": "prior"}],
+        "explained": [{"n": 5, "share": 0.9}],
+    }
+    guarded = replace(trained, rehearsal=stored)
+    guard = Guard.of(guarded)
+    assert guard is not None
+    seen = Images(torch.from_numpy(images[:40]), torch.device("cpu"))
+    share = guard.explained(seen)
+    assert share is not None
+    stored["explained"] = [{"n": 5, "share": min(share + 0.05, 1.0)}]
+    assert adapt(replace(trained, rehearsal=stored), images[:40]).method == "prior"
+    stored["explained"] = [{"n": 5, "share": share + 0.2}]
+    site = adapt(replace(trained, rehearsal=stored), images[:40])
+    assert site.method == "none"
+    assert site.notes[1] == (
+        f"but label frequencies explain {share:.0%} of how predictions change here, and "
+        f"{share + 0.2:.0%} or more at the rehearsed sites: adapted without prior"
     )
 
 

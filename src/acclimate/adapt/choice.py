@@ -37,11 +37,14 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
 
 def _going_on(begun: str, found: Rehearsal | None, images: int) -> MethodChoice:
     """A state is gone on with as it was begun; by now another method may be due."""
-    due = begun if found is None else found.chain_for(images)
-    if due == begun:
+    if found is None:
         return MethodChoice(begun)
+    settings = found.settings_for(begun) if begun in found.chains else {}
+    due = found.chain_for(images)
+    if due == begun:
+        return MethodChoice(begun, settings)
     why = f"with {count(images, 'image')} rehearsal would choose {due}; adapt anew on all of them"
-    return MethodChoice(begun, why=(why,))
+    return MethodChoice(begun, settings, (why,))
 
 
 def rehearsal_of(trained: Trained) -> Rehearsal | None:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import MethodChoice, choose_method
+from acclimate.adapt.choice import choose_method
+from acclimate.adapt.guard import Guard, outlook
 from acclimate.adapt.methods import (
     Chain,
     base_predictor,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 class Adapted:
     """The classifier of one domain: μ is folded into its biases, Φ is no longer needed.
 
-    `trust` is about μ: there is none without the embedding. `notes` say why the method is what it
-    is, where rehearsal chose it.
+    `trust` says how far to trust it, where anything is known of that. `notes` say why the method is
+    what it is, where rehearsal chose it.
     """
 
     predictor: Predictor
@@ -126,15 +127,40 @@ def adapt(
     rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
     """
     quarantine = NoQuarantine() if quarantine is None else quarantine
-    most, chosen = trained.config.data.max_pixels, MethodChoice(method)
+    most = trained.config.data.max_pixels
     if method != "auto":
         _chain(trained, method, settings or {})  # a mistake is told of before an image is opened
     source, rows = _opened(images, trained.predictor, trained.size, most, quarantine)
     read: Iterable[Tensor] = (stored for _, stored in readable(source, rows, watch))
-    if method == "auto":
-        read = list(read)
-        chosen = choose_method(trained, sum(map(len, read)), into)
-    chain = _chain(trained, chosen.method, {**chosen.settings, **(settings or {})})
+    if method != "auto":
+        return _adapted(trained, read, _chain(trained, method, settings or {}), into, quarantine)
+    stored = list(read)
+    choice, guard = choose_method(trained, sum(map(len, stored)), into), Guard.of(trained)
+    device = next(trained.predictor.parameters()).device
+    while True:
+        chain = _chain(trained, choice.method, {**choice.settings, **(settings or {})})
+        site = _adapted(trained, stored, chain, into, quarantine)
+        seen = Images(torch.cat(stored), device)
+        simpler = None
+        if guard is not None and into is None:
+            simpler = guard.reconsidered(choice, site.state, seen)
+        if simpler is None:
+            break
+        choice = simpler
+    assert site.state is not None
+    table = trained.start(embedding=True).table if chain.embedding else None
+    trust = outlook(guard, site.predictor, site.state, table, seen)
+    return replace(site, notes=choice.why, trust=trust)
+
+
+def _adapted(
+    trained: Trained,
+    read: Iterable[Tensor],
+    chain: Chain,
+    into: DomainState | None,
+    quarantine: Quarantine,
+) -> Adapted:
+    """By `chain`, from images as a source stores them."""
     state = _start(trained, chain, into)
     before = state.count
     start = trained.start(embedding=chain.embedding)
@@ -151,13 +177,16 @@ def adapt(
         raise nothing_readable(quarantine)
     if chain.methods:
         base = base_predictor(start.predictor, start.table, state)
-        seen = Images(torch.cat(kept), device)
-        aware = start.prior_aware
         context = chain.context(
-            start.predictor, start.table, trained.label_prior, prior_aware=aware
+            start.predictor,
+            start.table,
+            trained.label_prior,
+            prior_aware=start.prior_aware,
+            ratios=trained.label_ratios,
         )
-        state = replace(state, payloads=chain.adapt(base, seen, context)[1])
-    return replace(apply_state(trained, state), notes=chosen.why)
+        seen, earlier = Images(torch.cat(kept), device), state.payloads
+        state = replace(state, payloads=chain.adapt(base, seen, context, earlier)[1])
+    return apply_state(trained, state)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
@@ -194,7 +223,7 @@ def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
         embedding = trained.start(embedding=True).embedding if chain.embedding else None
         return DomainState.empty(digest, embedding.dim if embedding else 0)
     into.require(digest)
-    stuck = [*into.payloads, *chain.methods]
+    stuck = [name for name, method in chain.methods.items() if not method.grows]
     if stuck:
         raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
     made = chain_of(into).name

@@ -8,10 +8,13 @@ both.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+import numpy as np
+
+from acclimate.adapt.reach import Reach
 from acclimate.core.errors import RunError
 from acclimate.core.wording import count, percent, signed
 
@@ -22,7 +25,11 @@ FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay:
 EM_TOLERANCE, EM_ITERATIONS = 1e-4, 200  # thousands of estimates are made: enough to be of use
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
+PRIOR = "prior"
+LEARNED: Literal["learned"] = "learned"
 Frequencies = Literal["as they are", "drawn anew"]
+Strength = float | Literal["learned"]  # of Dirichlet smoothing; or how frequencies vary is learned
+_Cell = tuple[str, Strength | None, str, int, str]  # chain, strength, domain, n, frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,8 @@ class Trial:
     n: int
     frequencies: Frequencies
     accuracy: float
-    strength: float | None = None  # of the label prior
+    confidence: float | None = None  # mean probability of what is predicted for the `n` images
+    strength: Strength | None = None  # of the label prior
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,20 @@ class Promise:
     low: float  # where the accuracy at a new domain is expected, in nine cases of ten
     high: float
     domains: int
+    beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
+    spread: float | None = None  # and standard deviation
+
+    def expected(self, confidence: float | None) -> tuple[float, float]:
+        """Where the accuracy at a new domain is expected, in nine cases of ten, with the classifier
+        so sure of what it says there: by that, or by the other domains' accuracy, whichever says
+        more."""
+        if confidence is None or self.beyond_confidence is None or self.spread is None:
+            return self.low, self.high
+        reach = _reach(self.domains, self.spread)
+        if 2 * reach > self.high - self.low:
+            return self.low, self.high
+        middle = confidence + self.beyond_confidence
+        return min(max(middle - reach, 0.0), 1.0), max(min(middle + reach, 1.0), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +81,11 @@ class Rehearsal:
     promises: tuple[Promise, ...]
     chosen: Mapping[int, str]
     temperatures: Mapping[str, float]  # of the label prior, by chain
-    strengths: Mapping[str, float]
+    strengths: Mapping[str, Strength]
     domains: int
     exact: bool  # the backbone had not seen the held-out domains
+    # By n: of how predictions change at a held-out domain, what label shift explains at least.
+    explained: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def chains(self) -> frozenset[str]:
@@ -80,12 +104,18 @@ class Rehearsal:
         """The methods' settings, as `adapt` takes them."""
         if "prior" not in chain.split("+"):
             return {}
-        return {
-            "prior.temperature": self.temperatures[chain],
-            "prior.strength": self.strengths[chain],
-            "prior.tolerance": EM_TOLERANCE,  # as rehearsed
-            "prior.iterations": EM_ITERATIONS,
-        }
+        chosen = prior_settings(self.temperatures[chain], self.strengths[chain])
+        return {f"prior.{key}": value for key, value in chosen.items()}
+
+    def temperature(self, chain: str) -> float | None:
+        """What the logits that `chain` starts from are divided by to be as sure as they are right;
+        None where nobody fitted it."""
+        return self.temperatures.get(f"embedding+{PRIOR}" if "embedding" in chain else PRIOR)
+
+    def least_explained(self, n: int) -> float | None:
+        """As rehearsed with the most images that were not more than `n`."""
+        known = [size for size in self.explained if size <= n]
+        return self.explained[max(known)] if known else None
 
     def promise(self, chain: str, n: int, frequencies: Frequencies = "as they are") -> Promise:
         """What it gained, as rehearsed with the most images that were not more than `n`."""
@@ -99,6 +129,7 @@ class Rehearsal:
             "format": FORMAT,
             **asdict(self),
             "chosen": [{"n": n, "chain": chain} for n, chain in self.chosen.items()],
+            "explained": [{"n": n, "share": share} for n, share in self.explained.items()],
             "verdict": verdict(self),
         }
 
@@ -117,15 +148,30 @@ class Rehearsal:
                 strengths=dict(stored["strengths"]),
                 domains=int(stored["domains"]),
                 exact=bool(stored["exact"]),
+                explained={
+                    int(found["n"]): float(found["share"]) for found in stored.get("explained", [])
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunError(f"{where} is damaged; delete it and repeat the training") from None
 
 
+def prior_settings(temperature: float, strength: Strength) -> dict[str, Any]:
+    """How frequencies are estimated in rehearsal, and by `adapt` afterwards: a `PriorConfig`."""
+    if strength == LEARNED:
+        return {"temperature": temperature, "expect": LEARNED}
+    smoothed = {"temperature": temperature, "strength": strength}
+    return {**smoothed, "tolerance": EM_TOLERANCE, "iterations": EM_ITERATIONS}
+
+
 def conclude(
-    trials: Sequence[Trial], temperatures: Mapping[str, float], *, exact: bool
+    trials: Sequence[Trial],
+    temperatures: Mapping[str, float],
+    *,
+    exact: bool,
+    explained: Mapping[int, Sequence[float]] | None = None,
 ) -> Rehearsal:
-    """From every trial to what will be done."""
+    """From every trial, and what label shift explained at each domain, to what will be done."""
     table = _Gains.of(trials)
     strengths = {
         chain: table.best_strength(chain) for chain in table.chains if chain in temperatures
@@ -145,6 +191,11 @@ def conclude(
         strengths=strengths,
         domains=len(table.domains),
         exact=exact,
+        explained={
+            n: 1 - Reach.of(1 - np.asarray(shares)).distance
+            for n, shares in (explained or {}).items()
+            if len(shares) >= ENOUGH_DOMAINS_TO_TELL
+        },
     )
 
 
@@ -198,14 +249,18 @@ class _Gains:
     sizes: tuple[int, ...]
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
-    accuracy: Mapping[tuple[str, float | None, str, int, str], float]
+    accuracy: Mapping[_Cell, float]
+    confidence: Mapping[_Cell, float]
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Gains":
-        cells: dict[tuple[str, float | None, str, int, str], list[float]] = {}
+        cells: dict[_Cell, list[float]] = {}
+        sure: dict[_Cell, list[float]] = {}
         for trial in trials:
             key = (trial.chain, trial.strength, trial.domain, trial.n, trial.frequencies)
             cells.setdefault(key, []).append(trial.accuracy)
+            if trial.confidence is not None:
+                sure.setdefault(key, []).append(trial.confidence)
         kinds: list[Frequencies] = list(dict.fromkeys(t.frequencies for t in trials))
         domains = tuple(dict.fromkeys(t.domain for t in trials))
         playing = {n: len({t.domain for t in trials if t.n == n}) for n in {t.n for t in trials}}
@@ -217,22 +272,23 @@ class _Gains:
             tuple(kinds),
             tuple(chain for chain in CHAINS if any(t.chain == chain for t in trials)),
             {key: fmean(values) for key, values in cells.items()},
+            {key: fmean(values) for key, values in sure.items()},
         )
 
-    def strengths(self, chain: str) -> list[float | None]:
+    def strengths(self, chain: str) -> list[Strength | None]:
         return list(dict.fromkeys(s for c, s, *_ in self.accuracy if c == chain))
 
     def gain(
-        self, chain: str, strength: float | None, domain: str, n: int, kind: str
+        self, chain: str, strength: Strength | None, domain: str, n: int, kind: str
     ) -> float | None:
         mine = self.accuracy.get((chain, strength, domain, n, kind))
         plain = self.accuracy.get(("none", None, domain, n, kind))
         return None if mine is None or plain is None else mine - plain
 
-    def best_strength(self, chain: str, without: str | None = None) -> float:
+    def best_strength(self, chain: str, without: str | None = None) -> Strength:
         """The strength that gained most over all domains (but one); ties go to the stronger."""
 
-        def worth(strength: float | None) -> tuple[float, float]:
+        def worth(strength: Strength | None) -> tuple[float, float]:
             found = [
                 gain
                 for domain in self.domains
@@ -241,7 +297,8 @@ class _Gains:
                 if domain != without
                 and (gain := self.gain(chain, strength, domain, n, kind)) is not None
             ]
-            return (fmean(found) if found else -math.inf, strength or 0.0)
+            smoothing = 0.0 if strength is None or strength == LEARNED else strength
+            return fmean(found) if found else -math.inf, smoothing
 
         best = max(self.strengths(chain), key=worth)
         return best or 0.0
@@ -249,7 +306,7 @@ class _Gains:
     def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
         """Each domain with the strength that the others chose: a promise is not its own judge."""
         several = len(self.strengths(chain)) > 1
-        gains, accuracies = [], []
+        gains, accuracies, beyond = [], [], []
         for domain in self.domains:
             own = self.strengths(chain)[0]
             if several:
@@ -257,7 +314,10 @@ class _Gains:
             gain = self.gain(chain, own, domain, n, kind)
             if gain is not None:
                 gains.append(gain)
-                accuracies.append(self.accuracy[chain, own, domain, n, kind])
+                cell = (chain, own, domain, n, kind)
+                accuracies.append(self.accuracy[cell])
+                if cell in self.confidence:
+                    beyond.append(self.accuracy[cell] - self.confidence[cell])
         if not gains:
             return None
         low, high = _expected(accuracies)
@@ -271,18 +331,23 @@ class _Gains:
             low=low,
             high=high,
             domains=len(gains),
+            beyond_confidence=fmean(beyond) if len(beyond) == len(gains) else None,
+            spread=stdev(beyond) if len(beyond) == len(gains) > 1 else None,
         )
 
 
 def _expected(accuracies: Sequence[float]) -> tuple[float, float]:
     """Where the next one lies, in nine cases of ten, if it is drawn as these were."""
-    from scipy.special import stdtrit
-
     if len(accuracies) < 2:
         return 0.0, 1.0
-    middle, spread = fmean(accuracies), stdev(accuracies)
-    reach = float(stdtrit(len(accuracies) - 1, 0.95)) * spread * math.sqrt(1 + 1 / len(accuracies))
+    middle, reach = fmean(accuracies), _reach(len(accuracies), stdev(accuracies))
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+def _reach(drawn: int, spread: float) -> float:
+    """How far the next of a normal distribution lies from the mean of those that were `drawn`, in
+    nine cases of ten at most."""
+    return _quantile(drawn, 0.95) * spread * math.sqrt(1 + 1 / drawn)
 
 
 def verdict(found: Rehearsal) -> list[str]:

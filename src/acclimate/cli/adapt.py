@@ -94,6 +94,19 @@ def _show(site: Any) -> None:
     if site.trust is None:
         return
     trust = site.trust
+    if trust.expected_accuracy is not None:
+        low, high = (percent(share) for share in trust.expected_accuracy)
+        say(f"expected accuracy here, in nine cases of ten: {low} to {high} %")
+    if trust.explained_by_labels is not None:
+        share = f"{trust.explained_by_labels:.0%}"
+        say(f"label frequencies explain {share} of how predictions change here")
+    if trust.nearest_domain is not None:
+        _show_place(trust)
+    for warning in trust.warnings:
+        say(f"note: {warning}")
+
+
+def _show_place(trust: Any) -> None:
     like = (
         "lies no farther off than a domain like those in training may"
         if trust.nearest_distance <= trust.typical_distance
@@ -106,5 +119,3 @@ def _show(site: Any) -> None:
     )
     if trust.expected_error is not None:
         say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")
-    for warning in site.trust.warnings:
-        say(f"note: {warning}")

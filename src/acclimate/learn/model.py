@@ -33,11 +33,13 @@ from acclimate.learn.models import (
     takes_features,
 )
 from acclimate.learn.models import freeze_batch_norm as freeze
+from acclimate.learn.ratios import RATIOS
 from acclimate.learn.site import Site
 
 FORMAT = "acclimate-model-1"
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24
+CONFUSION = "rehearsal/confusion"  # the name of that tensor on disk
 
 
 class StartingPoint(NamedTuple):
@@ -66,6 +68,8 @@ class Trained:
     test_domains: tuple[str, ...] | None = None  # None: not known, in models of earlier versions
     site: Site | None = None  # a rehearsed plain model's second path, over features
     rehearsal: Mapping[str, Any] | None = None
+    label_ratios: tuple[float, ...] | None = None  # how frequencies vary: see `fit_ratios`
+    confusion: Tensor | None = None  # [C predicted, C true] of a rehearsed model, on new images
     _digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +101,8 @@ class Trained:
         tensors = dict(_tensors(self.predictor, self.embedding, self.site))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
+        if self.confusion is not None:
+            tensors[CONFUSION] = self.confusion
         if not all_finite(tensors.values()):
             raise NotFinite(
                 f"the trained weights are not finite, and {folder / WEIGHTS} was not written; "
@@ -118,6 +124,7 @@ class Trained:
             "test_domains": None if self.test_domains is None else list(self.test_domains),
             "data": self.data,
             "label_prior": list(self.label_prior),
+            "label_ratios": None if self.label_ratios is None else list(self.label_ratios),
             "size": self.size,
             "in_features": self._in_features(),
             "digest": self.digest(),
@@ -182,8 +189,27 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         test,
         site,
         _rehearsal(described),
+        _ratios(described),
+        _confusion(tensors, len(classes), path),
     )
     if found.digest() != digest:
+        raise DamagedFile(path)
+    return found
+
+
+def _ratios(described: Fields) -> tuple[float, ...] | None:
+    """Models of earlier versions have none."""
+    if "label_ratios" not in described:
+        return None
+    found = described.numbers("label_ratios")
+    if len(found) != len(RATIOS) or min(found) < 0:
+        raise DamagedFile(described.path)
+    return found
+
+
+def _confusion(tensors: Mapping[str, Tensor], classes: int, path: Path) -> Tensor | None:
+    found = tensors.get(CONFUSION)
+    if found is not None and found.shape != (classes, classes):
         raise DamagedFile(path)
     return found
 

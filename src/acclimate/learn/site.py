@@ -38,6 +38,7 @@ from acclimate.learn.models import (
     build_backbone,
 )
 from acclimate.learn.objective import Objective
+from acclimate.learn.ratios import fit_ratios
 
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
@@ -69,6 +70,11 @@ class FeatureRows:
     def prior(self) -> Tensor:
         """Class frequencies over the domains, each counting equally: [C] float64."""
         return torch.from_numpy(label_prior(self._counts))
+
+    @cached_property
+    def ratios(self) -> np.ndarray:
+        """How the domains' class frequencies vary; see `fit_ratios`."""
+        return fit_ratios(self._counts, label_prior(self._counts))
 
     def shifts(self) -> Tensor:
         """What knowing a domain's frequencies adds to logits: [N, C]; see `Batch.shift`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.choice import rehearsal_of
+from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import joined
@@ -69,7 +69,8 @@ def evaluate_run(
             trained.embedding,
             trained.table,
             None if trained.site is None else trained.start(embedding=True),
-            rehearsal_of(trained),
+            Guard.of(trained),
+            trained.label_ratios,
         )
         scores = []
         for score in evaluator.final(step=0, methods=methods):

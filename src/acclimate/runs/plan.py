@@ -16,6 +16,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor
+from acclimate.learn.ratios import fit_ratios
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 from acclimate.runs.backbone_choice import SMALL, WITHOUT_WEIGHTS, choose_backbone, typical_side
 
@@ -90,6 +91,10 @@ class Plan:
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""
         return label_prior(self._label_counts(self.fitted_rows))
+
+    def label_ratios(self) -> np.ndarray:
+        """How class frequencies vary between training domains; see `fit_ratios`."""
+        return fit_ratios(self._label_counts(self.fitted_rows), self.label_prior())
 
     def label_shifts(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """What knowing a domain's label frequencies in `rows` adds to its logits: [N, C]"""

@@ -8,22 +8,25 @@ seen them, and the rehearsal says so.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.adapt.methods.prior import em_prior, log_ratio
+from acclimate.adapt.methods.prior import PriorConfig, estimated, log_ratio, soft_confusion
 from acclimate.adapt.rehearsal import (
-    EM_ITERATIONS,
-    EM_TOLERANCE,
     ENOUGH_DOMAINS,
+    LEARNED,
     Frequencies,
     Rehearsal,
+    Strength,
     Trial,
     conclude,
+    prior_settings,
 )
+from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.config import SiteConfig
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
@@ -33,7 +36,8 @@ from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
 from acclimate.runs.session import Session
 
 SIZES = (5, 20, 100, 300)  # unlabelled images that a new site might offer
-STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)
+STRENGTHS: tuple[Strength, ...] = (10.0, 30.0, 100.0, 300.0, 1000.0)
+MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 MOST_FOLDS = 5
 LEAVE_ONE_OUT = 8  # up to so many domains, each is a fold of its own
@@ -55,8 +59,21 @@ class Stage:
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
 
+    @property
+    def beside(self) -> np.ndarray:
+        """New rows of the domains themselves, which no head was fitted on."""
+        rows = np.concatenate(self.rows.domains)
+        beside: np.ndarray = rows[self.scored[rows] & ~self.fitted[rows]]
+        return beside
 
-def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehearsal | None]:
+
+class Rehearsed(NamedTuple):
+    site: Site | None  # the second path
+    rehearsal: Rehearsal | None
+    confusion: Tensor | None  # [C, C] of the plain model on new images of its own domains
+
+
+def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
     """The second path of a finished plain predictor, and what rehearsal says of both."""
     assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan, config = now.plan, now.plan.config
@@ -81,11 +98,21 @@ def rehearse_run(now: Session, predictor: Predictor) -> tuple[Site | None, Rehea
         prior_aware=config.train.prior_aware,
     )
     rehearsal = rehearse(stage, config.adapt.site, seed=config.seed, watch=now.watch)
+    if rehearsal is None:
+        return Rehearsed(None, None, None)
     site = None
-    if rehearsal is not None and "embedding" in rehearsal.chains:
+    if "embedding" in rehearsal.chains:
         part = rows.among(range(len(plan.train_domains)), stage.fitted)
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
-    return site, rehearsal
+    return Rehearsed(site, rehearsal, _confusion(stage, rehearsal.temperatures["prior"]))
+
+
+def _confusion(stage: Stage, temperature: float) -> Tensor | None:
+    rows = stage.beside
+    if stage.logits is None or not len(rows) or stage.rows.classes > MOST_CONFUSED:
+        return None
+    found = (stage.logits[rows].double().cpu() / temperature).softmax(1)
+    return soft_confusion(found, stage.rows.y[rows].cpu())
 
 
 def site_of(now: Session, predictor: Predictor) -> Site:
@@ -148,6 +175,7 @@ def rehearse(
         if all(path in scene.whole for scene in scenes)
     }
     trials: list[Trial] = []
+    explained: dict[int, list[float]] = {}
     for place, scene in enumerate(scenes):
         # Each with the temperature that the others have: its own labels must not help it.
         others = {
@@ -155,9 +183,12 @@ def rehearse(
             for chain, losses in heat.items()
         }
         trials += scene.trials(others, seed, len(stage.names))
+        if "prior" in others:
+            for n, share in scene.explained(others["prior"], seed):
+                explained.setdefault(n, []).append(share)
     temperatures = {chain: _coolest(losses.sum(0)) for chain, losses in heat.items()}
     temperatures["prior"] *= _own_scale(stage, scenes)
-    return conclude(trials, temperatures, exact=stage.exact)
+    return conclude(trials, temperatures, exact=stage.exact, explained=explained)
 
 
 def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
@@ -165,8 +196,7 @@ def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
     domains that it and they were trained on, but not of those rows."""
     if stage.logits is None:
         return 1.0
-    rows = np.concatenate([own[~stage.fitted[own]] for own in stage.rows.domains])
-    rows = rows[stage.scored[rows]]
+    rows = stage.beside
     told = [scene.beside for scene in scenes if len(scene.beside[1])]
     if not len(rows) or not told:
         return 1.0
@@ -212,7 +242,7 @@ def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "
         site = fit_site(part, names, config, seed=seed)
     beside = np.concatenate([_playing(stage, d) for d in kept])
     beside = beside[~stage.fitted[beside]]
-    return [_Scene(stage, d, part.prior, plain, site, beside) for d in held]
+    return [_Scene(stage, d, part, plain, site, beside) for d in held]
 
 
 class _Scene:
@@ -223,7 +253,7 @@ class _Scene:
         self,
         stage: Stage,
         domain: int,
-        prior: Tensor,
+        part: FeatureRows,
         plain: Plain,
         site: Site | None,
         beside: np.ndarray,
@@ -231,7 +261,10 @@ class _Scene:
         rows = _playing(stage, domain)
         self.name, self.images = stage.names[domain], stage.images[rows]
         self.x, self.y = stage.rows.x[rows], stage.rows.y[rows]
-        self.prior, self.site = prior.cpu(), site
+        self.prior, self.site = part.prior.cpu(), site
+        enough = len(part.domains) >= LEAST_DOMAINS
+        self.ratios = part.ratios if enough else None
+        self.strengths = (*STRENGTHS, LEARNED) if enough else STRENGTHS
         self.plain: Tensor = plain(self.x).logits
         self.whole = {"plain": self.plain}
         # What the heads say of new rows of the domains that they were fitted on.
@@ -289,20 +322,34 @@ class _Scene:
         if "embedding+prior" in temperatures:
             paths["embedding"] = self._conditioned(self.phi[seen].double().mean(0))
         for chain, logits in paths.items():
-            yield self._trial(chain, n, kind, logits[scored], scored)
             further = "prior" if chain == "none" else f"{chain}+prior"
             cool = logits.double().cpu() / temperatures[further]
             posteriors = cool[seen].softmax(1)
-            for strength in STRENGTHS:
-                found, _ = em_prior(
-                    posteriors,
-                    self.prior,
-                    strength=strength,
-                    tolerance=EM_TOLERANCE,
-                    most=EM_ITERATIONS,
-                )
-                shifted = cool[scored] + log_ratio(found, self.prior)
-                yield self._trial(further, n, kind, shifted, scored, strength)
+            yield self._trial(chain, n, kind, cool, seen, scored)
+            for strength in self.strengths:
+                settings = prior_settings(temperatures[further], strength)
+                found, _ = estimated(posteriors, self.prior, PriorConfig(**settings), self.ratios)
+                shifted = cool + log_ratio(found, self.prior)
+                yield self._trial(further, n, kind, shifted, seen, scored, strength)
+
+    def explained(self, temperature: float, seed: int) -> Iterator[tuple[int, float]]:
+        """Of how predictions differ here from those at the other domains, the share that label
+        shift explains, by the number of images that are seen."""
+        confusion = self._confusion(temperature)
+        if confusion is None:
+            return
+        seen, _ = self._split(stream(seed, "rehearsal", self.name, "as they are", 0), anew=False)
+        found = (self.plain.double().cpu() / temperature).softmax(1)
+        for n in _sizes(np.unique(self.images)):
+            share = explained_by_em(found[seen[:n]], self.prior, confusion)
+            if share is not None:
+                yield n, share
+
+    def _confusion(self, temperature: float) -> Tensor | None:
+        logits, labels = self.beside
+        if not len(labels) or len(self.prior) > MOST_CONFUSED:
+            return None
+        return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
 
     def _trial(
         self,
@@ -310,16 +357,19 @@ class _Scene:
         n: int,
         kind: Frequencies,
         logits: Tensor,
+        seen: np.ndarray,
         scored: np.ndarray,
-        strength: float | None = None,
+        strength: Strength | None = None,
     ) -> Trial:
-        right = logits.argmax(1).cpu() == self.y.cpu()[scored]
+        """`logits` of all rows, as sure as they are right."""
+        right = logits[scored].argmax(1) == self.y.cpu()[scored]
         return Trial(
             domain=self.name,
             chain=chain,
             n=n,
             frequencies=kind,
             accuracy=float(right.double().mean()),
+            confidence=float(logits[seen].softmax(1).amax(1).mean()),
             strength=strength,
         )
 

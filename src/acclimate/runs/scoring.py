@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acclimate.adapt.choice import MethodChoice
+from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import Chain, Context, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
-from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import merged, nested
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
@@ -97,7 +98,8 @@ class Evaluator:
     embedding: Embedding | None = None
     table: DomainTable | None = None  # of the training domains, where there is an embedding
     second: StartingPoint | None = None  # the path by embedding of a plain model that has one
-    rehearsal: Rehearsal | None = None
+    guard: Guard | None = None  # what a rehearsed model knows: then "auto" is scored too
+    ratios: Sequence[float] | None = None  # how label frequencies vary: see `fit_ratios`
     _unseen: dict[str, Unseen] = field(default_factory=dict)
     _confused: dict[str, Tensor] = field(default_factory=dict)  # by training domain: [C, C]
 
@@ -127,7 +129,7 @@ class Evaluator:
         Unseen domains are scored by `methods` as well.
         """
         usual = "none" if self.embedding is None else "embedding"
-        rehearsed = [] if self.rehearsal is None else ["auto"]
+        rehearsed = [] if self.guard is None else ["auto"]
         further = [name for name in dict.fromkeys([*rehearsed, *methods]) if name != usual]
         confused = self.embedding is None and "prior" in further
         self._confused.clear()  # of a predictor that may have gone on since
@@ -267,39 +269,54 @@ class Evaluator:
 
         Every process adapts on all of them: they are few, and most methods cannot share them out.
         """
-        chain = self._chain(method, int(held.good.sum()))
-        start = self._start(chain)
-        state = None
+        if method == "auto":
+            predictor, used = self._auto(domain, held)
+            name = method
+        else:
+            chain = find_chain(method, self.plan.config.adapt)
+            predictor, used, _ = self._by(chain, domain, held)
+            name = chain.name
+        on = None if used is None else self.plan.config.adapt.source
+        return Pending(name, on, used, Candidate(predictor))
+
+    def _auto(self, domain: str, held: Held) -> tuple[Predictor, int | None]:
+        """As `adapt` does it: what rehearsal chose, unless the images speak against it."""
+        if self.guard is None:
+            raise ConfigError(
+                "nothing was rehearsed, so there is no 'auto' to score; train with "
+                "--set adapt.rehearse=true, or name a method"
+            )
+        choice: MethodChoice | None = self.guard.choice(int(held.good.sum()))
+        config = self.plan.config.adapt
+        while choice is not None:
+            tables = merged(config.components, nested(choice.settings))
+            chain = find_chain(choice.method, replace(config, components=tables))
+            predictor, used, state = self._by(chain, domain, held)
+            # Without a readable image nothing was chosen, and nothing speaks against that.
+            choice = self.guard.reconsidered(choice, state, held.images) if used else None
+        return predictor, used
+
+    def _by(
+        self, chain: Chain, domain: str, held: Held
+    ) -> tuple[Predictor, int | None, DomainState | None]:
+        """What a chain makes of the images, how many it used, and the state with their μ."""
+        start, state = self._start(chain), None
         if chain.embedding and start.embedding is not None:
             state = self.unseen(domain, held).state or embed_rows(
                 start.embedding, held, held.rows, self.world
             )
         predictor = base_predictor(start.predictor, start.table, state)
-        used = state.count if state else None
-        if chain.methods:
-            self._require_images(domain, held)
-            context = chain.context(
-                start.predictor, start.table, self.label_prior, prior_aware=start.prior_aware
-            )
-            predictor = _adapted(chain, predictor, held, context)
-            used = len(held.images)
-        on = None if used is None else self.plan.config.adapt.source
-        name = method if method == "auto" else chain.name
-        return Pending(name, on, used, Candidate(predictor))
-
-    def _chain(self, method: str, images: int) -> Chain:
-        """The chain of a name; "auto" is what rehearsal chose for so many images."""
-        config = self.plan.config.adapt
-        if method != "auto":
-            return find_chain(method, config)
-        if self.rehearsal is None:
-            raise ConfigError(
-                "nothing was rehearsed, so there is no 'auto' to score; train with "
-                "--set adapt.rehearse=true, or name a method"
-            )
-        chosen = self.rehearsal.chain_for(images)
-        settings = nested(self.rehearsal.settings_for(chosen))
-        return find_chain(chosen, replace(config, components=merged(config.components, settings)))
+        if not chain.methods:
+            return predictor, state.count if state else None, state
+        self._require_images(domain, held)
+        context = chain.context(
+            start.predictor,
+            start.table,
+            self.label_prior,
+            prior_aware=start.prior_aware,
+            ratios=self.ratios,
+        )
+        return _adapted(chain, predictor, held, context), len(held.images), state
 
     def _start(self, chain: Chain) -> StartingPoint:
         if chain.embedding and self.embedding is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from acclimate.adapt.choice import rehearsal_of
+from acclimate.adapt.guard import Guard
 from acclimate.config import RunConfig
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
@@ -21,7 +21,7 @@ from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.plan import make_plan
 from acclimate.runs.predictor_step import Fit
 from acclimate.runs.records import Finished, Score
-from acclimate.runs.rehearsal import rehearse_run, site_of
+from acclimate.runs.rehearsal import Rehearsed, rehearse_run, site_of
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
@@ -102,22 +102,25 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
         if shared is not None and not now.folder.phi.exists():
             shared.adopt(now.folder, embedding, now.quarantine, now.world)
         table = learn_embedding(now, embedding)
-    prior = tuple(plan.label_prior().tolist())
-    evaluator = Evaluator(plan, now.source, now.world, now.predictor, prior, embedding, table)
+    prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
+    evaluator = Evaluator(
+        plan, now.source, now.world, now.predictor, prior, embedding, table, ratios=ratios
+    )
     means = None if table is None else table.means.float().to(now.world.device)
     objective = plan.objective(now.predictor, now.world).to(now.world.device)
     fit = Fit(now, objective, evaluator.validation, means)
     progress = fit.choose()
     now.predictor.eval()
-    site, rehearsal = None, None
+    rehearsed = Rehearsed(None, None, None)
     if plan.config.adapt.rehearse and now.world.main:  # one process: others might choose otherwise
-        site, rehearsal = rehearse_run(now, now.predictor)
+        rehearsed = rehearse_run(now, now.predictor)
     if plan.config.train.last_fit:
         # Whatever needs rows that the weights were not fitted on has its last chance here.
         _append(now, list(evaluator.before_last_fit(progress.kept(plan.config.train.keep))))
         fit.repeat(progress)
         now.predictor.eval()
-        site = None if site is None else site_of(now, now.predictor)
+        if rehearsed.site is not None:
+            rehearsed = rehearsed._replace(site=site_of(now, now.predictor))
     if now.extractor is not None:
         put_on(now.extractor, now.predictor, embedding)
     trained = Trained(
@@ -132,8 +135,10 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
         table,
         plan.val_domains,
         plan.test_domains,
-        site,
-        None if rehearsal is None else rehearsal.to_dict(),
+        rehearsed.site,
+        None if rehearsed.rehearsal is None else rehearsed.rehearsal.to_dict(),
+        ratios,
+        rehearsed.confusion,
     )
     if now.world.main:
         trained.save(now.folder.path)  # before scoring: whatever fails there, the model is kept
@@ -141,8 +146,8 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     if plan.config.adapt.rehearse and not now.world.main:
         trained = Trained.load(now.folder.path, now.world.device)
     second = None if trained.site is None else trained.start(embedding=True)
-    rehearsed = rehearsal_of(trained)
-    _finish(now, replace(evaluator, second=second, rehearsal=rehearsed), progress)
+    judged = replace(evaluator, second=second, guard=Guard.of(trained))
+    _finish(now, judged, progress)
 
 
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:

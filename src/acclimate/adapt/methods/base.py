@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from acclimate.config import NoSettings
@@ -20,6 +21,7 @@ class Context:
     label_prior: Tensor  # [C] float64
     start: Predictor | None = None  # F(·, μ), where a chain starts from the embedding,
     centre: Predictor | None = None  # and F at the training domains' centre
+    ratios: np.ndarray | None = None  # how label frequencies vary between them: see `fit_ratios`
 
 
 class Method(ABC):
@@ -37,6 +39,7 @@ class Method(ABC):
     gradient_free: ClassVar[bool] = True
     mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
     head_only: ClassVar[bool] = False  # whether the backbone stays, and only its features count
+    grows: ClassVar[bool] = False  # whether it has `observe_more`
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -46,6 +49,16 @@ class Method(ABC):
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
         """What `images` say, with `predictor` as it is so far."""
+
+    def observe_more(
+        self,
+        predictor: Predictor,
+        images: Images,
+        context: Context,
+        earlier: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        """The same of `images` together with those that `earlier` was found on."""
+        raise NotImplementedError
 
     @abstractmethod
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,22 +38,36 @@ class Chain:
         label_prior: Sequence[float],
         *,
         prior_aware: bool = False,
+        ratios: Sequence[float] | None = None,
     ) -> Context:
         """What its methods may know of a trained model. One that is `prior_aware` stands under
         `label_prior` in every domain; of another, the centre helps to tell."""
         told = self.embedding and not prior_aware
         centre = base_predictor(predictor, table, None) if told else None
-        return Context(torch.tensor(label_prior, dtype=torch.float64), centre=centre)
+        return Context(
+            torch.tensor(label_prior, dtype=torch.float64),
+            centre=centre,
+            ratios=None if ratios is None else np.asarray(ratios),
+        )
 
     def adapt(
-        self, predictor: Predictor, images: Images, context: Context
+        self,
+        predictor: Predictor,
+        images: Images,
+        context: Context,
+        earlier: Mapping[str, Payload] | None = None,
     ) -> tuple[Predictor, dict[str, Payload]]:
-        """The adapted predictor, and what each method keeps."""
+        """The adapted predictor, and what each method keeps; `earlier` is what they kept of images
+        before these."""
         context = replace(context, start=predictor)
         payloads = {}
         for name, method in self.methods.items():
             with torch.set_grad_enabled(not method.gradient_free):
-                found = method.observe(predictor, images, context)
+                if earlier:
+                    kept = earlier[name].tensors
+                    found = method.observe_more(predictor, images, context, kept)
+                else:
+                    found = method.observe(predictor, images, context)
             for value in found.values():
                 require_finite(value, f"what method '{name}' found")
             payload = Payload({key: value.cpu() for key, value in found.items()}, method.mergeable)

@@ -10,17 +10,21 @@ shift twice. `implied_prior` reads that prior off.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method, last_layer, with_last_layer
 from acclimate.config import setting
+from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
+from acclimate.learn.ratios import RATIOS
 
 TINY = 1e-12
+KEPT_CLASSES = 16  # of an image: the rest share what is left of its probability
 
 
 def em_prior(
@@ -49,6 +53,54 @@ def em_prior(
         change = float((target - before).abs().max())
         iterations += 1
     return target, iterations
+
+
+def learned_prior(
+    posteriors: Tensor,
+    train_prior: Tensor,
+    weights: np.ndarray,
+    *,
+    tolerance: float = 1e-3,
+    most: int = 200,
+) -> tuple[Tensor, int]:
+    """The expected prior of unlabelled images, where class frequencies vary between domains as
+    `fit_ratios` found: each class is r times as frequent as in training, and r has `weights`.
+
+    [n, C], [C], [K] -> [C] and the number of iterations, in float64; it ends when no log ratio
+    moves by more than `tolerance`. Images and ratios are inferred together (collapsed variational
+    Bayes, to second order: Teh et al. 2006): what one image is depends on what the *others* say of
+    the frequencies, and how many images a class has is known up to a variance. A class of prior 0
+    in training keeps it.
+    """
+    rows, train = posteriors.double(), train_prior.double()
+    kept = torch.from_numpy(weights > TINY)
+    ratios, log_weights = torch.from_numpy(RATIOS)[kept], torch.from_numpy(weights)[kept].log()
+    expected = len(rows) * train
+
+    def mean_ratio(counts: Tensor, variance: Tensor) -> Tensor:
+        """E[r | count], averaged over a count of that mean and variance: [C], [C] -> [C]"""
+        nodes = (counts[:, None] + variance.clamp(min=0).sqrt()[:, None] * _NODES).clamp(min=0)
+        logs = log_weights + nodes[..., None] * ratios.log() - expected[:, None, None] * ratios
+        mean: Tensor = (logs.softmax(-1) @ ratios) @ _NODE_WEIGHTS
+        return mean
+
+    shares, ratio, iterations, change = rows, torch.ones_like(train), 0, float("inf")
+    while change > tolerance and iterations < most:
+        counts = shares.sum(0)
+        variance = counts - shares.square().sum(0)
+        before, ratio = ratio, mean_ratio(counts, variance)
+        others = mean_ratio((counts - 1).clamp(min=0), variance)
+        weighted = rows * (ratio - shares * (ratio - others))
+        shares = weighted / weighted.sum(1, keepdim=True).clamp(min=torch.finfo(torch.double).tiny)
+        change = float((ratio.log() - before.log()).abs().max())
+        iterations += 1
+    target = train * ratio
+    return target / target.sum(), iterations
+
+
+_nodes, _node_weights = np.polynomial.hermite_e.hermegauss(5)  # of the normal distribution
+_NODES = torch.from_numpy(_nodes)
+_NODE_WEIGHTS = torch.from_numpy(_node_weights / _node_weights.sum())
 
 
 def soft_confusion(posteriors: Tensor, labels: Tensor) -> Tensor:
@@ -105,21 +157,26 @@ class PriorConfig:
     strength: float = setting(
         0.0, "images that training's frequencies count as beside the new ones", at_least=0
     )
+    expect: Literal["anything", "learned"] = setting(
+        "anything", "learned: frequencies that vary between domains as in training"
+    )
     tolerance: float = setting(1e-8, "EM ends when no class moves by more", at_least=0)
     iterations: int = setting(10_000, "or after so many iterations", at_least=1)
 
 
 @final
 class Prior(Method):
-    """Keeps the domain's class frequencies, and those that the posteriors stood under before.
+    """Keeps the domain's class frequencies, those that the posteriors stood under before, and what
+    the images said, so that more images can be added.
 
     EM multiplies what the posteriors say, so that it needs posteriors that are as sure as they are
-    right, and with few images it takes chance for a shift: `temperature` and `strength` are for
-    that, and a rehearsal finds them.
+    right, and with few images it takes chance for a shift: `temperature`, `strength` and `expect`
+    are for that, and a rehearsal chooses them.
     """
 
     Config = PriorConfig
     head_only = True
+    grows = True
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context
@@ -128,17 +185,40 @@ class Prior(Method):
         if context.start is not None and context.centre is not None:
             start, centre = (posteriors(p, images) for p in (context.start, context.centre))
             base = implied_prior(start, centre, base)
-        config = self.config
-        prior, iterations = em_prior(
-            posteriors(predictor, images, config.temperature),
-            base,
-            strength=config.strength,
-            tolerance=config.tolerance,
-            most=config.iterations,
-        )
-        temperature = torch.tensor(config.temperature, dtype=torch.float64)
-        found = {"prior": prior, "base": base, "temperature": temperature}
-        return {**found, "iterations": torch.tensor(iterations)}
+        found = posteriors(predictor, images, self.config.temperature)
+        return self._kept(found, base, context, Evidence.of(found))
+
+    def observe_more(
+        self,
+        predictor: Predictor,
+        images: Images,
+        context: Context,
+        earlier: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        # Which frequencies F(·, μ) stands under is read off all the images, and those are gone.
+        implied = context.start is not None and context.centre is not None
+        if implied or "evidence" not in earlier:
+            raise StateMismatch(
+                "this state of 'prior' cannot be gone on with; adapt it anew on all the images"
+            )
+        temperature = float(earlier["temperature"])
+        if temperature != self.config.temperature:
+            raise StateMismatch(
+                f"the earlier state was made with adapt.prior.temperature={temperature:g}, not "
+                f"{self.config.temperature:g}; go on with that, or adapt anew on all the images"
+            )
+        base, before = context.label_prior, Evidence.from_tensors(earlier)
+        found = posteriors(predictor, images, self.config.temperature)
+        together = torch.cat([before.posteriors(base), found])
+        return self._kept(together, base, context, before.and_then(Evidence.of(found)))
+
+    def _kept(
+        self, found: Tensor, base: Tensor, context: Context, evidence: "Evidence"
+    ) -> Mapping[str, Tensor]:
+        prior, iterations = estimated(found, base, self.config, context.ratios)
+        temperature = torch.tensor(self.config.temperature, dtype=torch.float64)
+        kept = {"prior": prior, "base": base, "temperature": temperature, **evidence.tensors()}
+        return {**kept, "iterations": torch.tensor(iterations)}
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         last = last_layer(predictor)
@@ -147,3 +227,59 @@ class Prior(Method):
             raise ValueError("frequencies of other classes")
         scale = 1 / float(tensors.get("temperature", 1.0))  # states of earlier versions have none
         return with_last_layer(predictor, last.weight * scale, last.bias * scale + shift)
+
+
+def estimated(
+    posteriors: Tensor, base: Tensor, config: PriorConfig, ratios: np.ndarray | None
+) -> tuple[Tensor, int]:
+    """The frequencies behind `posteriors` [n, C], as `config` asks for."""
+    if config.expect == "anything":
+        return em_prior(
+            posteriors,
+            base,
+            strength=config.strength,
+            tolerance=config.tolerance,
+            most=config.iterations,
+        )
+    if ratios is None:
+        raise ConfigError(
+            "adapt.prior.expect=learned needs a model that knows how its training domains vary, "
+            "and this one is of an earlier version; train again, or leave the setting out"
+        )
+    return learned_prior(posteriors, base, ratios)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What each image says of its class, in a few bytes: its likeliest classes."""
+
+    shares: Tensor  # [n, k] float16
+    places: Tensor  # [n, k] int16, or int32 for very many classes
+
+    @classmethod
+    def of(cls, posteriors: Tensor) -> "Evidence":
+        classes = posteriors.shape[1]
+        top = posteriors.topk(min(KEPT_CLASSES, classes), dim=1)
+        kind = torch.int16 if classes < 2**15 else torch.int32
+        return cls(top.values.half(), top.indices.to(kind))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Evidence":
+        return cls(tensors["evidence"], tensors["evidence_classes"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"evidence": self.shares, "evidence_classes": self.places}
+
+    def and_then(self, others: "Evidence") -> "Evidence":
+        return Evidence(
+            torch.cat([self.shares, others.shares]), torch.cat([self.places, others.places])
+        )
+
+    def posteriors(self, base: Tensor) -> Tensor:
+        """[n, C] float64: what was not kept is shared out as classes are by `base` [C]."""
+        kept = self.shares.double()
+        whole = base.double().repeat(len(kept), 1).scatter(1, self.places.long(), 0.0)
+        rest = (1 - kept.sum(1, keepdim=True)).clamp(min=0)
+        whole *= rest / whole.sum(1, keepdim=True).clamp(min=TINY)
+        whole = whole.scatter(1, self.places.long(), kept)
+        return whole / whole.sum(1, keepdim=True)

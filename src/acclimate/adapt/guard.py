@@ -1,0 +1,119 @@
+"""What unlabelled images say against an adaptation, and of the accuracy to expect."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from acclimate.adapt.choice import MethodChoice, rehearsal_of
+from acclimate.adapt.methods import chain_of
+from acclimate.adapt.methods.prior import posteriors
+from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.adapt.second_opinion import explained_by_em
+from acclimate.adapt.trust import Trust, judge
+from acclimate.data.source import Images
+from acclimate.learn.embeddings import DomainState, DomainTable
+from acclimate.learn.model import Trained
+from acclimate.learn.models import Predictor
+
+TOO_FAR = 1.5  # times as far from the nearest domain as domains like those in training may lie
+MARGIN = 0.1  # a share of the change that label shift may explain less than at rehearsed domains
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a rehearsed model knows of the domains that it was rehearsed on."""
+
+    rehearsal: Rehearsal
+    plain: Predictor
+    label_prior: Sequence[float]
+    confusion: Tensor | None  # of `plain`, on new images of its own domains
+    table: DomainTable | None  # where there is a path by embedding
+
+    @classmethod
+    def of(cls, trained: Trained) -> "Guard | None":
+        found = rehearsal_of(trained)
+        if found is None:
+            return None
+        table = trained.start(embedding=True).table
+        return cls(found, trained.predictor, trained.label_prior, trained.confusion, table)
+
+    def choice(self, images: int) -> MethodChoice:
+        """What rehearsal chose for so many images of a new domain."""
+        chain = self.rehearsal.chain_for(images)
+        return MethodChoice(chain, self.rehearsal.settings_for(chain))
+
+    def reconsidered(
+        self, choice: MethodChoice, state: DomainState | None, images: Images
+    ) -> MethodChoice | None:
+        """A simpler method, where this domain is unlike those that `choice` was rehearsed on."""
+        parts = choice.method.split("+")
+        if "embedding" in parts and state is not None and (against := self._too_far(state)):
+            return self._without("embedding", choice, against)
+        if "prior" in parts and (against := self._no_label_shift(images)):
+            return self._without("prior", choice, against)
+        return None
+
+    def explained(self, images: Images) -> float | None:
+        """Of how predictions change here, the share that label frequencies explain."""
+        temperature = self.rehearsal.temperature("none")
+        if self.confusion is None or temperature is None:
+            return None
+        prior = torch.tensor(self.label_prior, dtype=torch.float64)
+        return explained_by_em(posteriors(self.plain, images, temperature), prior, self.confusion)
+
+    def expected(self, chain: str, predictor: Predictor, images: Images) -> tuple[float, float]:
+        """Where the accuracy of the adapted `predictor` is expected, in nine cases of ten."""
+        # Who corrects for frequencies has divided by the temperature already.
+        adapted = "prior" in chain.split("+")
+        temperature = 1.0 if adapted else self.rehearsal.temperature(chain)
+        sure = None
+        if temperature is not None:
+            sure = float(posteriors(predictor, images, temperature).amax(1).mean())
+        return self.rehearsal.promise(chain, len(images)).expected(sure)
+
+    def _without(self, part: str, choice: MethodChoice, against: str) -> MethodChoice:
+        rest = "+".join(name for name in choice.method.split("+") if name != part) or "none"
+        why = f"but {against}: adapted without {part}"
+        return MethodChoice(rest, self.rehearsal.settings_for(rest), (*choice.why, why))
+
+    def _too_far(self, state: DomainState) -> str | None:
+        trust = judge(state, self.table)
+        near, usual = trust.nearest_distance, trust.typical_distance
+        if near is None or usual is None or near <= TOO_FAR * usual:
+            return None
+        return (
+            f"this domain lies {near / usual:.1f} times as far from every training domain as "
+            f"domains like those may"
+        )
+
+    def _no_label_shift(self, images: Images) -> str | None:
+        share, least = self.explained(images), self.rehearsal.least_explained(len(images))
+        if share is None or least is None or share >= least - MARGIN:
+            return None
+        return (
+            f"label frequencies explain {share:.0%} of how predictions change here, and "
+            f"{least:.0%} or more at the rehearsed sites"
+        )
+
+
+def outlook(
+    guard: Guard | None,
+    predictor: Predictor,
+    state: DomainState,
+    table: DomainTable | None,
+    images: Images,
+) -> Trust:
+    """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
+    to expect, where that was rehearsed."""
+    trust, chain = judge(state, table), chain_of(state).name
+    if guard is None or chain not in guard.rehearsal.chains:
+        return trust
+    if guard.rehearsal.promise(chain, len(images)).domains < 2:
+        return trust
+    return replace(
+        trust,
+        expected_accuracy=guard.expected(chain, predictor, images),
+        explained_by_labels=guard.explained(images),
+    )
