@@ -152,14 +152,21 @@ def _as_they_come(width: int) -> Backbone:
 
 
 def fit_plain(
-    rows: FeatureRows, config: SiteConfig, *, layers: bool, prior_aware: bool = False, seed: int
+    rows: FeatureRows,
+    config: SiteConfig,
+    *,
+    layers: bool,
+    prior_aware: bool = False,
+    dropout: float = 0.0,
+    seed: int,
 ) -> Plain:
     """ERM on features: what a plain model would be without some of its domains.
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
     """
     torch.manual_seed(derive(seed, "plain head"))
-    plain = Plain(rows.backbone(layers=layers), rows.classes).to(rows.x.device)
+    backbone = rows.backbone(layers=layers)
+    plain = Plain(backbone, rows.classes, dropout=dropout).to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
     _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed, shift=shift)
     return plain.eval()

@@ -58,6 +58,7 @@ class Stage:
     logits: Tensor | None = None  # [n, C] of the plain model itself, whose heads are stood in for
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
+    dropout: float = 0.0
 
     @property
     def beside(self) -> np.ndarray:
@@ -96,6 +97,7 @@ def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
         logits=logits,
         second=all(fitted[own].sum() >= 2 for own in rows.domains),
         prior_aware=config.train.prior_aware,
+        dropout=config.model.dropout,
     )
     rehearsal = rehearse(stage, config.adapt.site, seed=config.seed, watch=now.watch)
     if rehearsal is None:
@@ -236,7 +238,14 @@ def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "
     if not kept:
         return []
     part = stage.rows.among(kept, allowed)
-    plain = fit_plain(part, config, layers=stage.layers, prior_aware=stage.prior_aware, seed=seed)
+    plain = fit_plain(
+        part,
+        config,
+        layers=stage.layers,
+        prior_aware=stage.prior_aware,
+        dropout=stage.dropout,
+        seed=seed,
+    )
     names, site = [stage.names[d] for d in kept], None
     if stage.second and len(kept) >= LEAST_DOMAINS:
         site = fit_site(part, names, config, seed=seed)
