@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data.readers import data_name
 from acclimate.results.published import TABLES, rows
 from acclimate.results.sweep_folder import SweepFolder
+from acclimate.sweep import conduct
 from acclimate.sweep.ablations.table import ABLATIONS
 from acclimate.sweep.recipes.data_sets import DATA_SETS, STAND_IN, find, stand_in
 from acclimate.sweep.recipes.plan import Wanted, ready
 from acclimate.sweep.recipes.table import RECIPES, SMALL_SCALE
+from acclimate.sweep.task import Task, TaskResult, perform
 from fixtures.settings import TINY, as_flags
 
 # The recipes' own small runs take minutes; the same in seconds, without draws and all algorithms.
@@ -39,6 +42,25 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
         assert not end.code, end.code
 
 
+class InThisProcess:
+    """A launcher without workers, which would spend most of these seconds on imports."""
+
+    slots, patience = 1, 0.0
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, TaskResult]] = []
+
+    def start(self, task: Task) -> None:
+        self.ends.append((task.id, perform(replace(task, device="cpu"))))
+
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
+        ends, self.ends = self.ends, []
+        return ends
+
+    def close(self) -> None:
+        pass
+
+
 def message(error: type[Exception], **wanted: Any) -> str:
     with pytest.raises(error) as caught:
         ready(Wanted(**wanted))
@@ -54,6 +76,7 @@ def test_every_recipe_runs_small(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe, out = RECIPES[name], tmp_path / "out"
+    monkeypatch.setattr(conduct, "chosen_launcher", lambda options: lambda folder: InThisProcess())
     asked: list[object] = ["reproduce", name, "--small", "--json", *FASTER]
     asked += ["--out", out, "--max-parallel", 1]
     fewer = FEWER.get(name, ())

@@ -241,7 +241,8 @@ def score_of(score: Score) -> float | None:
 
 # Which split of a domain speaks for it. An unseen domain is scored whole; a training domain on
 # rows that were not trained on, best on those that did not choose the weights either.
-SPLITS = {"test": ("all", "test", "val", "train"), "train": ("test", "val", "all", "train")}
+_WHOLE_FIRST = ("all", "test", "val", "train")
+SPLITS = {"test": _WHOLE_FIRST, "val": _WHOLE_FIRST, "train": ("test", "val", "all", "train")}
 
 
 def scores_of(run: RunView, role: str) -> list[Score]:
