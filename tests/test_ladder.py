@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import acclimate
+from acclimate.cli.list import Catalogue
 
 SOURCE = Path(acclimate.__file__).parent
 LADDER = (
@@ -96,10 +97,11 @@ def test_these_do_not_pay_for_torch(part: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_help_does_not_pay_for_torch() -> None:
+def test_help_pays_for_nothing_large() -> None:
     code = (
         "import sys\nfrom acclimate.cli import main\nsys.argv = ['acclimate', '--help']\n"
-        "try: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'numpy', 'pyarrow', 'PIL', 'rich', 'sklearn'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     assert done.returncode == 0
@@ -112,3 +114,15 @@ def test_only_the_command_line_prints() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             prints = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
             assert not prints, f"{path}:{node.lineno} prints"
+
+
+@pytest.mark.parametrize("what", list(Catalogue))
+def test_lists_do_not_pay_for_torch(what: Catalogue) -> None:
+    code = (
+        "import sys\nfrom acclimate.cli import main\n"
+        f"sys.argv = ['acclimate', 'list', '{what.value}']\n"
+        "try: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == 0
+    assert done.stdout

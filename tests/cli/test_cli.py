@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate.cli.list import Catalogue
+from acclimate.adapt.methods import METHODS
+from acclimate.cli.list import Catalogue, entries
+from acclimate.config.presets import PRESETS
 from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import choose, names
+from acclimate.learn.embeddings import EMBEDDINGS
+from acclimate.learn.models import list_backbones
+from acclimate.sweep.ablations.table import ABLATIONS
 from fixtures.settings import TINY, as_flags
 
 Result = tuple[int, str, str]
@@ -217,6 +223,23 @@ def test_list(cli: Any, what: Catalogue) -> None:
     assert rows
     _, text, _ = cli("list", what.value)
     assert all(row["name"] in text for row in rows)
+
+
+def test_lists_are_those_of_the_tables() -> None:
+    """They are read from the text of the tables, without importing what those hold."""
+    listed = {what: entries(what) for what in Catalogue}
+    assert listed[Catalogue.algorithms] == [
+        {"name": name, "about": choose(name).about} for name in names()
+    ]
+    assert listed[Catalogue.backbones] == list_backbones()
+    tables: dict[Catalogue, Any] = {
+        Catalogue.embeddings: EMBEDDINGS,
+        Catalogue.methods: METHODS,
+        Catalogue.presets: PRESETS,
+        Catalogue.ablations: ABLATIONS,
+    }
+    for what, table in tables.items():
+        assert listed[what] == [{"name": n, "about": row.about} for n, row in table.items()]
 
 
 class TestErrors:

@@ -8,16 +8,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 
 from acclimate.core.plain_text import printable
 from acclimate.core.watch import Watch, unwatched
@@ -47,6 +37,8 @@ def first_process() -> bool:
 def say(text: str = "") -> None:
     if not first_process():
         return
+    from rich.console import Console  # rich takes longer to import than --help may
+
     Console(highlight=False, soft_wrap=True, markup=False).print(printable(text))
 
 
@@ -66,6 +58,9 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: st
     """Text to the left, numbers to the right."""
     if not first_process():
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     rows = [[printable(cell) for cell in row] for row in rows]
     for column, name in enumerate(header):
@@ -97,6 +92,16 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
     if quiet or not first_process():
         yield unwatched
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate.cli.output import say, say_json, say_table
 from acclimate.core.wording import percent
-from acclimate.runs.records import Score
+
+if TYPE_CHECKING:
+    from acclimate.runs.records import Score
 
 
 def show_run(folder: Path, *, already: bool, json: bool) -> None:
@@ -50,7 +52,7 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
     say()
 
 
-def show_scores(scores: list[Score]) -> None:
+def show_scores(scores: list["Score"]) -> None:
     header = ("domain", "role", "adapted by", "images", "top-1", "top-5")
     rows = [
         (s.domain, s.role, _method(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores
@@ -75,13 +77,13 @@ def show_scores(scores: list[Score]) -> None:
     )
 
 
-def _method(score: Score) -> str:
+def _method(score: "Score") -> str:
     if score.adapt_n is None:
         return score.method
     return f"{score.method} ({score.adapt_n} {score.adapted_on})"
 
 
-def as_json(scores: list[Score]) -> dict[str, Any]:
+def as_json(scores: list["Score"]) -> dict[str, Any]:
     """The scores, and a line for each way to score: means over domains never mix two splits."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):

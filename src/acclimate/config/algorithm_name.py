@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 _ADAPTIVE = "da-"
+OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
 _SPELLINGS = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.config import AlgorithmName, from_dict
+from acclimate.config.algorithm_name import OVER_MU
 from acclimate.core.errors import unknown
 from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.algorithms.coral import Coral
@@ -52,7 +53,7 @@ def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm
     build, about = ALGORITHMS[found.base]
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
     if found.adaptive:
-        about += ", over a predictor that also sees the domain's embedding"
+        about += OVER_MU
     return ChosenAlgorithm(name, build, checked, found.adaptive, about)
 
 
