@@ -104,7 +104,7 @@ def test_wrong_types(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"seed": -1}, "'seed' must be at least 0, not -1"),
+        ({"seed": -1}, "'seed' must be from 0 to 9.22337e+18, not -1"),
         ({"train": {"per_domain": 0}}, "'train.per_domain' must be at least 1, not 0"),
         (
             {"embedding": {"domains_per_step": 1}},
@@ -448,3 +448,35 @@ def test_toml_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_toml(path)
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("train.optimiser.beta1=1", "from 0 to 0.9999, not 1.0"),
+        ("embedding.optimiser.momentum=1", "from 0 to 0.9999, not 1.0"),
+        ("embedding.dim=100000000", "from 1 to 65536, not 100000000"),
+        ("model.width=65537", "from 1 to 65536, not 65537"),
+        ("model.hidden=65537", "from 1 to 65536, not 65537"),
+        ("adapt.site.width=65537", "from 1 to 65536, not 65537"),
+        ("data.workers=100000", "from 0 to 1024, not 100000"),
+        ("train.steps=100000000000", "at most 1e+10, not 100000000000"),
+        ("train.optimiser.lr=1e300", "at most 1e+10, not 1e+300"),
+        ("data.cache_gib=1e11", "at most 1e+10, not 100000000000.0"),
+        (f"train.optimiser.lr=1{'0' * 400}", f"a finite number, not 1{'0' * 400}"),
+    ],
+)
+def test_what_no_run_can_mean_is_refused(setting: str, allowed: str) -> None:
+    name = setting.partition("=")[0]
+    with pytest.raises(ConfigError) as error:
+        gather(None, None, {}, parse_assignments([setting]))
+    assert str(error.value) == f"settings: '{name}' must be {allowed}"
+
+
+def test_toml_that_is_nested_beyond_measure(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError) as error:
+        read_toml(path)
+    assert str(error.value) == f"{path}: not valid TOML (nested too deeply); mend it"
+    assert parse_assignments(["a=" + "[" * 100_000]) == {"a": "[" * 100_000}

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
 from acclimate.data.images import IMAGE_EXTENSIONS, as_pixels, decode, find_images, load
@@ -569,3 +570,77 @@ def test_a_name_with_a_nul() -> None:
     with pytest.raises(ImageError) as error:
         load(Path("a\0b.png"), 4)
     assert str(error.value) == "no name of a file (it holds a NUL)"
+
+
+def xmp(value: str) -> bytes:
+    return (
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-'
+        'syntax-ns#"><rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" '
+        f"{value}</rdf:RDF></x:xmpmeta>"
+    ).encode()
+
+
+def saved_as(kind: str, **options: object) -> bytes:
+    """Two pixels wide, one high, black and then white."""
+    pixels = np.array([[[0, 0, 0], [255, 255, 255]]], np.uint8).repeat(8, 0).repeat(8, 1)
+    file = io.BytesIO()
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    Image.fromarray(pixels).save(file, kind, **lossless, **options)
+    return file.getvalue()
+
+
+def raw_profile(exif: bytes) -> PngInfo:
+    info = PngInfo()
+    digits = f"\nexif\n{len(exif):8d}\n{exif.hex()}\n"
+    info.add_text("Raw profile type exif", digits, zip=True)
+    return info
+
+
+def xmp_text(content: bytes) -> PngInfo:
+    info = PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", content.decode())
+    return info
+
+
+QUARTER = Image.Exif()
+QUARTER[0x0112] = 6  # a quarter turn to the right: what was left is above
+UNTURNED = Image.Exif()
+UNTURNED[0x0112] = 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved_as("PNG", exif=QUARTER.tobytes()),
+        saved_as("PNG", pnginfo=raw_profile(QUARTER.tobytes())),
+        saved_as("PNG", pnginfo=xmp_text(xmp('tiff:Orientation="6"/>'))),
+        saved_as("PNG", pnginfo=xmp_text(xmp("><tiff:Orientation>6</tiff:Orientation>"))),
+        saved_as("WEBP", exif=QUARTER.tobytes()),
+        saved_as("WEBP", xmp=xmp("tiff:Orientation='6'/>")),
+        saved_as("JPEG", exif=QUARTER.tobytes()),
+        saved_as("JPEG", xmp=xmp('tiff:Orientation="6"/>')),
+        saved_as("TIFF", tiffinfo={0x0112: 6}),
+    ],
+)
+def test_orientation_wherever_a_format_keeps_it(data: bytes) -> None:
+    found = np.asarray(decode(data))
+    assert found.shape == (16, 8, 3)
+    assert found[:6].max() < 40 and found[-6:].min() > 215
+    upright = read_pixels(data, 16)
+    assert upright[:, :6].max() < 40 and upright[:, -6:].min() > 215
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved_as("PNG"),
+        saved_as("PNG", pnginfo=xmp_text(xmp('tiff:Orientation="9"/>'))),
+        saved_as("PNG", pnginfo=raw_profile(b"")),
+        saved_as("WEBP", exif=UNTURNED.tobytes(), xmp=xmp("tiff:Orientation='6'/>")),
+        saved_as("JPEG", exif=UNTURNED.tobytes(), xmp=xmp('tiff:Orientation="6"/>')),
+    ],
+)
+def test_exif_goes_before_xmp_and_nonsense_turns_nothing(data: bytes) -> None:
+    assert np.asarray(decode(data)).shape == (8, 16, 3)
+    pixels = read_pixels(data, 16)
+    assert pixels[:, :, :6].max() < 40 and pixels[:, :, -6:].min() > 215

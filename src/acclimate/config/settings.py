@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from acclimate.config.fields import COMPONENTS, log2, log10, setting
 
+WIDEST = 65536  # of a layer: a square one then takes 16 GiB
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -34,7 +36,7 @@ class DataConfig:
         "are not",
         at_least=0,
     )
-    workers: int = setting(0, "decoding threads; 0: one per core", at_least=0)
+    workers: int = setting(0, "decoding threads; 0: one per core", at_least=0, at_most=1024)
     unseen_classes: Literal["refuse", "drop"] = setting(
         "refuse", "rows of an unseen domain whose class no training domain has"
     )
@@ -58,8 +60,8 @@ class ModelConfig:
     condition: Literal["concat", "film", "bias", "low-rank"] = setting(
         "concat", "how μ enters an adaptive predictor; concat is the paper's"
     )
-    width: int = setting(1024, "output of the layer after the backbone", at_least=1)
-    hidden: int = setting(1024, "hidden layer of the MLP", at_least=1)
+    width: int = setting(1024, "output of the layer after the backbone", at_least=1, at_most=WIDEST)
+    hidden: int = setting(1024, "hidden layer of the MLP", at_least=1, at_most=WIDEST)
     dropout: float = setting(0.0, "dropout before the last layer", at_least=0, at_most=0.99)
     freeze_batch_norm: Literal["no", "statistics", "all"] = setting(
         "no", "keep batch-norm statistics (as DomainBed does), or its scales and shifts as well"
@@ -76,8 +78,8 @@ class OptimiserConfig:
         search=log10(-5, -3.5),
     )
     weight_decay: float = setting(0.0, "weight decay", at_least=0, search=log10(-6, -2))
-    momentum: float = setting(0.9, "momentum of sgd", at_least=0, at_most=1)
-    beta1: float = setting(0.9, "first moment's decay of adam", at_least=0, at_most=1)
+    momentum: float = setting(0.9, "momentum of sgd", at_least=0, at_most=0.9999)
+    beta1: float = setting(0.9, "first moment's decay of adam", at_least=0, at_most=0.9999)
     schedule: Literal["constant", "cosine"] = setting("constant", "learning rate over the run")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
@@ -91,7 +93,7 @@ class EmbeddingConfig:
     """What Step A offers to every embedding; each says itself what it has no use for."""
 
     name: str = setting("prototype", "how Φ is learned: see `acclimate list embeddings`")
-    dim: int = setting(1024, "dimensions of μ (d_D)", at_least=1)
+    dim: int = setting(1024, "dimensions of μ (d_D)", at_least=1, at_most=WIDEST)
     steps: int = setting(
         0, "iterations of prototype training; 0: 50 passes over the data, from 200 to 1000",
         at_least=0,
@@ -191,9 +193,9 @@ class SiteConfig:
     batch: int = setting(512, "rows in a step, shared out over domains", at_least=2)
     lr: float = setting(3e-3, "learning rate, falling to 0 along a cosine", at_least=0)
     weight_decay: float = setting(1e-2, "weight decay (of AdamW)", at_least=0)
-    width: int = setting(256, "layers of the conditioned head", at_least=1)
+    width: int = setting(256, "layers of the conditioned head", at_least=1, at_most=WIDEST)
     dropout: float = setting(0.5, "dropout before its last layer", at_least=0, at_most=0.99)
-    dim: int = setting(64, "dimensions of μ", at_least=1)
+    dim: int = setting(64, "dimensions of μ", at_least=1, at_most=WIDEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,7 @@ class AdaptConfig:
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     algorithm: str = setting("da-erm", "see `acclimate list algorithms`")
-    seed: int = setting(0, "seed of everything random", at_least=0)
+    seed: int = setting(0, "seed of everything random", at_least=0, at_most=2**63 - 1)
     test_domains: tuple[str, ...] = setting((), "domains never trained on, scored at the end")
     val_domains: tuple[str, ...] = setting((), "domains never trained on, used to choose weights")
     hparams: dict[str, Any] = field(

@@ -14,6 +14,7 @@ from acclimate.config.fields import COMPONENTS
 from acclimate.core.errors import ConfigError, unknown
 
 T = TypeVar("T")
+LARGEST = 1e10  # of what has no limit of its own: no step, size or weight means more
 
 
 def as_dict(config: Any) -> dict[str, Any]:
@@ -115,6 +116,8 @@ def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: s
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}")
         low, high = limits.get("at_least"), limits.get("at_most")
+        if high is None and low is not None and value > LARGEST:
+            raise ConfigError(f"{where}: '{name}' must be at most {LARGEST:g}, not {value!r}")
         if (low is not None and value < low) or (high is not None and value > high):
             allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
             raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from acclimate.data.effort import check_scans, claim
 from acclimate.data.images import orientation
 
 _SCALES = (8, 4, 2, 1)  # those that Pillow uses; libjpeg-turbo has more, which give other pixels
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive, all Huffman
 _PASSED = {0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # tables, comments, applications' own
 START = b"\xff\xd8\xff"
-_SCAN, _EXIF, _ADOBE = 0xDA, 0xE1, 0xEE
+_SCAN, _EXIF, _ADOBE, _PROGRESSIVE = 0xDA, 0xE1, 0xEE, 0xC2
 
 
 def _decoder() -> Callable[..., np.ndarray] | None:
@@ -39,6 +40,7 @@ class Header:
     width: int
     height: int
     exif: bytes | None
+    progressive: bool
 
 
 def decode_plain(data: bytes, *, max_pixels: int, hint: int) -> np.ndarray | None:
@@ -50,6 +52,9 @@ def decode_plain(data: bytes, *, max_pixels: int, hint: int) -> np.ndarray | Non
         return None
     fits = min(header.width // hint, header.height // hint)
     scale = next((scale for scale in _SCALES if fits >= scale), 1)
+    check_scans(data, header.width, header.height)
+    # All coefficients of a progressive one are held, at whatever scale.
+    claim(header.width * header.height // (1 if header.progressive else scale**2))
     least = {"min_height": -(-header.height // scale), "min_width": -(-header.width // scale)}
     try:
         pixels = DECODER(data, "RGB", **(least if scale > 1 else {}), strict=True)
@@ -68,18 +73,20 @@ def plain_header(data: bytes) -> Header | None:
             if mark != 0xFF or length < 2:
                 return None
             if kind == _SCAN:
-                return None if frame is None else Header(frame[1], frame[0], exif)
+                return None if frame is None else Header(frame[1], frame[0], exif, frame[2])
             body = place + 4
             if kind in _FRAMES:
                 bits, height, width, colours = struct.unpack_from(">BHHB", data, body)
                 if bits != 8 or colours not in (1, 3) or frame is not None:
                     return None
-                frame = height, width
+                frame = height, width, kind == _PROGRESSIVE
             elif kind not in _PASSED:
                 return None
             elif kind == _EXIF and data.startswith(b"Exif\0\0", body):
                 part = data[body : place + 2 + length]
                 exif = part if exif is None else exif + part[6:]
+            elif kind == _EXIF and b"Orientation" in data[body : place + 2 + length]:
+                return None  # in XMP, which may have the say
             elif kind == _ADOBE and data.startswith(b"Adobe", body) and data[body + 11] != 1:
                 return None  # not the usual YCbCr
             place += 2 + length

@@ -34,7 +34,7 @@ from acclimate.core.sealed import parse_json
 from acclimate.data.pixels import VECTORISED
 from acclimate.data.user_cache import GIB, image_identity
 
-FORMAT = 1  # of the pixels: another way of decoding or resizing is another number
+FORMAT = 2  # of the pixels: another way of decoding or resizing is another number
 RECORD = 36
 LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from acclimate.core.errors import ImageError
+from acclimate.data.effort import one_image
 from acclimate.data.images import MAX_PIXELS, as_pixels, as_rgb, opened
 from acclimate.data.jpeg import START, decode_plain
 
@@ -26,13 +27,14 @@ def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     """uint8 [3,size,size] of whatever `images.as_rgb` takes, or an `ImageError`."""
     if not VECTORISED:
         return as_pixels(image, size, max_pixels=max_pixels)
-    data = _jpeg_data(image)
-    if data is not None:
-        plain = decode_plain(data, max_pixels=max_pixels, hint=size)
-        if plain is not None:
-            return squashed(plain, size)
-        image = data
-    return squashed(np.asarray(as_rgb(image, max_pixels=max_pixels, hint=size)), size)
+    with one_image():
+        data = _jpeg_data(image)
+        if data is not None:
+            plain = decode_plain(data, max_pixels=max_pixels, hint=size)
+            if plain is not None:
+                return squashed(plain, size)
+            image = data
+        return squashed(np.asarray(as_rgb(image, max_pixels=max_pixels, hint=size)), size)
 
 
 def squashed(pixels: np.ndarray, size: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from acclimate.data.user_cache import GIB, image_identity
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.engine import TORCH
 
-FORMAT = 2  # of what is extracted: another way of reading or resizing images is another number
+FORMAT = 3  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
 BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
 
