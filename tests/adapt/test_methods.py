@@ -17,6 +17,7 @@ from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.adapt.methods import METHODS, find_chain
 from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
+from acclimate.adapt.methods.norms import _Moments, image_statistics, without_norms
 from acclimate.adapt.methods.prior import (
     Evidence,
     Prior,
@@ -233,6 +234,12 @@ def test_soft_confusion_by_hand() -> None:
     posteriors = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
     found = soft_confusion(posteriors, torch.tensor([0, 1, 1]))
     assert found.tolist() == [[0.75, 0.625], [0.25, 1.375]]
+
+
+def test_a_confusion_matrix_has_a_column_for_classes_without_images() -> None:
+    found = soft_confusion(torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]]), torch.tensor([0, 0]))
+    torch.testing.assert_close(found[:, 0].float(), torch.tensor([0.6, 1.2, 0.2]))
+    assert not found[:, 1:].any()
 
 
 def test_em_and_black_box_shift_agree() -> None:
@@ -487,6 +494,36 @@ def test_models_without_the_layers(name: str, make: Callable[[], Plain], message
     with pytest.raises(ConfigError) as caught:
         find_chain(name).adapt(make(), images, UNIFORM)
     assert str(caught.value) == message
+
+
+def test_layers_that_a_model_has_are_named_one_after_the_other() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.GroupNorm(1, 2), nn.LayerNorm(2)
+
+    for method, use in (("bn", "prior, t3a or tent"), ("tent", "prior or t3a")):
+        assert str(without_norms(method, "scales", Both())) == (  # type: ignore[arg-type]
+            f"method '{method}' works on scales, and this model has only group norm and layer "
+            f"norm; use {use}"
+        )
+
+
+@torch.no_grad()
+def test_two_images_are_enough_and_leave_the_model_as_it_was() -> None:
+    predictor, images = batch_normed(), pixels(2)
+    expected, _ = batch_norm_by_hand(predictor, next(images.batches()))
+    found = image_statistics(predictor, images)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    assert not any(part.training for part in predictor.modules())
+
+
+def test_two_numbers_have_a_variance() -> None:
+    """1 and 3: deviations of 1 each, over one degree of freedom."""
+    seen = _Moments()
+    seen.see(nn.BatchNorm1d(1), (torch.tensor([[1.0], [3.0]]),))
+    assert (seen.mean.item(), seen.variance.item()) == (2.0, 2.0)
 
 
 def test_one_image_has_no_statistics() -> None:

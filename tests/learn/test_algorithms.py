@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from acclimate.config import OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
+from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
@@ -156,6 +157,13 @@ def test_group_dro_by_hand_over_two_steps() -> None:
     assert algorithm.log_q.exp().tolist() == pytest.approx(q)
 
 
+def test_group_dro_begins_with_equal_weights() -> None:
+    algorithm = make("group-dro")
+    torch.testing.assert_close(
+        algorithm.log_q.exp(), torch.full([algorithm.domains], 1 / algorithm.domains)
+    )
+
+
 def test_group_dro_saves_its_weights_and_keeps_them_when_only_scoring() -> None:
     algorithm, other = make("group-dro", eta=1.0), make("group-dro", eta=1.0, seed=1)
     algorithm(BATCH, 0)
@@ -239,6 +247,22 @@ def test_mixup_draws_one_circle_and_a_ratio_for_each_pair() -> None:
     assert len(circles) > 15
     assert torch.stack(ratios).mean() == pytest.approx(0.5, abs=0.1)
     assert len(torch.stack(ratios).unique()) == 160
+
+
+def test_mixup_draws_from_a_stream_of_its_own() -> None:
+    """Who comes after whom, and at which ratio: as drawn for the seed and the step."""
+    algorithm, domain = make("mixup", alpha=1.0), torch.tensor([3, 5, 8, 9])
+    for step in range(3):
+        rng = stream(algorithm.seed, "mixup", step)
+        circle = rng.permutation(4).tolist()
+        ratios = rng.beta(1.0, 1.0, 4)
+        partner, ratio = algorithm._pairs(domain, step)
+        after = {circle[i]: circle[(i + 1) % 4] for i in range(4)}
+        assert partner.tolist() == [after[i] for i in range(4)]
+        torch.testing.assert_close(ratio, torch.from_numpy(ratios).float())
+    other = make("mixup", alpha=1.0)
+    other.seed = algorithm.seed + 1
+    assert not torch.equal(other._pairs(domain, 0)[1], algorithm._pairs(domain, 0)[1])
 
 
 def test_mixup_of_one_domain_changes_nothing() -> None:

@@ -34,6 +34,7 @@ from acclimate.learn.theory import mean_radius
 
 DIM = 3
 QUICK = settings(deadline=None, max_examples=60)
+NEAR, FAR = [[0.0], [2.0]], [[10.0], [14.0]]
 
 
 def features(seed: int, count: int, dim: int = DIM) -> np.ndarray:
@@ -163,6 +164,24 @@ def test_a_sample_comes_out_again() -> None:
     with pytest.raises(StateMismatch) as caught:
         state.removed(torch.zeros(8, DIM))
     assert str(caught.value) == "cannot remove 8 images from a state of 7"
+
+
+def test_what_went_in_comes_out_to_the_last_digit() -> None:
+    """Sums of float32 features are float64 on the way in and on the way out."""
+    phi = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)) * 1e3
+    left = DomainState.empty("m", 2).updated(phi).removed(phi)
+    assert left.count == 0
+    assert not left.total.any() and not left.squares.any()
+
+
+def test_the_reach_of_two_states_by_hand() -> None:
+    """Images at 0 and 2 lie within 1 of their mean, those at 10 and 14 within 2 of theirs, which is
+    11 away: 13. The other way round it is 12, as the first mean stays the reference."""
+    one, two = (DomainState.empty("m", 1).updated(torch.tensor(x)) for x in (NEAR, FAR))
+    assert one.merged(two).reach == pytest.approx(2 + 11)
+    assert two.merged(one).reach == pytest.approx(1 + 11)
+    empty = DomainState.empty("m", 1)
+    assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
 
 
 def test_everything_out_and_new_images_in() -> None:

@@ -147,6 +147,15 @@ def test_bf16_around_it_costs_no_digits(name: str) -> None:
 
 
 @every
+def test_an_offset_that_all_points_share_costs_no_digits(name: str) -> None:
+    """In float32; another one in each dimension, so that only the mean of each takes it away."""
+    penalty, reference = PENALTIES[name]
+    x = points(RAGGED, d=4).float() + torch.tensor([3e3, -3e3, 3e3, -3e3])
+    expected = reference(x.double(), RAGGED)
+    assert penalty(x, RAGGED).item() == pytest.approx(expected, rel=2e-3)
+
+
+@every
 def test_equal_points_keep_gradients_finite(name: str) -> None:
     penalty, _ = PENALTIES[name]
     x = torch.ones(6, 3, requires_grad=True)
@@ -234,6 +243,15 @@ def test_irm_by_hand() -> None:
     assert irm(logits, y, domain).item() == pytest.approx(expected)
     squares = ((slopes[0] + slopes[1]) / 2) ** 2 + ((slopes[2] + slopes[3]) / 2) ** 2
     assert irm_square(logits, y, domain).item() == pytest.approx(squares / 2)
+
+
+def test_irm_of_the_only_domain_with_two_rows_is_its_own() -> None:
+    logits = torch.tensor([[1.0, -1.0], [0.5, 2.0], [3.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1])
+    p = logits.softmax(1)
+    slopes = (p * logits).sum(1) - logits[torch.arange(3), y]
+    found = irm(logits, y, torch.tensor([4, 4, 6]))
+    assert found.item() == pytest.approx((slopes[0] * slopes[1]).item())
 
 
 def test_irm_takes_interleaved_domains_apart() -> None:

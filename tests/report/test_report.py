@@ -19,7 +19,7 @@ from acclimate.report.export import summary_values
 from acclimate.report.figures import bars, canvas, domain_map
 from acclimate.report.html import page
 from acclimate.results.runs import ERM, Key
-from acclimate.results.statistics import Estimate, in_percent, in_points, ratio
+from acclimate.results.statistics import Estimate, in_percent, in_points
 from acclimate.results.summary import Difference, Summary
 from acclimate.runs.records import Score
 from fixtures.run_folders import make_run, score
@@ -174,15 +174,6 @@ def test_the_highest_ceiling_counts_and_no_gap_is_no_share(tmp_path: Path) -> No
         "Ceiling: told all that is true of each domain, which no method may know, ERM scores "
         "90.0 % (+40.0 ± 0.0 points); DA-ERM gains 25 % of that without labels."
     ) in sentences.findings(high)
-
-
-def test_a_ratio_by_hand() -> None:
-    # Means 0.2 and 0.4: a half. What is left, 0, −0.05 and 0.05, has a deviation of 0.05.
-    found = ratio([0.2, 0.1, 0.3], [0.4, 0.3, 0.5])
-    assert found == Estimate(pytest.approx(0.5), pytest.approx(0.05 / 3**0.5 / 0.4), 3)
-    assert ratio([0.2, 0.1], [0.4, 0.3]) is None  # two seeds
-    assert ratio([0.2, 0.1, 0.3], [0.1, -0.1, 0.05]) is None  # a gap within noise
-    assert ratio([], []) is None
 
 
 def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:

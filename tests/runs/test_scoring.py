@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from acclimate.adapt.classifier import adapt
 from acclimate.adapt.methods import base_predictor, find_chain
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
+from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource, Images
@@ -24,6 +26,7 @@ from acclimate.learn.models import Conditioned, Output, Predictor, build_backbon
 from acclimate.learn.objective import Losses
 from acclimate.runs.counting import Counts, count_by_group
 from acclimate.runs.plan import make_plan
+from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 
@@ -228,3 +231,179 @@ def test_scores_of_one_pass_are_those_of_a_pass_each(
             "black-box-prior",
             *methods,
         }
+
+
+@pytest.fixture(scope="module")
+def shifted() -> Manifest:
+    """Three blurred classes. Training sites p and q have them alike; of `new`, 8 in 10 are cats,
+    and of `late` 8 in 10 are ants."""
+    rng = np.random.default_rng(3)
+    likely = {"p": (1, 1, 1), "q": (1, 1, 1), "r": (2, 1, 1), "new": (1, 1, 8), "late": (8, 1, 1)}
+    labels = [rng.choice(3, 60, p=np.array(weights) / sum(weights)) for weights in likely.values()]
+    y, domains = np.concatenate(labels), np.repeat(list(likely), 60)
+    X = np.eye(3)[y] + rng.normal(0, 0.6, (300, 3)) + np.repeat(np.arange(5) / 5, 60)[:, None]
+    names = np.array(["ant", "bee", "cat"])
+    return Manifest.from_arrays(X.astype(np.float32), names[y], domains)
+
+
+UNSEEN = {"val_domains": ["late"], "test_domains": ["new"]}
+LEARNED = {"train.steps": 40, "train.optimiser.lr": 0.02, "adapt.points": 20, "seed": 5}
+
+
+def of_run(
+    algorithm: str, data: Manifest, tiny: Tiny, folder: Path, **settings: object
+) -> tuple[Evaluator, Trained]:
+    config = tiny(algorithm, **UNSEEN, **LEARNED, **settings)
+    train(config, data, folder)
+    trained, plan = Trained.load(folder), make_plan(config, data)
+    source, prior = FeatureSource(data), trained.label_prior
+    parts = trained.predictor, prior, trained.embedding, trained.table
+    return Evaluator(plan, source, World(), *parts), trained
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "methods"),
+    [
+        ("erm", ("none", "prior", "t3a")),
+        ("da-erm", ("none", "embedding", "prior", "embedding+prior")),
+    ],
+)
+def test_a_method_s_score_is_that_of_adapting_by_hand(
+    algorithm: str, methods: tuple[str, ...], shifted: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    """The images set aside go through `adapt`, and the others through what it gives."""
+    scorer, trained = of_run(algorithm, shifted, tiny, tmp_path / "run")
+    right = set()
+    scores = {(s.domain, s.method): s for s in scorer.final(step=7, methods=methods)}
+    for domain, role in (("new", "test"), ("late", "val")):
+        this = scorer.unseen(domain)
+        assert len(this.adapted_on) == 20 and len(this.scored) == 40
+        for method in methods:
+            adapted = adapt(trained, shifted.features()[this.adapted_on], method=method)
+            p = adapted.predict_proba(shifted.features()[this.scored])
+            true = shifted.label_index[this.scored]
+            correct = float((p.argmax(1) == true).mean())
+            used = None if method == "none" else 20
+            assert scores[domain, method] == Score(
+                moment="final",
+                step=7,
+                domain=domain,
+                role=role,
+                split="all",
+                n=40,
+                top1=correct,
+                top5=None,
+                method=method,
+                adapted_on="held-out" if used else None,
+                adapt_n=used,
+                adapt_seed=5 if used else None,
+                loss=pytest.approx(-np.log(p[np.arange(40), true]).mean(), rel=1e-4),
+            )
+            right.add((domain, correct))
+    assert len(right) > 3  # methods differ here, so that a score says which one it is of
+
+
+def test_the_check_of_the_prior_by_hand(shifted: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    """Ratios that carry the validation images' mean posterior of each class to the new domain's."""
+    scorer, trained = of_run("erm", shifted, tiny, tmp_path / "run")
+    X, y = torch.from_numpy(shifted.features()), shifted.label_index
+    with torch.no_grad():
+        logits = trained.predictor(X).logits.double().numpy()
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    held = np.concatenate([shifted.rows(domain=d, split="val") for d in ("p", "q", "r")])
+    joint = np.stack([p[held[y[held] == c]].sum(0) for c in range(3)], axis=1) / len(held)
+    this = scorer.unseen("new")
+    ratios = np.linalg.solve(joint, p[this.adapted_on].mean(0)).clip(min=0)
+    target = ratios * joint.sum(0)
+    shift = np.log(np.maximum(target / target.sum(), 1e-12)) - np.log(trained.label_prior)
+    said = (logits[this.scored] + shift).argmax(1)
+    correct = float((said == y[this.scored]).mean())
+    assert correct != float((logits[this.scored].argmax(1) == y[this.scored]).mean())
+    found = {(s.domain, s.method): s for s in scorer.final(step=2, methods=("prior",))}
+    score = found["new", "black-box-prior"]
+    assert (score.top1, score.n, score.step, score.moment) == (correct, 40, 2, "final")
+    assert (score.split, score.adapted_on, score.adapt_n) == ("all", "held-out", 20)
+
+
+def test_what_is_scored_in_the_end(shifted: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    """Training sites without a test split on their validation images; then each unseen one, plain
+    and with its control, and by each further method once."""
+    scorer, _ = of_run("erm", shifted, tiny, tmp_path / "run")
+    scores = list(scorer.final(step=1, methods=("prior", "none", "prior")))
+    assert [(s.domain, s.role, s.split, s.method) for s in scores] == [
+        *((d, "train", "val", "none") for d in ("p", "q", "r")),
+        *(
+            (domain, role, "all", method)
+            for domain, role in (("late", "val"), ("new", "test"))
+            for method in ("none", "oracle-prior", "prior", "black-box-prior")
+        ),
+    ]
+    assert all(score.moment == "final" and score.step == 1 for score in scores)
+    # Validation domains choose, and nothing else is looked at.
+    chosen = scorer.validation(step=4)
+    assert [(s.domain, s.moment, s.step, s.method) for s in chosen.scores] == [
+        ("late", "validation", 4, "none")
+    ]
+    assert (chosen.top1, chosen.loss) == (chosen.scores[0].top1, chosen.scores[0].loss)
+
+
+def test_validation_splits_beside_test_splits_and_validation_domains(tiny: Tiny) -> None:
+    """What neither chose the weights nor is a test split: scored, to choose among runs by."""
+    splits = np.tile(["train", "train", "val", "test"], 5)
+    splits = np.concatenate([splits, np.tile(["train", "train", "test", "test"], 5), splits[:20]])
+    place = np.repeat([0, 1, 0], 20)
+    X = np.stack([place == 0, place == 1], axis=1).astype(np.float32)
+    data = Manifest.from_arrays(X, place, np.repeat(["p", "q", "v"], 20), splits=splits)
+    plan = make_plan(tiny("erm", val_domains=["v"]), data)
+    scorer = Evaluator(plan, FeatureSource(data), World(), Logits(), (0.5, 0.5))
+    seen = [s for s in scorer.final(step=0) if s.role == "train"]
+    assert [(s.domain, s.split, s.n) for s in seen] == [
+        ("p", "test", 5),
+        ("q", "test", 10),
+        ("p", "val", 5),
+    ]
+    without = make_plan(tiny("erm"), data)
+    scorer = Evaluator(without, FeatureSource(data), World(), Logits(), (0.5, 0.5))
+    assert {s.split for s in scorer.final(step=0)} == {"test"}  # the others chose the weights
+
+
+def test_small_domains_give_half_of_their_images_away(tiny: Tiny) -> None:
+    place = np.repeat([0, 1, 0], [20, 20, 7])
+    X = np.stack([place == 0, place == 1], axis=1).astype(np.float32)
+    data = Manifest.from_arrays(X, place, np.repeat(["p", "q", "new"], [20, 20, 7]))
+
+    def sizes(**settings: object) -> tuple[int, int]:
+        plan = make_plan(tiny("erm", test_domains=["new"], **settings), data)
+        this = Evaluator(plan, FeatureSource(data), World(), Logits(), (0.5, 0.5)).unseen("new")
+        assert this.state is None
+        return len(this.adapted_on), len(this.scored)
+
+    assert sizes(**{"adapt.points": 100}) == (3, 4)
+    assert sizes(**{"adapt.points": 2}) == (2, 5)
+    assert sizes(**{"adapt.points": 100, "adapt.source": "test"}) == (7, 7)
+    assert sizes(**{"adapt.points": 5, "adapt.source": "test"}) == (5, 7)
+
+
+def test_top_5_is_said_where_it_says_something(tiny: Tiny) -> None:
+    """Of five classes every image is among the first five; of six it need not be."""
+
+    def scored(classes: int) -> Score:
+        y = np.tile(np.arange(classes), 20)
+        data = Manifest.from_arrays(
+            np.eye(classes, dtype=np.float32)[y], y, np.repeat(["p", "q"], len(y) // 2)
+        )
+        plan = make_plan(tiny("erm", test_domains=["q"]), data)
+        scorer = Evaluator(plan, FeatureSource(data), World(), Logits(), [1 / classes] * classes)
+        return next(s for s in scorer.final(step=0) if s.domain == "q")
+
+    assert scored(5).top5 is None
+    assert scored(6).top5 == 1.0
+
+
+def test_one_unseen_domain_takes_a_training_one_for_its_wrong_embedding(tiny: Tiny) -> None:
+    scorer = evaluator(tiny, classes=3, test_domains=["site-3"])  # which lies where site-0 does
+    (wrong,) = (s for s in scorer.final(step=0) if s.method == "wrong-embedding")
+    told = (wrong.adapted_on, wrong.adapt_n, wrong.adapt_seed)
+    assert told == ("training", 16, None)
+    taken = int(stream(0, "wrong", "site-3").integers(3))
+    assert wrong.top1 == (1.0 if taken == 0 else 0.0)

@@ -116,7 +116,7 @@ def black_box_prior(confusion: Tensor, predicted: Tensor) -> Tensor:
     Solves (confusion) w = predicted for the ratios w = q/p in the least-squares sense; a negative
     ratio counts as 0, and a class that the held-out images lack gets 0.
     """
-    joint = confusion.double() / confusion.sum()
+    joint = confusion.double()
     solved = torch.linalg.lstsq(joint, predicted.double()[:, None], driver="gelsd")
     ratios: Tensor = solved.solution[:, 0].clamp(min=0)
     target = ratios * joint.sum(0)
