@@ -116,7 +116,7 @@ def test_features_that_are_not_finite_are_refused(features: Manifest, value: flo
 def test_errors() -> None:
     with pytest.raises(RunError, match="this AdaptiveClassifier is not fitted yet; call fit first"):
         AdaptiveClassifier().adapt([])
-    with pytest.raises(ConfigError, match="fit takes a manifest or a path, or arrays with their"):
+    with pytest.raises(ConfigError, match="the target y is None; give a manifest or a path, or"):
         AdaptiveClassifier().fit(np.zeros((3, 2)))
     with pytest.raises(
         ConfigError, match=r"this model takes features \[n, 5\], not shape \(2, 4\)"

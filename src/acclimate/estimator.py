@@ -1,28 +1,40 @@
-"""The library's face: fit on labelled domains, adapt to a new one, predict."""
+"""The library's face: fit on labelled domains, adapt to a new one, predict, save."""
 
 import os
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.adapt.classifier import Adapted, adapt, apply_state
-from acclimate.config import gather, nested
+import numpy as np
+
+from acclimate.adapt.classifier import Adapted, adapt, apply_state, unadapted
+from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
+from acclimate.adapt.labels import Labels
+from acclimate.adapt.saved import save_model
+from acclimate.config import RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import ConfigError
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.runs.training import RunResult, train
 
+ALONE = "all"  # what the one domain is called of rows that come without
 
-class AdaptiveClassifier:
+
+class AdaptiveClassifier(DomainClassifier):
     """Learns from many labelled domains a classifier that adapts to a new one without labels.
 
     `fit` takes a `Manifest`, a folder or table path, or arrays (images or features) with their
     labels and domains. Settings are those of `RunConfig`, by dotted name:
     `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
-    resumes by itself; otherwise it lives in a temporary folder.
+    resumes by itself; otherwise `save` keeps the model.
+
+    An estimator of scikit-learn. Without `domains` all rows are of one, and unless another is
+    named the algorithm is then `erm`: there is nothing to adapt by.
     """
 
     def __init__(
@@ -32,70 +44,126 @@ class AdaptiveClassifier:
         backbone: str = "auto",
         steps: int | None = None,
         seed: int = 0,
+        method: str = "auto",
         preset: str | None = None,
         settings: dict[str, Any] | None = None,
         out: str | Path | None = None,
         device: str = "auto",
         watch: Watch = unwatched,
     ) -> None:
-        arguments = {
-            "algorithm": algorithm,
-            "seed": seed,
-            "model.backbone": backbone,
-            "train.steps": steps,
-        }
-        self.config = gather(
-            preset, None, arguments, nested(settings or {}), where="AdaptiveClassifier"
-        )
-        self.out = None if out is None else Path(out)
-        self.device, self.watch = device, watch
-        self.result: RunResult | None = None
-        self._trained: Trained | None = None
+        self.algorithm, self.backbone, self.steps, self.seed = algorithm, backbone, steps, seed
+        self.method, self.preset, self.settings = method, preset, settings
+        self.out, self.device, self.watch = out, device, watch
 
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
+        if y is not None and _are_features(X):
+            X, y = self._labelled(X, y)
+        config = self._config(alone=y is not None and domains is None)
         manifest = _as_manifest(X, y, domains)
+        labels = Labels.of(manifest.classes if y is None else np.asarray(y))
         if self.out is not None:
-            return self._fitted(manifest, self.out)
+            return self._fitted(config, manifest, Path(self.out), labels)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("several processes need one folder for their run; give out=FOLDER")
         with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
-            return self._fitted(manifest, Path(folder) / "run")
+            return self._fitted(config, manifest, Path(folder) / "run", labels)
+
+    def save(self, folder: str | Path) -> Path:
+        """Everything that `load` needs, a model card and lines that run it, in one folder."""
+        return save_model(self.trained, Path(folder), self._labels)
 
     @classmethod
     def load(cls, run: str | Path, *, device: str = "auto") -> "AdaptiveClassifier":
-        """A classifier from a finished run folder."""
+        """A classifier from a folder of `save`, or from a finished run's."""
         trained = Trained.load(Path(run), pick_device(device))
         loaded = cls(device=device, out=run)
-        loaded.config, loaded._trained = trained.config, trained
-        return loaded
+        return loaded._knowing(trained, Labels.read(Path(run)) or Labels.of(trained.classes))
 
     def adapt(
-        self, images: Any, *, method: str = "auto", settings: dict[str, Any] | None = None
+        self, images: Any, *, method: str | None = None, settings: dict[str, Any] | None = None
     ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
         `method`: "auto" as rehearsed, or a row of `acclimate list methods`, or several, as in
-        "embedding+prior";
+        "embedding+prior"; left out, the constructor's.
         `settings`: of the methods, as in {"tent.steps": 3}.
         """
-        return adapt(self.trained, images, method=method, settings=settings)
+        site = adapt(self.trained, images, method=method or self.method, settings=settings)
+        return replace(site, labels=self._labels)
 
     def for_domain(self, state: DomainState | str | Path | None) -> Adapted:
         """The classifier of a stored domain state (or, for a plain model, None)."""
         if isinstance(state, str | Path):
             state = DomainState.load(Path(state))
-        return apply_state(self.trained, state)
+        return replace(apply_state(self.trained, state), labels=self._labels)
 
     @property
     def trained(self) -> Trained:
-        if self._trained is None:
-            raise RunError("this AdaptiveClassifier is not fitted yet; call fit first")
-        return self._trained
+        self._require_fitted()
+        trained: Trained = self._trained
+        return trained
 
-    def _fitted(self, manifest: Manifest, out: Path) -> "AdaptiveClassifier":
-        self.result = train(self.config, manifest, out, device=self.device, watch=self.watch)
-        self._trained = Trained.load(out, pick_device(self.device))
+    @property
+    def config(self) -> RunConfig:
+        """Of the model, or what one would be fitted with."""
+        return self._trained.config if self.__sklearn_is_fitted__() else self._config()
+
+    @property
+    def result(self) -> RunResult | None:
+        """Of the run that `fit` made."""
+        return getattr(self, "_result", None)
+
+    def _config(self, *, alone: bool = False) -> RunConfig:
+        arguments = {
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "model.backbone": self.backbone,
+            "train.steps": self.steps,
+        }
+        given = nested(self.settings or {})
+        if alone and self.algorithm is None and self.preset is None and "algorithm" not in given:
+            arguments["algorithm"] = "erm"
+        return gather(self.preset, None, arguments, given, where="AdaptiveClassifier")
+
+    def _fitted(
+        self, config: RunConfig, manifest: Manifest, out: Path, labels: Labels
+    ) -> "AdaptiveClassifier":
+        self._result = train(config, manifest, out, device=self.device, watch=self.watch)
+        labels.write(out)
+        return self._knowing(Trained.load(out, pick_device(self.device)), labels)
+
+    def _knowing(self, trained: Trained, labels: Labels) -> "AdaptiveClassifier":
+        self._trained, self._labels = trained, labels.ordered(trained.classes)
+        self.classes_ = labels.values
         return self
+
+    def _rows(self, X: Any) -> Any:
+        if hasattr(self, "n_features_in_") and _are_features(X):
+            return self._features(X)
+        return X
+
+    def _unadapted(self) -> Probabilities:
+        return self._in_order(unadapted(self.trained))
+
+    def _adapted_to(self, rows: Any) -> Probabilities:
+        return self._in_order(adapt(self.trained, rows, method=self.method))
+
+    def _in_order(self, site: Adapted) -> Probabilities:
+        order = self._labels.places(self.classes_)
+        return lambda rows: site.predict_proba(rows)[:, order]
+
+
+def _are_features(X: Any) -> bool:
+    """Numbers, which scikit-learn knows how to check, and not images or where they lie."""
+    if isinstance(X, str | Path | Manifest):
+        return False
+    shape = getattr(X, "shape", None)
+    if shape is None and hasattr(X, "__array__"):
+        shape = np.asarray(X).shape
+    if shape is not None:
+        return len(shape) <= 2 and getattr(X, "dtype", None) != np.uint8
+    first = X[0] if isinstance(X, Sequence) and len(X) else None
+    return isinstance(first, Sequence | float | int) and not isinstance(first, str | bytes)
 
 
 def _as_manifest(X: Any, y: Any, domains: Any) -> Manifest:
@@ -104,6 +172,8 @@ def _as_manifest(X: Any, y: Any, domains: Any) -> Manifest:
         return X
     if isinstance(X, str | Path):
         return Manifest.open(X)
-    if y is None or domains is None:
-        raise ConfigError("fit takes a manifest or a path, or arrays with their labels and domains")
-    return Manifest.from_arrays(X, y, domains)
+    if y is None:
+        raise ConfigError(
+            f"{NO_LABELS}a manifest or a path, or arrays with their labels and domains"
+        )
+    return Manifest.from_arrays(X, y, [ALONE] * len(y) if domains is None else domains)

@@ -328,7 +328,7 @@ def test_the_face() -> None:
     probabilities = site.predict_proba(X)
     assert probabilities.shape == (30, 3)
     np.testing.assert_allclose(probabilities.sum(1), 1)
-    assert site.predict(X) == [site.classes[i] for i in probabilities.argmax(1)]
+    assert site.predict(X) == [int(site.classes[i]) for i in probabilities.argmax(1)]
     assert site.predict(np.zeros((0, 3))) == []
     assert site.predict_proba(np.zeros((0, 3))).shape == (0, 3)
 
@@ -343,10 +343,7 @@ def test_long_input_goes_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_importing_it_is_cheap() -> None:
-    code = (
-        "import sys, acclimate.adapt.kernel; "
-        "sys.exit(bool({'sklearn', 'torch'} & set(sys.modules)))"
-    )
+    code = "import sys, acclimate.adapt.kernel; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -354,27 +351,27 @@ X, Y, D = small()
 ALIKE = np.ones((4, 2))
 ERRORS: dict[str, tuple[Callable[[], object], type[AcclimateError], str]] = {
     "combine": (
-        lambda: KernelClassifier(combine="produkt"),
+        lambda: KernelClassifier(combine="produkt").fit(X, Y, D),
         UnknownName,
         "there is no combination 'produkt'; did you mean 'product'?",
     ),
     "width": (
-        lambda: KernelClassifier(input_width=0.0),
+        lambda: KernelClassifier(input_width=0.0).fit(X, Y, D),
         ConfigError,
         "input_width is 0.0; give 'median' or a finite number above 0",
     ),
     "width name": (
-        lambda: KernelClassifier(embedding_width="mean"),
+        lambda: KernelClassifier(embedding_width="mean").fit(X, Y, D),
         ConfigError,
         "embedding_width is 'mean'; give 'median' or a finite number above 0",
     ),
     "components": (
-        lambda: KernelClassifier(components=0),
+        lambda: KernelClassifier(components=0).fit(X, Y, D),
         ConfigError,
         "components is 0; give a whole number above 0",
     ),
     "C": (
-        lambda: KernelClassifier(C=float("inf")),
+        lambda: KernelClassifier(C=float("inf")).fit(X, Y, D),
         ConfigError,
         "C is inf; give a finite number above 0",
     ),
@@ -386,7 +383,8 @@ ERRORS: dict[str, tuple[Callable[[], object], type[AcclimateError], str]] = {
     "no labels": (
         lambda: KernelClassifier().fit(X),
         ConfigError,
-        "fit takes features [n, f] with their labels and domains",
+        "fit requires y to be passed, but the target y is None; give features [n, f] with their "
+        "labels and domains",
     ),
     "lengths": (
         lambda: KernelClassifier().fit(X, Y[:4], D),
@@ -417,7 +415,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[AcclimateError], str]] = {
     "one class": (
         lambda: KernelClassifier().fit(X, ["ant"] * 30, D),
         ConfigError,
-        "y holds 'ant' only; give at least two classes",
+        "y holds one class only, 'ant'; give at least two classes",
     ),
     "one domain": (
         lambda: KernelClassifier().fit(X, Y, ["here"] * 30),

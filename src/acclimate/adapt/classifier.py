@@ -11,6 +11,7 @@ from torch import Tensor
 
 from acclimate.adapt.choice import choose_method
 from acclimate.adapt.guard import Guard, outlook
+from acclimate.adapt.labels import Labels
 from acclimate.adapt.methods import (
     Chain,
     base_predictor,
@@ -47,6 +48,7 @@ class Adapted:
     state: DomainState | None = None
     trust: Trust | None = None
     notes: tuple[str, ...] = ()
+    labels: Labels | None = None  # where they are not the names of the classes
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -80,8 +82,10 @@ class Adapted:
         parts = [found for _, found in self._probabilities(images, NoQuarantine(), unwatched)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
-    def predict(self, images: Any) -> list[str]:
-        return [self.classes[index] for index in self.predict_proba(images).argmax(1)]
+    def predict(self, images: Any) -> list[Any]:
+        """Of each its class, or the label of the kind that the model was fitted with."""
+        names = self.classes if self.labels is None else self.labels.values.tolist()
+        return [names[index] for index in self.predict_proba(images).argmax(1)]
 
     def predict_files(
         self, paths: Sequence[Path], quarantine: Quarantine, watch: Watch = unwatched
@@ -95,6 +99,19 @@ class Adapted:
         from acclimate.adapt.export import export_adapted
 
         return export_adapted(self, path)
+
+    def save(self, folder: str | Path) -> Path:
+        """The model, this domain's state, a model card and lines that run it, in one folder."""
+        from acclimate.adapt.saved import save_site
+
+        return save_site(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "auto") -> "Adapted":
+        """From a folder of `save`."""
+        from acclimate.adapt.saved import load_site
+
+        return load_site(Path(folder), device)
 
     @torch.no_grad()
     def _probabilities(
@@ -187,6 +204,12 @@ def _adapted(
         seen, earlier = Images(torch.cat(kept), device), state.payloads
         state = replace(state, payloads=chain.adapt(base, seen, context, earlier)[1])
     return apply_state(trained, state)
+
+
+def unadapted(trained: Trained) -> Adapted:
+    """The model as it is; an adaptive one at the training domains' centre."""
+    start = trained.start(embedding=False)
+    return Adapted(base_predictor(start.predictor, start.table, None), trained)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:

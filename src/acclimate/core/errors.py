@@ -14,8 +14,8 @@ class UnknownName(AcclimateError):
     """A name that is not in the table it was looked up in."""
 
 
-class ConfigError(AcclimateError):
-    """A setting that does not exist, does not parse or contradicts another."""
+class ConfigError(AcclimateError, ValueError):
+    """A setting or an argument that does not exist, does not parse or contradicts another."""
 
 
 class ManifestError(AcclimateError):

@@ -1,21 +1,25 @@
 """The classifier in the space of κ: fit on domains, adapt to another, predict."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.kernel import maps
+from acclimate.adapt.kernel.fitted import Fitted, load_fitted, numbers, save_fitted
 from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
+from acclimate.adapt.labels import Labels
 from acclimate.adapt.reach import Reach
-from acclimate.core.errors import ConfigError, RunError, unknown
+from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import derive, stream
-from acclimate.data.columns import require_finite
 from acclimate.learn.theory import images_needed, mean_radius
 
 EXACT_ROWS = 5000  # a kernel matrix of 200 MB, and its eigenvectors
 WIDTH_ROWS = 1000  # the median over half a million distances is steady
 FEW_ROWS = 20
+ALONE = "all"  # what the one domain is called of rows that come without
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class KernelTrust:
     warnings: tuple[str, ...]
 
 
-class KernelClassifier:
+class KernelClassifier(DomainClassifier):
     """Learns from labelled domains, in the space of κ, a classifier that adapts to a new one.
 
     Of all functions in the RKHS of κ, `fit` takes the one that minimises
@@ -56,8 +60,9 @@ class KernelClassifier:
 
     A width is a number or "median": the median distance between rows (`input_width`, and
     `mean_width` for k′_X), or between training domains (`embedding_width`). X is taken as it
-    comes: bring columns of different units to one scale first. There is no save and load: a fit
-    repeats by its seed.
+    comes: bring columns of different units to one scale first.
+
+    An estimator of scikit-learn. Without `domains` all rows are of one: f is then a function of x.
     """
 
     def __init__(
@@ -73,43 +78,82 @@ class KernelClassifier:
         C: float = 1000.0,
         seed: int = 0,
     ) -> None:
-        if combine not in COMBINATIONS:
-            raise unknown(f"there is no combination '{combine}'", combine, COMBINATIONS)
-        widths = {"mean": mean_width, "embedding": embedding_width, "input": input_width}
-        for name, width in widths.items():
-            if width != "median" and not _positive(width):
-                raise ConfigError(
-                    f"{name}_width is {width!r}; give 'median' or a finite number above 0"
-                )
-        for name, count in {"mean_components": mean_components, "components": components}.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigError(f"{name} is {count!r}; give a whole number above 0")
-        if not _positive(C):
-            raise ConfigError(f"C is {C!r}; give a finite number above 0")
         self.combine, self.approximate, self.C, self.seed = combine, approximate, C, seed
-        self.mean_components, self.components = mean_components, components
-        self._wanted = widths
-        self._fitted: _Fitted | None = None
+        self.embedding_width, self.input_width = embedding_width, input_width
+        self.mean_width, self.mean_components = mean_width, mean_components
+        self.components = components
 
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "KernelClassifier":
         """X: features [n, f]; y and domains: [n]."""
         from sklearn.linear_model import LogisticRegression
 
-        rows, labels, names = _checked(X, y, domains)
+        self._check_parameters()
+        if y is None:
+            raise ConfigError(f"{NO_LABELS}features [n, f] with their labels and domains")
+        if domains is not None or isinstance(X, np.ndarray):
+            _check_arrays(X, y, domains)
+        rows, labels = self._labelled(X, y)
+        rows = rows.astype(np.float64)
+        names = np.asarray([ALONE] * len(rows) if domains is None else domains)
         if not self.approximate and len(rows) > EXACT_ROWS:
             raise ConfigError(
                 f"the exact form takes at most {EXACT_ROWS} rows, not {len(rows)}; "
                 "use approximate=True"
             )
         classes, codes = _coded(labels, "y", "two classes")
-        domain_names, owner = _coded(names, "domains", "two domains")
+        wanted = None if domains is None else "two domains"
+        domain_names, owner = _coded(names, "domains", wanted)
         means, phi, widths = self._embedded(rows, owner)
         psi = self._map(means, rows, owner, widths)
         weights = 1 / (len(means) * np.bincount(owner)[owner])
         regression = LogisticRegression(C=self.C, fit_intercept=False, tol=1e-6, max_iter=10_000)
         regression.fit(mapped(psi, means, owner, rows), codes, sample_weight=weights)
-        self._fitted = _Fitted(classes, domain_names, means, phi, widths, psi, regression)
+        fitted = Fitted(classes, domain_names, means, phi, widths, psi, regression)
+        return self._knowing(fitted, Labels.of(labels))
+
+    def save(self, path: str | Path) -> Path:
+        """One file, safetensors, which `load` opens."""
+        return save_fitted(self._known, self.get_params(), Labels(self.classes_), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "KernelClassifier":
+        parameters, fitted, labels = load_fitted(Path(path))
+        loaded = cls(**parameters)
+        loaded.n_features_in_ = fitted.phi.n_features_in_
+        return loaded._knowing(fitted, labels)
+
+    def _knowing(self, fitted: Fitted, labels: Labels) -> "KernelClassifier":
+        self._fitted, self._labels = fitted, labels.ordered(fitted.classes)
+        self.classes_ = labels.values
         return self
+
+    def _check_parameters(self) -> None:
+        if self.combine not in COMBINATIONS:
+            raise unknown(f"there is no combination '{self.combine}'", self.combine, COMBINATIONS)
+        for name in ("mean_width", "embedding_width", "input_width"):
+            width = getattr(self, name)
+            if width != "median" and not _positive(width):
+                raise ConfigError(f"{name} is {width!r}; give 'median' or a finite number above 0")
+        for name in ("mean_components", "components"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ConfigError(f"{name} is {count!r}; give a whole number above 0")
+        if not _positive(self.C):
+            raise ConfigError(f"C is {self.C!r}; give a finite number above 0")
+
+    def _rows(self, X: Any) -> Any:
+        return self._features(X)
+
+    def _unadapted(self) -> Probabilities:
+        """f at the training domains' centre."""
+        return self._in_order(AdaptedKernel(self._known, self._known.means.mean(0)))
+
+    def _adapted_to(self, rows: Any) -> Probabilities:
+        return self._in_order(self.adapt(rows))
+
+    def _in_order(self, site: "AdaptedKernel") -> Probabilities:
+        order = self._labels.places(self.classes_)
+        return lambda rows: site.predict_proba(rows)[:, order]
 
     def adapt(self, rows: Any) -> "AdaptedKernel":
         """The classifier for the domain that these unlabelled rows come from: features [n, f]."""
@@ -119,7 +163,7 @@ class KernelClassifier:
             raise ConfigError("there is no row to adapt on; give at least one")
         mean, variance, bound = _moments(fitted.phi, rows)
         trust = _judge(fitted, mean, variance, bound, len(rows))
-        return AdaptedKernel(fitted, mean, trust)
+        return AdaptedKernel(fitted, mean, trust, self._labels)
 
     @property
     def widths(self) -> Widths:
@@ -127,10 +171,10 @@ class KernelClassifier:
         return self._known.widths
 
     @property
-    def _known(self) -> "_Fitted":
-        if self._fitted is None:
-            raise RunError("this KernelClassifier is not fitted yet; call fit first")
-        return self._fitted
+    def _known(self) -> Fitted:
+        self._require_fitted()
+        fitted: Fitted = self._fitted
+        return fitted
 
     def _embedded(self, rows: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, Any, Widths]:
         """(μ of each training domain [N, d], φ′, the widths)."""
@@ -148,11 +192,13 @@ class KernelClassifier:
         return means, phi, Widths(mean, embedding, self._width("input", sample, "rows"))
 
     def _width(self, name: str, points: np.ndarray, of: str) -> float:
-        wanted = self._wanted[name]
+        wanted = getattr(self, f"{name}_width")
         if not isinstance(wanted, str):
             return float(wanted)
         distances = _distances(points)
         apart = distances[distances > 0]  # repeated rows would pull the median to 0
+        if of == "domains" and len(points) == 1:
+            return 1.0  # of no consequence: there is one μ
         if not len(apart):
             raise ConfigError(
                 f"all {of} are alike, so {name}_width has no median; give it as a number"
@@ -172,9 +218,10 @@ class KernelClassifier:
 class AdaptedKernel:
     """The classifier of one domain: f(P, ·) with P's embedding `mean` [d]."""
 
-    fitted: "_Fitted"
+    fitted: Fitted
     mean: np.ndarray
-    trust: KernelTrust
+    trust: KernelTrust | None = None  # None: of no domain in particular
+    labels: Labels | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -189,29 +236,12 @@ class AdaptedKernel:
         features = mapped(self.fitted.map, self.mean[None], owner, rows)
         return np.asarray(self.fitted.regression.predict_proba(features))
 
-    def predict(self, rows: Any) -> list[str]:
-        return [self.classes[index] for index in self.predict_proba(rows).argmax(1)]
+    def predict(self, rows: Any) -> list[Any]:
+        names = self.classes if self.labels is None else self.labels.values.tolist()
+        return [names[index] for index in self.predict_proba(rows).argmax(1)]
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    means: np.ndarray  # [N, d]
-    phi: Any
-    widths: Widths
-    map: Exact | NystroemMap
-    regression: Any
-
-    def features_of(self, rows: Any) -> np.ndarray:
-        """Checked float64 [n, f]."""
-        rows, width = np.asarray(rows), self.phi.n_features_in_
-        if rows.ndim != 2 or rows.shape[1] != width:
-            raise ConfigError(f"this model takes features [n, {width}], not shape {rows.shape}")
-        return _numbers(rows)
-
-
-def _judge(fitted: _Fitted, mean: np.ndarray, variance: float, bound: float, n: int) -> KernelTrust:
+def _judge(fitted: Fitted, mean: np.ndarray, variance: float, bound: float, n: int) -> KernelTrust:
     unit = fitted.widths.embedding
     distances = np.linalg.norm(fitted.means - mean, axis=1) / unit
     between = _distances(fitted.means) / unit
@@ -267,33 +297,31 @@ def _evenly(owner: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
     return shuffled[np.argsort(turn[shuffled], kind="stable")][:count]
 
 
-def _checked(X: Any, y: Any, domains: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if y is None or domains is None:
-        raise ConfigError("fit takes features [n, f] with their labels and domains")
-    rows, labels, names = np.asarray(X), np.asarray(y), np.asarray(domains)
+def _check_arrays(X: Any, y: Any, domains: Any) -> None:
+    """What can be said more plainly than scikit-learn says it; the rest is left to that."""
+    rows, labels = np.asarray(X), np.asarray(y)
+    names = labels if domains is None else np.asarray(domains)
+    if rows.dtype.kind not in "fiubUS" or labels.ndim != 1:
+        return
     fits = rows.ndim == 2 and labels.shape == names.shape == rows.shape[:1]
-    if not fits or not rows.size:
-        shapes = f"X {list(rows.shape)}, y {list(labels.shape)}, domains {list(names.shape)}"
+    if not fits:
+        shapes = f"X {list(rows.shape)}, y {list(labels.shape)}"
+        if domains is not None:
+            shapes = f"{shapes}, domains {list(names.shape)}"
         raise ConfigError(f"the arrays are {shapes}; give features [n, f] and one entry per row")
-    return _numbers(rows), labels, names
+    numbers(rows)
+    if any(value is None or value != value for value in labels.tolist()):
+        raise ConfigError("y has rows without a value; drop them")
 
 
-def _numbers(rows: np.ndarray) -> np.ndarray:
-    if rows.dtype.kind not in "fiub":
-        raise ConfigError(f"the features are {rows.dtype}; give numbers")
-    rows = rows.astype(np.float64)
-    require_finite(rows)
-    return rows
-
-
-def _coded(values: np.ndarray, name: str, wanted: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _coded(values: np.ndarray, name: str, wanted: str | None) -> tuple[tuple[str, ...], np.ndarray]:
     """(names in order, whole numbers in that of the numbers, and each row's place among them)."""
     if any(value is None or value != value for value in values.tolist()):
         raise ConfigError(f"{name} has rows without a value; drop them")
     found, codes = np.unique(
         values if values.dtype.kind in "iu" else values.astype(str), return_inverse=True
     )
-    if len(found) < 2:
+    if len(found) < 2 and wanted is not None:
         raise ConfigError(f"{name} holds '{found[0]}' only; give at least {wanted}")
     return tuple(str(value) for value in found), codes
 

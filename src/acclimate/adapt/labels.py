@@ -1,0 +1,54 @@
+"""Labels as they were given: whole numbers stay whole numbers, however classes are named inside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acclimate.core.errors import DamagedFile
+from acclimate.core.layout import LABELS
+from acclimate.core.sealed import read_sealed, write_sealed
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """One for each class: [C]. A class is called as its label is written."""
+
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, given: Sequence[str] | np.ndarray) -> "Labels":
+        """The different ones among `given`, in their order."""
+        return cls(np.unique(np.asarray(given)))
+
+    @property
+    def names(self) -> list[str]:
+        return [str(value) for value in self.values.tolist()]
+
+    def ordered(self, classes: Sequence[str]) -> "Labels":
+        """In the order of `classes`."""
+        known = {name: place for place, name in enumerate(self.names)}
+        return Labels(self.values[[known[name] for name in classes]])
+
+    def places(self, values: np.ndarray) -> list[int]:
+        """Where each of `values` stands among these."""
+        return [self.values.tolist().index(value) for value in values.tolist()]
+
+    def write(self, folder: Path) -> None:
+        """Names need no file: they are the classes."""
+        if self.values.dtype.kind in "iufb":
+            facts = {"values": self.values.tolist(), "dtype": str(self.values.dtype)}
+            write_sealed(folder / LABELS, facts)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Labels | None":
+        path = folder / LABELS
+        if not path.exists():
+            return None
+        facts: dict[str, Any] = read_sealed(path)
+        try:
+            return cls(np.asarray(facts["values"], dtype=np.dtype(facts["dtype"])))
+        except (KeyError, TypeError, ValueError):
+            raise DamagedFile(path) from None

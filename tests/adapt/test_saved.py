@@ -1,0 +1,86 @@
+"""Models that travel: a folder with weights, card, licence and lines that run it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acclimate import Adapted, AdaptiveClassifier, Manifest
+from acclimate.core.errors import RunError
+from fixtures.settings import TINY
+
+FILES = {"MODEL_CARD.md", "model.json", "model.safetensors", "predict.py"}
+
+
+@pytest.fixture(scope="module")
+def model(tree: Path) -> AdaptiveClassifier:
+    """Fitted in a temporary folder, which is gone."""
+    return AdaptiveClassifier(settings=TINY, device="cpu").fit(tree)
+
+
+@pytest.mark.slow
+def test_a_site_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) -> None:
+    site = model.adapt(tree / "west" / "red")
+    folder = site.save(tmp_path / "west")
+    assert {path.name for path in folder.iterdir()} == {*FILES, "site.safetensors"}
+    images = sorted((tree / "west" / "blue").iterdir())
+    again = Adapted.load(folder, device="cpu")
+    np.testing.assert_array_equal(again.predict_proba(images), site.predict_proba(images))
+    assert again.method == "embedding"
+
+    moved = folder.rename(tmp_path / "elsewhere")
+    command = [sys.executable, str(moved / "predict.py"), str(tree / "west" / "blue")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == site.predict(images)
+    assert len((moved / "predict.py").read_text().splitlines()) == 6  # a comment, and five
+
+    card = (moved / "MODEL_CARD.md").read_text()
+    assert card.startswith("# da-erm: 2 classes\n")
+    assert "- A classifier of images (16 px), conditioned on a domain's embedding" in card
+    assert "- Classes: blue, red\n- Trained on the domains east, north, south, west\n" in card
+    assert "- Adapted to one domain by embedding, from 12 images of it" in card
+    assert (
+        "## Licence\n\nOf the weights that the backbone started from: none: no pretrained weights, "
+        "so that they are yours.\n"
+    ) in card
+
+
+def test_a_model_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) -> None:
+    folder = model.save(tmp_path / "model")
+    assert {path.name for path in folder.iterdir()} == FILES
+    again = AdaptiveClassifier.load(folder, device="cpu")
+    images = sorted((tree / "west" / "blue").iterdir())
+    one, two = (m.adapt(tree / "west" / "red").predict_proba(images) for m in (model, again))
+    np.testing.assert_array_equal(one, two)
+    assert again.classes_.tolist() == ["blue", "red"]
+    model.save(folder)  # the same may be saved again
+
+
+def test_nothing_else_is_overwritten(
+    model: AdaptiveClassifier, features: Manifest, tmp_path: Path
+) -> None:
+    def refused(folder: Path) -> str:
+        with pytest.raises(RunError) as caught:
+            model.save(folder)
+        return str(caught.value)
+
+    other = AdaptiveClassifier(settings=TINY, device="cpu").fit(features).save(tmp_path / "other")
+    assert refused(other) == (
+        f"{other} holds another model; choose another folder, or delete it first"
+    )
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").touch()
+    assert refused(tmp_path / "photos") == (
+        f"{tmp_path / 'photos'} holds other files; save the model in a folder of its own"
+    )
+    assert refused(tmp_path / "photos" / "one.jpg") == (
+        f"{tmp_path / 'photos' / 'one.jpg'} is a file; save the model in a folder of its own"
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    assert refused(tmp_path / "run") == (
+        f"{tmp_path / 'run'} is a run's folder, which holds its model; choose another"
+    )
