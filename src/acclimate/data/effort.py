@@ -4,16 +4,24 @@ A file of a few hundred kilobytes can unpack to a hundred million pixels, and on
 go over all its pixels thousands of times.
 """
 
+import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from acclimate.core.errors import ImageError
 
 IN_FLIGHT = 100_000_000  # pixels: about a gigabyte, with what conversions hold beside them
+LARGE = 10_000_000  # pixels from which memory is given back to the system after an image
 MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
 MOST_WORK = 1_000_000_000  # pixels times scans, beyond: some ten seconds
 _SCAN = b"\xff\xda"
+
+
+def _trim() -> None:
+    """Each thread's allocator keeps what its largest image took: one gigabyte becomes twelve."""
+    with suppress(OSError, AttributeError):  # it is glibc's that does, and has this way out
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Budget:
@@ -48,6 +56,8 @@ def one_image() -> Iterator[None]:
     try:
         yield
     finally:
+        if _OF_THREAD.held >= LARGE:
+            _trim()
         _BUDGET.release(_OF_THREAD.held)
         _OF_THREAD.held = None
 

@@ -302,8 +302,10 @@ def _rgb(image: Image.Image) -> Image.Image:
         image = image.convert("LA")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    # At a hundred million pixels each of these takes 400 MB: no copy more than there must be.
+    clear = image if image.mode == "RGBA" else image.convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
+    return image.convert("RGB")
 
 
 def _deep_grey(pixels: np.ndarray, mode: str) -> Image.Image:
