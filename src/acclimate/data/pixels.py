@@ -39,12 +39,13 @@ def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np
 
 def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
     """uint8 [h,w,3] -> [3,size,size]: the whole image, bilinear and antialiased."""
+    if pixels.shape[:2] == (size, size):
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
     planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)
-    if planes.shape[1:] != (size, size):
-        planes = F.interpolate(
-            planes[None], (size, size), mode="bilinear", align_corners=False, antialias=True
-        )[0]
-    return planes.contiguous().numpy()
+    small = F.interpolate(
+        planes[None], (size, size), mode="bilinear", align_corners=False, antialias=True
+    )
+    return np.ascontiguousarray(small[0].numpy())
 
 
 def _jpeg_data(image: object) -> bytes | None:

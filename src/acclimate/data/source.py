@@ -130,7 +130,7 @@ class InMemory:
         return bool(self.have[image])
 
     def put(self, image: int, pixels: np.ndarray) -> None:
-        self.pixels[image].copy_(torch.from_numpy(pixels))
+        np.copyto(self.pixels[image].numpy(), pixels)
         self.have[image] = True
 
 
@@ -212,20 +212,21 @@ class ImageSource:
                 self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
 
     def _read(self, image: int, into: Tensor) -> ImageError | None:
+        # By numpy: torch would share out every copy over as many threads again.
+        place, kept = into.numpy(), self.kept
         if self.unreadable[image]:
-            into.zero_()
+            place.fill(0)
             return None
-        kept = self.kept
         if kept is not None and kept.find(image):
-            into.copy_(kept.pixels[int(kept.slot[image])])
+            np.copyto(place, kept.pixels[int(kept.slot[image])].numpy())
             return None
         try:
             source = self.manifest.image_source(int(self.first[image]))
             pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
         except ImageError as error:
-            into.zero_()
+            place.fill(0)
             return error
-        into.copy_(torch.from_numpy(pixels))
+        np.copyto(place, pixels)
         if kept is not None:
             kept.put(image, pixels)
         return None
