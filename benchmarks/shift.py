@@ -1,13 +1,22 @@
 """What adaptation is worth under each kind of shift: `make bench-shift`, or with DATA=folder.
 
+    python benchmarks/shift.py data/tiny-imagenet --classes 100 --algorithms rehearsed --jobs 4 \\
+        --set model.freeze=backbone --points 1 2 5 10 20 50 100 300 1000
+
 Four families of domains are made from the given images, or from the embedded digits: label,
-covariate and conditional shift, and all three. ERM and DA-ERM are trained on each with their
-defaults and scored on unseen domains. Ceilings are told the truth: the label frequencies of a
+covariate and conditional shift, and all three. On each, ERM that ends with a rehearsal (its weights
+are those of ERM) and DA-ERM are trained and scored on unseen domains, adapted to from 300 images
+unless `--set adapt.points` says otherwise. Ceilings are told the truth: the label frequencies of a
 domain and, where labels swap, which way. Who is told that knows the classes before swapping, so
-that this ceiling is ERM trained and scored on those. Data and runs are kept and resume.
+that this ceiling is ERM trained and scored on those.
+
+shift.json has the tables, for each seed what rehearsal promised beside what happened, and with
+`--points` what auto gains over plain with so many images; curve.png shows the last. Families and
+seeds run `--jobs` at a time; data, runs and scores are kept, and repeating the command resumes it.
 """
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,22 +26,27 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+import unseen
 from acclimate.build.pools import open_pool
 from acclimate.build.shift import ShiftSettings, build_shift
-from acclimate.config import gather, parse_assignments
+from acclimate.config import RunConfig, gather, merged, nested, parse_assignments
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
 from acclimate.report.export import summary_values
+from acclimate.report.figures.canvas import write_figure
 from acclimate.report.tables import comparison
 from acclimate.results.observations import Observation
-from acclimate.results.runs import ERM, Key
+from acclimate.results.runs import ERM
 from acclimate.results.summary import Summary, summary_of
 from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import json_digest
+from acclimate.runs.records import Score
 from acclimate.runs.training import train
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = {"erm": ("none", "prior", "oracle-prior"), "da-erm": ("embedding", "embedding+prior")}
+ALGORITHMS = ("rehearsed", "da-erm")
+SIZES = ("domains", "val", "test", "per_domain", "classes")
 WIDE = ("Top-5", "Training domains", "Runs", "Domains")  # columns that only the JSON has
 
 
@@ -66,41 +80,91 @@ def before_swapping(manifest: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Trial:
-    folder: Path  # of its runs
-    seed: int
-    changes: Mapping[str, Any]  # of the default settings
+    """A family of domains and a seed."""
 
-    def observed(
-        self, manifest: Manifest, algorithm: str, methods: Sequence[str]
-    ) -> Iterator[Observation]:
-        """What a model, trained if it is not yet, scores on unseen domains by these methods."""
-        flags = {"algorithm": algorithm, "seed": self.seed}
-        config = gather(flags=flags, changes=self.changes, where="benchmark")
-        name = json_digest([self.changes, self.seed, manifest.digest()])[:12]
-        run = self.folder / f"{algorithm}-{name}"
-        train(config, manifest, run)
-        further = [method for method in methods if not method.startswith("oracle-")]
-        roles = manifest.roles()
-        for score in evaluate_run(run, manifest, methods=further).scores:
-            if roles[score.domain] == "test" and score.method in methods and score.top1 is not None:
-                yield Observation(
-                    dataset=manifest.source,
-                    key=Key(algorithm, score.method),
-                    data=manifest.digest(),
-                    trial=self.seed,
-                    domain=score.domain,
-                    top1=score.top1,
-                    top5=score.top5,
-                    images=score.n,
-                )
+    name: str
+    data: Path | None
+    family: str
+    settings: ShiftSettings
+    algorithms: tuple[str, ...]
+    changes: Mapping[str, Any]  # of the default settings, nested
+    points: tuple[int, ...]
+    device: str
+    out: Path
 
-    def observed_by_all(self, manifest: Manifest, *, swaps: bool) -> Iterator[Observation]:
-        for algorithm, methods in METHODS.items():
-            yield from self.observed(manifest, algorithm, methods)
-        if swaps:
-            truth, data = Key("erm", "oracle-truth"), manifest.digest()
-            for one in self.observed(before_swapping(manifest), "erm", ["oracle-prior"]):
-                yield replace(one, key=truth, data=data)
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.family
+
+    @property
+    def file(self) -> Path:
+        told = [str(self.data), asdict(self.settings), self.algorithms, self.changes, self.points]
+        return self.folder / f"scores-{self.seed}-{json_digest(told)[:12]}.json"
+
+    def config(self, preset: str | None, **flags: Any) -> RunConfig:
+        return gather(preset, None, {"seed": self.seed, **flags}, self.changes, where="benchmark")
+
+    def make(self) -> dict[str, Any]:
+        started = time.time()
+        base = opened(self.data)
+        manifest = family_data(base, self.settings, self.folder)
+        made = time.time()
+        rehearsed = self.config("rehearsed")
+        n = rehearsed.adapt.points
+        run = self.trained("rehearsed", rehearsed, manifest)
+        trained = time.time()
+        result = unseen.measure(run, manifest, (n, *self.points), self.device)
+        measured = time.time()
+        if "da-erm" in self.algorithms:
+            run = self.trained("da-erm", self.config(None, algorithm="da-erm"), manifest)
+            found = evaluate_run(run, manifest, methods=["embedding+prior"], device=self.device)
+            result["rows"] += self.rows(found.scores, n, "embedding", "embedding+prior")
+        if self.settings.swaps:
+            truth = before_swapping(manifest)
+            run = self.trained("erm", self.config(None, algorithm="erm"), truth)
+            final = RunFolder(run).records().scores
+            for row in self.rows(final, n, "oracle-prior", moment="final"):
+                result["rows"].append({**row, "method": "oracle-truth"})
+        seconds = {
+            "data": round(made - started, 1),
+            "rehearsed": round(trained - made, 1),
+            "scores": round(measured - trained, 1),
+            "others": round(time.time() - measured, 1),
+        }
+        told = {"data": self.label, "family": self.family, "seed": self.seed, "n": n}
+        return {**told, "digest": manifest.digest(), "seconds": seconds, **result}
+
+    @property
+    def label(self) -> str:
+        """What the data are called."""
+        return f"{self.name}: {shown(self.family)}"
+
+    def trained(self, name: str, config: RunConfig, manifest: Manifest) -> Path:
+        told = json_digest([self.changes, self.seed, manifest.digest()])[:12]
+        run = self.folder / f"{name}-{told}"
+        train(config, manifest, run, device=self.device)
+        return run
+
+    def rows(
+        self, scores: Sequence[Score], n: int, *methods: str, moment: str = "evaluate"
+    ) -> Iterator[unseen.Row]:
+        """Those of the unseen test domains."""
+        algorithm = "da-erm" if "embedding" in methods else "erm"
+        for score in scores:
+            if (score.role, score.moment) == ("test", moment) and score.method in methods:
+                yield {**unseen.row_of(score, score.method, n), "algorithm": algorithm}
+
+
+def shown(family: str) -> str:
+    return "all three shifts" if family == "all" else f"{family} shift"
+
+
+def opened(data: Path | None) -> Manifest:
+    return digits() if data is None else open_pool(data)
 
 
 def summarised(found: Sequence[Observation]) -> Summary:
@@ -110,39 +174,87 @@ def summarised(found: Sequence[Observation]) -> Summary:
 
 def parsed() -> argparse.Namespace:
     every = list(families(0))
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="?", type=Path, help="a manifest, table or folder of images")
+    parser.add_argument("--name", help="of the data, in tables and figures")
     parser.add_argument("--families", nargs="+", choices=every, default=every)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--pairs", type=float, default=0.5, help="of look-alikes, or their share")
-    for name in ("domains", "val", "test", "per_domain", "classes"):
+    for name in SIZES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--points", nargs="+", type=int, default=[], help="images, for a curve")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--jobs", type=int, default=1, help="families and seeds at a time")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-shift")
     return parser.parse_args()
 
 
+def trials(asked: argparse.Namespace) -> Iterator[Trial]:
+    """Seeds last, so that what time allows is whole for as many of them as possible."""
+    sizes = {name: value for name in SIZES if (value := getattr(asked, name)) is not None}
+    changes = merged(nested({"adapt.points": 300}), parse_assignments(asked.set))
+    for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
+        for family in asked.families:
+            yield Trial(
+                asked.name or ("digits" if asked.data is None else asked.data.stem),
+                asked.data,
+                family,
+                ShiftSettings(**families(asked.pairs)[family], **sizes, seed=seed),
+                tuple(asked.algorithms),
+                changes,
+                tuple(asked.points),
+                asked.device,
+                asked.out,
+            )
+
+
 def main() -> None:
     asked = parsed()
-    base = digits() if asked.data is None else open_pool(asked.data)
-    names = ("domains", "val", "test", "per_domain", "classes")
-    sizes = {name: value for name in names if (value := getattr(asked, name)) is not None}
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    results: dict[str, Any] = {"data": base.digest(), "sizes": sizes, "families": {}}
+    results: list[dict[str, Any]] = []
+    for trial, result in unseen.finished(list(trials(asked)), asked.jobs):
+        results.append(result)
+        took = ", ".join(f"{name} {value:g} s" for name, value in result["seconds"].items())
+        console.print(f"{trial.family}, seed {trial.seed}: {took}")
+        write_json(asked.out / "shift.json", report(asked, results))
     for name in asked.families:
-        shift = families(asked.pairs)[name]
-        found: list[Observation] = []
-        for seed in range(asked.seeds):
-            settings = ShiftSettings(**shift, **sizes, seed=seed)
-            manifest = family_data(base, settings, asked.out / name)
-            trial = Trial(asked.out / name, seed, parse_assignments(asked.set))
-            found += trial.observed_by_all(manifest, swaps=settings.swaps)
-        summary = summarised(found)
-        results["families"][name] = {"shift": shift, **summary_values(summary)}
-        console.print(f"{name} shift" if name != "all" else "all three shifts")
-        console.print(comparison(summary).without(*WIDE).to_text())
-        write_json(asked.out / "shift.json", results)
+        found = [one for result in results if result["family"] == name for one in of(result)]
+        console.print(shown(name))
+        console.print(comparison(summarised(found)).without(*WIDE).to_text())
+    if asked.points:
+        curves = report(asked, results)["curves"]
+        write_figure(unseen.draw_curves(curves), asked.out / "curve.png", "png", dpi=150)
+        console.print(f"curve over images: {asked.out / 'curve.png'}")
     console.print(f"results: {asked.out / 'shift.json'}")
+
+
+def of(result: Mapping[str, Any]) -> list[Observation]:
+    return unseen.observations(dict(result))
+
+
+def report(asked: argparse.Namespace, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whatever is finished: tables, curves, and each seed's scores and promises."""
+    by_family = {name: [r for r in results if r["family"] == name] for name in asked.families}
+    present = {name: found for name, found in by_family.items() if found}
+    return {
+        "asked": {key: value for key, value in vars(asked).items() if key not in ("out", "data")},
+        "families": {
+            name: {
+                "shift": families(asked.pairs)[name],
+                **summary_values(summarised([one for result in found for one in of(result)])),
+            }
+            for name, found in present.items()
+        },
+        "curves": {
+            found[0]["data"]: unseen.curve(found) for found in present.values() if asked.points
+        },
+        "results": sorted(results, key=lambda result: (result["data"], result["seed"])),
+    }
 
 
 if __name__ == "__main__":

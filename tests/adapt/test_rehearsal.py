@@ -237,6 +237,19 @@ def test_confidence_that_says_less_is_left_aside() -> None:
     assert found.expected(0.2) == (found.low, found.high) == (0.8, 0.8)
 
 
+def test_a_gain_is_expected_at_one_domain_and_on_average_over_several() -> None:
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).promise("prior", 100)
+    spread = math.sqrt(2 / 3) / 100  # of the four gains
+    one = 2.353363 * spread * math.sqrt(1.25)  # t(3)
+    assert found.expected_gain() == pytest.approx((0.04 - one, 0.04 + one), abs=1e-6)
+    four = 2.353363 * spread * math.sqrt(0.5)
+    assert found.expected_gain(4) == pytest.approx((0.04 - four, 0.04 + four), abs=1e-6)
+    alike = concluded(trials({"prior": (0.04, 0.04, 0.04, 0.04)})).promise("prior", 100)
+    chance = 2.353363 * 0.002 * math.sqrt(1.25)  # errors are 0.1 points at least
+    assert alike.expected_gain() == pytest.approx((0.04 - chance, 0.04 + chance), abs=1e-6)
+    assert replace(found, error=None).expected_gain() is None
+
+
 def test_how_frequencies_are_estimated_is_chosen_too() -> None:
     """Learned frequencies that gain more than any smoothing are what `adapt` is told."""
     some = trials({"prior": (0.03, 0.04, 0.05, 0.04)})

@@ -22,6 +22,7 @@ from acclimate.build.shift.look_alikes import named_pairs, nearest_pairs
 from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
+from acclimate.runs.folder import RunFolder
 from fixtures.settings import TINY, as_flags
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
@@ -313,23 +314,66 @@ def test_pairs_are_parsed_with_spaces() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_runs_at_a_small_scale(tmp_path: Path) -> None:
-    """All four families from digits to tables; what is trained is not trained again."""
+    """Families from digits to tables, promises and a curve; what is made is not made again."""
     script = Path(__file__).parents[2] / "benchmarks" / "shift.py"
-    sizes = ["--domains=3", "--val=1", "--test=2", "--per-domain=40", "--seeds=1"]
-    command = [sys.executable, script, *sizes, *as_flags(TINY), "--out", tmp_path]
+    sizes = ["--domains=5", "--val=1", "--test=2", "--per-domain=60", "--seeds=1"]
+    few = ["--set=adapt.site.steps=5", "--set=adapt.points=10", "--points", "1", "5"]
+    command = [sys.executable, script, *sizes, *as_flags(TINY), *few, "--out", tmp_path]
+    command += ["--families", "label", "conditional"]
     done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    found = json.loads((tmp_path / "shift.json").read_text())["families"]
-    assert list(found) == ["all", "conditional", "covariate", "label"]
-    for name, family in found.items():
+    told = json.loads((tmp_path / "shift.json").read_text())
+    assert list(told["families"]) == ["conditional", "label"]
+    for name, family in told["families"].items():
         methods = {(line["algorithm"], line["method"]) for line in family["lines"]}
-        usual = {("erm", "none"), ("erm", "prior"), ("erm", "oracle-prior")}
+        plain = {"none", "auto", "prior", "embedding", "embedding+prior", "oracle-prior"}
+        plain |= {"rehearsed prior", "rehearsed embedding+prior"}
+        plain |= {"oracle-truth"} if name == "conditional" else set()
         adaptive = {("da-erm", "embedding"), ("da-erm", "embedding+prior")}
-        swaps = {("erm", "oracle-truth")} if name in ("all", "conditional") else set()
-        assert methods == usual | adaptive | swaps
+        assert methods == {("erm", method) for method in plain} | adaptive
         assert {line["domains"] for line in family["lines"]} == {2}  # validation domains are none
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
-    assert len(before) == 10
-    command += ["--families", "label"]
+    assert [point["n"] for point in told["curves"]["digits: label shift"]] == [1, 5, 10]
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    for result in told["results"]:
+        _check_promises(result)
+        (run,) = (tmp_path / result["family"]).glob("rehearsed-*")
+        _check_scores(result, RunFolder(run))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert sum(path.name == "model.safetensors" for path in before) == 5
     again = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    assert again.stdout.split("results:")[0].strip() in done.stdout
+    assert again.stdout == done.stdout
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def _check_promises(result: dict[str, Any]) -> None:
+    """True gains are those of the rows, beside what the run itself had promised."""
+    top1 = {(row["algorithm"], row["method"], row["n"], row["domain"]): row["top1"]
+            for row in result["rows"]}  # fmt: skip
+    assert {(p["chain"], p["n"]) for p in result["promises"]} == {
+        (chain, n) for chain in ("prior", "embedding", "embedding+prior", "auto") for n in (5, 10)
+    }
+    for promise in result["promises"]:
+        chain, n = promise["chain"], promise["n"]
+        method = f"rehearsed {chain}" if "prior" in chain else chain
+        gains = [
+            top1["erm", method, n, domain] - plain
+            for (algorithm, name, points, domain), plain in top1.items()
+            if (algorithm, name, points) == ("erm", "none", n)
+        ]
+        assert len(gains) == promise["domains"] == 2
+        assert promise["true"] == pytest.approx(sum(gains) / 2)
+
+
+def _check_scores(result: dict[str, Any], run: RunFolder) -> None:
+    """What is worked out from features once is what the run ended with."""
+    final = {
+        (score.method, score.domain): score.top1
+        for score in run.records().scores
+        if (score.moment, score.role) == ("final", "test")
+    }
+    assert {method for method, _ in final} == {"none", "auto", "oracle-prior"}
+    mine = {
+        (row["method"], row["domain"]): row["top1"]
+        for row in result["rows"]
+        if (row["algorithm"], row["n"]) == ("erm", 10)
+    }
+    assert {key: mine[key] for key in final} == final

@@ -73,6 +73,15 @@ class Promise:
         middle = confidence + self.beyond_confidence
         return min(max(middle - reach, 0.0), 1.0), max(min(middle + reach, 1.0), 0.0)
 
+    def expected_gain(self, domains: int = 1) -> tuple[float, float] | None:
+        """Where the gain is expected at a new domain, or its mean over so many of them, in nine
+        cases of ten; None where one domain alone has been seen."""
+        if self.error is None:
+            return None
+        spread = max(self.error, FREE) * math.sqrt(self.domains)  # few may agree by chance
+        reach = _reach(self.domains, spread, domains)
+        return self.gain - reach, self.gain + reach
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
@@ -344,10 +353,10 @@ def _expected(accuracies: Sequence[float]) -> tuple[float, float]:
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
 
-def _reach(drawn: int, spread: float) -> float:
-    """How far the next of a normal distribution lies from the mean of those that were `drawn`, in
-    nine cases of ten at most."""
-    return _quantile(drawn, 0.95) * spread * math.sqrt(1 + 1 / drawn)
+def _reach(drawn: int, spread: float, coming: int = 1) -> float:
+    """How far the next of a normal distribution, or the mean of so many, lies from the mean of
+    those that were `drawn`, in nine cases of ten at most."""
+    return _quantile(drawn, 0.95) * spread * math.sqrt(1 / coming + 1 / drawn)
 
 
 def verdict(found: Rehearsal) -> list[str]:

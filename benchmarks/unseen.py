@@ -1,0 +1,331 @@
+"""What a rehearsed run promised, and what happens at its unseen domains.
+
+For benchmarks: every chain, with every number of images. What the backbone makes of the images is
+worked out once, and all adapting and scoring is done on that, by the code that scores runs.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.adapt.choice import rehearsal_of
+from acclimate.adapt.guard import Guard
+from acclimate.adapt.rehearsal import Promise, Rehearsal, verdict
+from acclimate.config import RunConfig, merged, nested
+from acclimate.core.distributed import World, cores, joined
+from acclimate.core.files import write_json
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import Source, open_source, readable, to_float
+from acclimate.learn.model import Trained
+from acclimate.learn.models import Plain, takes_features
+from acclimate.report.figures import canvas
+from acclimate.report.figures.canvas import Drawing
+from acclimate.results.observations import Observation
+from acclimate.results.runs import Key
+from acclimate.results.statistics import Estimate
+from acclimate.runs.counting import over_features
+from acclimate.runs.plan import Plan, check_components
+from acclimate.runs.records import Score
+from acclimate.runs.scoring import Evaluator
+
+AS_SHIPPED = ("prior", "embedding", "embedding+prior")  # with the methods' default settings
+Row = dict[str, Any]
+
+
+def as_rehearsed(chain: str) -> str:
+    """What a chain is called with the settings that rehearsal chose; without any it is the same."""
+    return f"rehearsed {chain}" if "prior" in chain else chain
+
+
+@dataclass(frozen=True)
+class Features:
+    """A source of what a backbone made of images."""
+
+    x: Tensor  # [n, f]
+    good: np.ndarray
+    labels: np.ndarray
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        return self.x[torch.from_numpy(rows)], self.good[rows]
+
+
+def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = "auto") -> Row:
+    """A finished, rehearsed run at its unseen test domains: `rows` of scores, and `promises` beside
+    what came of them, for each number of images in `points`. With the first of these, methods are
+    scored as shipped, too."""
+    with joined(device) as world:
+        trained = Trained.load(run, world.device)
+        found = rehearsal_of(trained)
+        if found is None or not trained.test_domains:
+            raise SystemExit(f"{run} was not rehearsed, or no domain is left to score it on")
+        kept = np.concatenate([manifest.rows(domain=name) for name in trained.test_domains])
+        part = replace(manifest.select(np.sort(kept)), classes=trained.classes)
+        source, light = _on_features(trained, part, world)
+        rows = [
+            row
+            for n in dict.fromkeys(points)
+            for row in _scored(light, found, part, source, world, n, shipped=n == points[0])
+        ]
+    return {
+        "rows": rows,
+        "promises": list(promises(found, rows)),
+        "chosen": [{"n": n, "chain": chain} for n, chain in found.chosen.items()],
+        "sites": found.domains,
+        "exact": found.exact,
+        "verdict": verdict(found),
+    }
+
+
+def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Source, Trained]:
+    """All rows as the lowest backbone sees them, and the same model for that."""
+    quarantine = Quarantine(None, total=len(part), max_share=1.0)
+    source = open_source(part, trained.size, trained.config.data, quarantine)
+    if takes_features(trained.predictor):
+        return source, trained
+    backbone = trained.predictor.backbone
+    lowest = backbone.extractor or backbone
+    x = torch.zeros(len(part), lowest.features, device=world.device)
+    good = np.zeros(len(part), dtype=bool)
+    with torch.no_grad():
+        for places, stored in readable(source, np.arange(len(part))):
+            x[torch.from_numpy(places)] = lowest(to_float(stored, world.device)).float()
+            good[places] = True
+    features = Features(x, good, source.labels)
+    if backbone.extractor is not None:  # what is put on an extractor takes its features as well
+        return features, trained
+    assert isinstance(trained.predictor, Plain)
+    return features, replace(trained, predictor=over_features(trained.predictor))
+
+
+def _scored(
+    trained: Trained,
+    found: Rehearsal,
+    part: Manifest,
+    source: Source,
+    world: World,
+    n: int,
+    *,
+    shipped: bool,
+) -> Iterator[Row]:
+    adapt = replace(trained.config.adapt, points=n)
+    usual = replace(trained.config, adapt=adapt)
+    able = [method for method in AS_SHIPPED if trained.adaptive or method == "prior"]
+    methods = able if shipped else [chain for chain in able if chain == "embedding"]
+    for score in _final(trained, usual, part, source, world, methods):
+        yield row_of(score, score.method, n)
+    for chain in sorted(found.chains):
+        if "prior" in chain:
+            tables = merged(adapt.components, nested(found.settings_for(chain)))
+            config = replace(usual, adapt=replace(adapt, components=tables))
+            for score in _final(trained, config, part, source, world, [chain]):
+                if score.method == chain:
+                    yield row_of(score, as_rehearsed(chain), n)
+
+
+def _final(
+    trained: Trained,
+    config: RunConfig,
+    part: Manifest,
+    source: Source,
+    world: World,
+    methods: Sequence[str],
+) -> Iterator[Score]:
+    plan = Plan(config, check_components(config), part, (), (), trained.test_domains or ())
+    second = None if trained.site is None else trained.start(embedding=True)
+    evaluator = Evaluator(
+        plan,
+        source,
+        world,
+        trained.predictor,
+        trained.label_prior,
+        second=second,
+        guard=Guard.of(trained),
+        ratios=trained.label_ratios,
+    )
+    return evaluator.final(step=0, methods=methods)
+
+
+def row_of(score: Score, method: str, n: int) -> Row:
+    return {
+        "algorithm": "erm",
+        "method": method,
+        "domain": score.domain,
+        "n": n,  # images asked for; small domains give fewer
+        "images": score.adapt_n,
+        "top1": score.top1,
+        "top5": score.top5,
+        "scored": score.n,
+    }
+
+
+def promises(found: Rehearsal, rows: Sequence[Row]) -> Iterator[Row]:
+    """Each chain's promise and the true gain over the unseen domains; `auto` promises what the
+    chain does that was chosen."""
+    top1 = {(row["method"], row["n"], row["domain"]): row["top1"] for row in rows}
+    for n in dict.fromkeys(row["n"] for row in rows):
+        if n < min(found.chosen):
+            continue  # nothing was promised for so few
+        chosen = found.chain_for(n)
+        for chain in (*(c for c in sorted(found.chains) if c != "none"), "auto"):
+            method = chain if chain == "auto" else as_rehearsed(chain)
+            gains = {
+                domain: mine - top1["none", n, domain]
+                for (name, points, domain), mine in top1.items()
+                if (name, points) == (method, n) and mine is not None
+            }
+            if gains:
+                promise = found.promise(chosen if chain == "auto" else chain, n)
+                told = {"chain": chain, "n": n, "chosen": chain in (chosen, "auto")}
+                yield {**told, **_kept(promise, gains)}
+
+
+def _kept(promise: Promise, gains: Mapping[str, float]) -> Row:
+    """A promise beside what came of it. `low` and `high` are for the mean over these domains, and
+    `inside` is the share of them that lie where a single one was expected."""
+    one, every = promise.expected_gain(), promise.expected_gain(len(gains))
+    true = Estimate.of(gains.values())
+    assert true is not None
+    return {
+        "rehearsed_with": promise.n,
+        "frequencies": promise.frequencies,
+        "gain": promise.gain,
+        "error": promise.error,
+        "low": None if every is None else every[0],
+        "high": None if every is None else every[1],
+        "sites": promise.domains,
+        "true": true.mean,
+        "true_error": true.se,
+        "inside": None if one is None else fmean(one[0] <= g <= one[1] for g in gains.values()),
+        "domains": len(gains),
+        "expected": [promise.low, promise.high],
+    }
+
+
+def observations(result: Row, n: int | None = None) -> list[Observation]:
+    """The scores of a result with `n` images, or with as many as it is mainly about."""
+    wanted = result["n"] if n is None else n
+    return [
+        Observation(
+            dataset=result["data"],
+            key=Key(row["algorithm"], row["method"]),
+            data=result["digest"],
+            trial=result["seed"],
+            domain=row["domain"],
+            top1=row["top1"],
+            top5=row["top5"],
+            images=row["scored"],
+        )
+        for row in result["rows"]
+        if row["n"] == wanted and row["top1"] is not None
+    ]
+
+
+def curve(results: Sequence[Row]) -> list[Row]:
+    """What auto gains over plain with each number of images: a mean over domains, then over seeds.
+
+    The domains of one seed, which may be spread over several results, count together.
+    """
+    sizes = sorted({row["n"] for result in results for row in result["rows"]})
+    return [_point(results, n) for n in sizes if any(_gains(results, n).values())]
+
+
+def _point(results: Sequence[Row], n: int) -> Row:
+    pairs = _gains(results, n)
+    gain = Estimate.of(fmean(auto - none for none, auto in found) for found in pairs.values())
+    assert gain is not None
+    return {
+        "n": n,
+        "images": _given(results, n),
+        "plain": fmean(fmean(none for none, _ in found) for found in pairs.values()),
+        "auto": fmean(fmean(auto for _, auto in found) for found in pairs.values()),
+        "gain": gain.mean,
+        "error": gain.se,
+        "seeds": gain.n,
+    }
+
+
+def _given(results: Sequence[Row], n: int) -> float:
+    """How many images domains gave when so many were asked for: half of theirs at most."""
+    rows = (row for result in results for row in result["rows"])
+    prior = (n, as_rehearsed("prior"))
+    return fmean(row["images"] for row in rows if (row["n"], row["method"]) == prior)
+
+
+def _gains(results: Sequence[Row], n: int) -> dict[int, list[tuple[float, float]]]:
+    """By seed: accuracy of plain and of auto at each domain."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for result in results:
+        scores = {(r["method"], r["domain"]): r["top1"] for r in result["rows"] if r["n"] == n}
+        for (method, domain), auto in scores.items():
+            plain = scores.get(("none", domain))
+            if method == "auto" and auto is not None and plain is not None:
+                found.setdefault(result["seed"], []).append((plain, auto))
+    return found
+
+
+def draw_curves(curves: Mapping[str, Sequence[Row]]) -> Drawing:
+    """Gain of auto over plain against the number of images, a line for each data set."""
+    figure = canvas.figure_of(3.4)
+    ax = figure.subplots()
+    ax.axhline(0, color=canvas.INKS["faint"], linewidth=1)
+    for place, (name, points) in enumerate(curves.items()):
+        ax.errorbar(
+            [point["images"] * 1.03**place for point in points],  # beside each other, not on top
+            [100 * point["gain"] for point in points],
+            [100 * (point["error"] or 0.0) for point in points],
+            color=canvas.INKS[canvas.CYCLE[place % len(canvas.CYCLE)]],
+            marker=canvas.MARKERS[place % len(canvas.MARKERS)],
+            markersize=4,
+            linewidth=1.2,
+            label=name,
+        )
+    ax.set_xscale("log")
+    canvas.log_axis(ax.xaxis)
+    ax.set_xlabel("unlabelled images of the unseen domain")
+    ax.set_ylabel("auto less plain, points")
+    canvas.plain(ax, "y")
+    canvas.legend(figure, ax)
+    return Drawing(figure)
+
+
+class Work(Protocol):
+    """A result that can be made by itself, in a process of its own."""
+
+    @property
+    def file(self) -> Path: ...
+
+    def make(self) -> Row: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+def finished(work: Sequence[W], jobs: int) -> Iterator[tuple[W, Row]]:
+    """All of it as it gets finished, so many at a time; what has its file is not made again."""
+    if jobs == 1:
+        for one in work:
+            yield one, _done(one)
+        return
+    threads = max(1, cores() // jobs)
+    start = get_context("spawn")
+    with ProcessPoolExecutor(jobs, start, torch.set_num_threads, (threads,)) as pool:
+        waiting = {pool.submit(_done, one): one for one in work}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def _done(work: Work) -> Row:
+    if not work.file.exists():
+        write_json(work.file, work.make())
+    stored: Row = json.loads(work.file.read_text())
+    return stored
