@@ -423,7 +423,8 @@ def test_find_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_images(["a/notes.txt"]) == [Path("a/notes.txt")]
     assert find_images(["linked"])[0] == Path("linked/3.webp")
     jpeg, tiff = {".jpg", ".jpeg"}, {".tif", ".tiff"}
-    assert jpeg | tiff | {".png", ".webp", ".bmp", ".gif"} == IMAGE_EXTENSIONS
+    others = {".png", ".webp", ".bmp", ".gif", ".heic", ".heif", ".dcm", ".dicom"}
+    assert jpeg | tiff | others == IMAGE_EXTENSIONS
 
 
 @pytest.mark.parametrize(
@@ -433,8 +434,8 @@ def test_find_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["gone"], "gone does not exist; give a folder or files with images"),
         (
             ["empty"],
-            "empty holds no images (.bmp .gif .jpeg .jpg .png .tif .tiff .webp); "
-            "give a folder or files with images",
+            "empty holds no images (.bmp .dcm .dicom .gif .heic .heif .jpeg .jpg .png .tif .tiff "
+            ".webp); give a folder or files with images",
         ),
     ],
 )

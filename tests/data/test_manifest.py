@@ -88,8 +88,8 @@ def test_folder_tree_is_read_in_order_of_path(pets: Path) -> None:
         ([], "data/ is empty; put each image under <domain>/<class>/"),
         (
             ["photo/cat/notes.txt"],
-            "data/ has no image (bmp, gif, jpeg, jpg, png, tif, tiff, webp) in it; put each image "
-            "under <domain>/<class>/",
+            "data/ has no image (bmp, dcm, dicom, gif, heic, heif, jpeg, jpg, png, tif, tiff, "
+            "webp) in it; put each image under <domain>/<class>/",
         ),
         (
             ["photo/1.jpg", "photo/cat/2.jpg"],
@@ -246,7 +246,7 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     )
     assert message("no", "t.parquet").startswith("cannot read t.parquet as a .parquet table: ")
     assert message("x", "t.xlsx") == (
-        "t.xlsx is none of .csv, .parquet, .jsonl, .ndjson; convert it to one of them"
+        "t.xlsx is none of .csv, .tsv, .parquet, .jsonl, .ndjson; convert it to one of them"
     )
     assert message('{"label": [1], "image": "a", "domain": "b"}', "t.jsonl") == (
         "column 'label' of t.jsonl holds list<item: int64>; it must hold text: convert or rename it"

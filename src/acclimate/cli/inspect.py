@@ -28,7 +28,7 @@ def inspect(
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.data.inspection import try_images
+    from acclimate.data.inspection import rare_formats, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
@@ -44,11 +44,14 @@ def inspect(
     if json:
         sentences = [sentence for kind in problems for sentence in kind.sentences()]
         extra = {"problems": sentences, "images_read": tried, "unreadable": unreadable}
+        extra["rare_formats"] = rare_formats(manifest)
         say_json({**found.as_dict(), **extra, "plots": pictures})
         return
     _show_inspection(found)
     for kind in problems:
         say(f"problem: {kind.summary()}")
+    for line in rare_formats(manifest):
+        say(f"note: {line}")
     if tried:
         say(f"{tried} images tried, {len(unreadable)} unreadable")
     for entry in unreadable[:3]:

@@ -27,6 +27,7 @@ from PIL import (
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
 from acclimate.data import effort, readers
+from acclimate.data.formats import HEADER, opener
 
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(f".{kind}" for kind in readers.IMAGE_EXTENSIONS)
 MAX_PIXELS = 100_000_000
@@ -74,13 +75,18 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS, hint: int | None = N
     eighth, whichever still has `hint` pixels on each side.
     """
     with opened(source) as file, _pillow_errors():
-        header = file.read(32)
-        plugin = _plugin(header)
+        header = file.read(HEADER)
+        further = opener(header)
+        plugin = None if further else _plugin(header)
         declared = _declared_size(header)
         _check_size(declared, max_pixels)
         file.seek(0)
         with _quiet(declared):
-            image = plugin(file)
+            if further is not None:
+                image: Image.Image = further(file, lambda size: _check_size(size, max_pixels))
+            else:
+                assert plugin is not None
+                image = plugin(file)
         _check_size(image.size, max_pixels)
         whole = image.size
         if hint is not None:

@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 from acclimate.core.errors import ImageError
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
+from acclimate.core.wording import count
 from acclimate.data.columns import SPLITS
+from acclimate.data.formats import FORMATS
 from acclimate.data.manifest import Manifest
 
 TAIL = 0.1
@@ -95,6 +97,20 @@ def inspect(manifest: Manifest) -> Inspection:
             for i, name in enumerate(all_domains(manifest))
         ),
     )
+
+
+def rare_formats(manifest: Manifest) -> list[str]:
+    """Of images in a format that takes an extra: how many there are, and whether they are read."""
+    if "image" not in manifest.table.column_names:
+        return []
+    names = pc.unique(pc.drop_null(manifest.table["image"])).to_pylist()
+    said = []
+    for kind in FORMATS:
+        mine = [name for name in names if name.rpartition(".")[2].lower() in kind.extensions]
+        if mine:
+            how = f"read by {kind.package}" if kind.readable else f"to read them: {kind.remedy}"
+            said.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")
+    return said
 
 
 def all_domains(manifest: Manifest) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from acclimate.data.columns import (
     seeded_splits,
 )
 from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, is_manifest
+from acclimate.data.spreadsheets import with_slashes
 from acclimate.data.writing import VERSION, write_parts
 
 REMEDY = (
@@ -95,7 +96,7 @@ class Manifest:
         val_share: float = 0.2,
         seed: int = 0,
     ) -> Self:
-        """A .csv, .parquet, .jsonl or .ndjson file; `root` is the file's folder unless given.
+        """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
         Without a `split` column, splits are drawn per domain. A manifest keeps its class list.
         """
@@ -110,6 +111,7 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
+        table = with_slashes(table, folder)
         return cls._of(table, folder, path.name, val_share=val_share, seed=seed)
 
     @classmethod

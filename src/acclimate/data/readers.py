@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import require_regular
 from acclimate.data.columns import TEXT
+from acclimate.data.formats import DICOM, HEIC
+from acclimate.data.spreadsheets import read_separated, refuse_workbook
 
-IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif"})
-TABLE_EXTENSIONS = (".csv", ".parquet", ".jsonl", ".ndjson")
+IMAGE_EXTENSIONS = frozenset(
+    {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
+)
+TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
 _LAYOUT = "put each image under <domain>/<class>/"
@@ -160,10 +163,13 @@ def read_rows(path: Path) -> pa.Table:
         raise ManifestError(f"there is no file '{path}'; check the path")
     kind = path.suffix.lower()
     if kind not in TABLE_EXTENSIONS:
+        if path.is_file():
+            refuse_workbook(path)
         known = ", ".join(TABLE_EXTENSIONS)
         raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
     try:
-        read = {".csv": _read_csv, ".parquet": read_parquet}.get(kind, _read_json_lines)
+        separated = {".csv": read_separated, ".tsv": read_separated}
+        read = {**separated, ".parquet": read_parquet}.get(kind, _read_json_lines)
         table = read(path)
         table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
         return table
@@ -207,15 +213,6 @@ def file_metadata(path: Path) -> dict[bytes, bytes]:
         return pq.read_metadata(path).metadata or {}
     except (pa.ArrowException, OSError, ValueError):
         return {}  # reading the rows will say what is wrong
-
-
-def _read_csv(path: Path) -> pa.Table:
-    # Text by decree: inference would turn label 007 into 7 and domain 2020-01-01 into a date.
-    return pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
-    )
 
 
 def _read_json_lines(path: Path) -> pa.Table:
