@@ -328,7 +328,7 @@ def test_presets_are_the_papers(name: str) -> None:
 def test_one_preset_is_ours() -> None:
     assert set(PRESETS) - set(PAPER) == {"rehearsed"}
     found = run(preset("rehearsed"))
-    assert (found.algorithm, found.adapt.rehearse) == ("erm", True)
+    assert (found.algorithm, found.adapt.rehearse, found.model.dropout) == ("erm", True, 0.5)
 
 
 def test_presets_hold_the_papers_grids() -> None:

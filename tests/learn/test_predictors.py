@@ -1,13 +1,21 @@
 """Predictors: the published formula by hand, every condition, and folding a domain in."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError, UnknownName
-from acclimate.learn.models import Backbone, Conditioned, Plain, Preprocess
+from acclimate.learn.models import (
+    Backbone,
+    Conditioned,
+    Paired,
+    Plain,
+    Preprocess,
+    build_backbone,
+)
 
 CONDITIONS = ("concat", "film", "bias", "low-rank")
 
@@ -217,3 +225,54 @@ def test_errors_say_what_is_expected() -> None:
     assert message(UnknownName, lambda: Conditioned(tiny_backbone(), 4, **wrong)) == (
         "there is no condition 'flim'; did you mean 'film'?"
     )
+
+
+class TestPaired:
+    """Two heads over one backbone, whose logits are averaged."""
+
+    def site(self, width: int) -> Conditioned:
+        torch.manual_seed(1)
+        body = Backbone(nn.Identity(), width, Preprocess((0.5,) * width, (2.0,) * width, 0))
+        found = Conditioned(body, 3, mu_dim=4, condition="low-rank", width=8, hidden=8)
+        with torch.no_grad():
+            for value in found.condition.parameters():
+                value.normal_()
+        return found.eval()
+
+    def plain_kinds(self) -> dict[str, tuple[Plain, Tensor, Callable[[Tensor], Tensor]]]:
+        """A plain predictor, what it takes, and what makes of that the features of both."""
+        torch.manual_seed(0)
+        images, rows = torch.rand(5, 3, 8, 8), torch.randn(5, 6)
+        trained = Plain(build_backbone("small-cnn"), 3).eval()
+        on_rows = Plain(build_backbone("mlp", in_features=6), 3).eval()
+        extractor = build_backbone("small-cnn").eval()
+        frozen = Plain(build_backbone("mlp", in_features=extractor.features), 3).eval()
+        frozen.backbone.put_on(extractor)
+        return {
+            "trained": (trained, images, trained.backbone),
+            "features": (on_rows, rows, lambda x: x),
+            "frozen": (frozen, images, extractor),
+        }
+
+    @pytest.mark.parametrize("kind", ["trained", "features", "frozen"])
+    @torch.no_grad()
+    def test_the_mean_of_both(self, kind: str) -> None:
+        plain, x, features = self.plain_kinds()[kind]
+        second, mu = self.site(features(x).shape[1]), torch.randn(4)
+        expected = (0.6 * plain(x).logits + second(features(x), mu).logits) / 2
+        paired = Paired(plain, second, 0.6).eval()
+        torch.testing.assert_close(paired(x, mu).logits, expected)
+        folded = paired.fold(mu.double()).eval()
+        torch.testing.assert_close(folded(x).logits, expected, rtol=1e-4, atol=1e-5)
+        assert folded.backbone is paired.backbone
+        output = folded(x)
+        torch.testing.assert_close(folded.head.last(output.hidden), output.logits)
+
+    @torch.no_grad()
+    def test_the_plain_predictor_stays_what_it_was(self) -> None:
+        plain, x, _ = self.plain_kinds()["frozen"]
+        before = plain(x).logits
+        paired = Paired(plain, self.site(plain.backbone.extractor.features), 1.0)  # type: ignore[union-attr]
+        paired.fold(torch.randn(4).double())
+        assert plain.backbone.extractor is not None
+        assert torch.equal(plain(x).logits, before)

@@ -1,5 +1,6 @@
 """The second path of a plain model, learned from features."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,7 @@ def test_it_comes_back_from_its_tensors() -> None:
     with torch.no_grad():
         assert torch.equal(again.predictor(x, mu).logits, site.predictor(x, mu).logits)
         assert torch.equal(again.embedding.phi(x), site.embedding.phi(x))
+    assert again.scale is None
+    weighed = replace(site, scale=0.25).tensors()
+    path = Path("model.safetensors")
+    assert Site.from_tensors(weighed, NAMES, 2, SMALL, "digest", path).scale == 0.25

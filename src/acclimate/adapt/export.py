@@ -176,6 +176,7 @@ class _AnyDomain(nn.Module):
         super().__init__()
         self.predictor = _on_cpu(trained.predictor)
         self.second = None if trained.site is None else _on_cpu(trained.site.predictor)
+        self.scale = None if trained.site is None else trained.site.scale
         train = torch.tensor(trained.label_prior)
         self.register_buffer("log_train", train.clamp(min=SMALLEST).log())
         self.register_buffer("learned", train > 0)
@@ -194,6 +195,8 @@ class _AnyDomain(nn.Module):
             return logits
         x, plain = self._both(x)
         logits = self.second(x, site).logits
+        if self.scale is not None:
+            logits = (self.scale * plain + logits) / 2
         return torch.where(site.isnan().any(), plain, logits)
 
     def _both(self, x: Tensor) -> tuple[Tensor, Tensor]:

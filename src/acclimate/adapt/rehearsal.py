@@ -95,6 +95,7 @@ class Rehearsal:
     exact: bool  # the backbone had not seen the held-out domains
     # By n: of how predictions change at a held-out domain, what label shift explains at least.
     explained: Mapping[int, float] = field(default_factory=dict)
+    plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
 
     @property
     def chains(self) -> frozenset[str]:
@@ -160,6 +161,7 @@ class Rehearsal:
                 explained={
                     int(found["n"]): float(found["share"]) for found in stored.get("explained", [])
                 },
+                plain_scale=float(stored.get("plain_scale", 1.0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunError(f"{where} is damaged; delete it and repeat the training") from None

@@ -24,7 +24,7 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     "rehearsed": Preset(
         about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
-        settings={"algorithm": "erm", "adapt.rehearse": True},
+        settings={"algorithm": "erm", "adapt.rehearse": True, "model.dropout": 0.5},
         grids={},
     ),
     "small-scale": Preset(

@@ -26,6 +26,8 @@ from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
     Backbone,
     Conditioned,
+    Paired,
+    Plain,
     Predictor,
     accelerate,
     build_backbone,
@@ -89,7 +91,11 @@ class Trained:
             over = self.site
             if not takes_features(self.predictor):
                 over = self.site.over(backbone.extractor or backbone)
-            return StartingPoint(over.predictor, over.embedding, over.table, prior_aware=True)
+            predictor: Predictor = over.predictor
+            if self.site.scale is not None:
+                assert isinstance(self.predictor, Plain)
+                predictor = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
+            return StartingPoint(predictor, over.embedding, over.table, prior_aware=True)
         aware = self.config.train.prior_aware
         return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware)
 

@@ -6,7 +6,7 @@ and the plain model stays exactly what it was.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from acclimate.learn.ratios import fit_ratios
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 _SHARED = "backbone."
+SCALE = "scale"  # the name of that tensor on disk
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,16 @@ class FeatureRows:
 
 @dataclass(frozen=True)
 class Site:
-    """Φ, the training domains' μ, and F(x, μ), all over one backbone."""
+    """Φ, the training domains' μ, and F(x, μ), all over one backbone.
+
+    `scale` is that of the plain model's logits beside those of F, which are averaged with them; in
+    models of earlier versions, where it is None, F alone decides.
+    """
 
     embedding: Embedding
     table: DomainTable
     predictor: Conditioned
+    scale: float | None = None
 
     def over(self, extractor: Backbone) -> "Site":
         """The same for what `extractor` takes, whose features this one was learned from."""
@@ -109,10 +115,12 @@ class Site:
         embedding, predictor = copy.copy(self.embedding), copy.copy(self.predictor)
         for network in (embedding, predictor):
             network._modules = {**network._modules, "backbone": backbone}
-        return Site(embedding, self.table, predictor)
+        return replace(self, embedding=embedding, predictor=predictor)
 
     def to(self, device: torch.device | str) -> "Site":
-        return Site(self.embedding.to(device), self.table, self.predictor.to(device))
+        return replace(
+            self, embedding=self.embedding.to(device), predictor=self.predictor.to(device)
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file, from which `from_tensors` takes it back; both share the backbone."""
@@ -121,6 +129,7 @@ class Site:
             **{f"embedding.{key}": value for key, value in own if not key.startswith(_SHARED)},
             **{f"predictor.{key}": value for key, value in self.predictor.state_dict().items()},
             **{f"domains/{key}": value for key, value in self.table.tensors().items()},
+            **({} if self.scale is None else {SCALE: torch.tensor(self.scale)}),
         }
 
     @classmethod
@@ -144,7 +153,8 @@ class Site:
         fill(predictor, whole, path)
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(names, states, model, embedding.dim, path)
-        return cls(embedding.eval(), table, predictor.eval())
+        scale = float(tensors[SCALE]) if SCALE in tensors else None
+        return cls(embedding.eval(), table, predictor.eval(), scale)
 
 
 def _as_they_come(width: int) -> Backbone:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.models import Backbone, Plain, Predictor
-from acclimate.learn.models.backbones import Preprocess
 
 
 @dataclass(frozen=True)
@@ -116,10 +115,3 @@ class Passed:
             return predictor(self.x).logits  # type: ignore[no-any-return]
         logits: Tensor = predictor.head(self.features(predictor.backbone)).logits
         return logits
-
-
-def over_features(predictor: Plain) -> Plain:
-    """The same classifier for what its backbone makes of images."""
-    width = predictor.backbone.features
-    nothing = Backbone(nn.Identity(), width, Preprocess(mean=(0.0,), std=(1.0,), size=0))
-    return Plain.of(nothing.to(predictor.backbone.mean.device), predictor.head)

@@ -7,7 +7,7 @@ seen them, and the rehearsal says so.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -106,6 +106,7 @@ def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
     if "embedding" in rehearsal.chains:
         part = rows.among(range(len(plan.train_domains)), stage.fitted)
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
+        site = replace(site, scale=rehearsal.plain_scale)
     return Rehearsed(site, rehearsal, _confusion(stage, rehearsal.temperatures["prior"]))
 
 
@@ -189,8 +190,10 @@ def rehearse(
             for n, share in scene.explained(others["prior"], seed):
                 explained.setdefault(n, []).append(share)
     temperatures = {chain: _coolest(losses.sum(0)) for chain, losses in heat.items()}
-    temperatures["prior"] *= _own_scale(stage, scenes)
-    return conclude(trials, temperatures, exact=stage.exact, explained=explained)
+    surer = _own_scale(stage, scenes)
+    temperatures["prior"] *= surer
+    found = conclude(trials, temperatures, exact=stage.exact, explained=explained)
+    return replace(found, plain_scale=1 / surer)
 
 
 def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
@@ -284,9 +287,10 @@ class _Scene:
             self.whole["site"] = self._conditioned(self.phi.double().mean(0))
 
     def _conditioned(self, mu: Tensor) -> Tensor:
+        """The second path: what F(x, μ) and the plain head say on average."""
         assert self.site is not None
         logits: Tensor = self.site.predictor.fold(mu.to(self.x.device)).eval()(self.x).logits
-        return logits
+        return (self.plain + logits) / 2
 
     @torch.no_grad()
     def trials(self, temperatures: dict[str, float], seed: int, domains: int) -> Iterator[Trial]:

@@ -21,7 +21,7 @@ from acclimate.data.source import Images, Source
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Backbone, Plain, Predictor
+from acclimate.learn.models import Backbone, Plain, Predictor, over_features
 from acclimate.runs.counting import (
     Candidate,
     Counts,
@@ -29,7 +29,6 @@ from acclimate.runs.counting import (
     count_by_group,
     count_each,
     labelled_batches,
-    over_features,
 )
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score, Validated

@@ -120,7 +120,8 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
         fit.repeat(progress)
         now.predictor.eval()
         if rehearsed.site is not None:
-            rehearsed = rehearsed._replace(site=site_of(now, now.predictor))
+            again = replace(site_of(now, now.predictor), scale=rehearsed.site.scale)
+            rehearsed = rehearsed._replace(site=again)
     if now.extractor is not None:
         put_on(now.extractor, now.predictor, embedding)
     trained = Trained(

@@ -12,7 +12,7 @@ from acclimate.core.errors import StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable, Payload
-from acclimate.learn.models import Conditioned, Predictor
+from acclimate.learn.models import Conditioned, Paired, Predictor
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def base_predictor(
 ) -> Predictor:
     """What a chain starts from: F(·, μ), or, where `state` holds no μ, F at the training domains'
     centre. A plain predictor is its own start."""
-    if not isinstance(predictor, Conditioned):
+    if not isinstance(predictor, Conditioned | Paired):
         return predictor
     assert table is not None
     centre = table.means.mean(0)

@@ -12,9 +12,11 @@ from acclimate.learn.models.engine import accelerate, engine_used
 from acclimate.learn.models.predictors import (
     Conditioned,
     Output,
+    Paired,
     Plain,
     Predictor,
     build_plain,
+    over_features,
     takes_features,
 )
 from acclimate.learn.models.weights import fit_weights, read_weights
@@ -23,6 +25,7 @@ __all__ = [
     "Backbone",
     "Conditioned",
     "Output",
+    "Paired",
     "Plain",
     "Predictor",
     "Preprocess",
@@ -34,6 +37,7 @@ __all__ = [
     "fit_weights",
     "freeze_batch_norm",
     "list_backbones",
+    "over_features",
     "read_weights",
     "takes_features",
 ]

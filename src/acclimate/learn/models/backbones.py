@@ -4,6 +4,7 @@ Preprocessing belongs to the weights, so mean and standard deviation are buffers
 whoever has the state dict or the exported graph has them.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,13 @@ class Backbone(nn.Module):
     def put_on(self, extractor: "Backbone") -> None:
         """Take images from now on; networks that share an extractor hold its weights once."""
         self.extractor, self.size = extractor, extractor.size
+
+    def alone(self) -> Self:
+        """Without its extractor: for the features that that one makes, and sharing all weights."""
+        found = copy.copy(self)
+        found._modules = dict(self._modules)  # a shallow copy would share the table itself
+        found.extractor, found.engines, found.size = None, None, 0
+        return found
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from acclimate.config import ModelConfig
 from acclimate.core.errors import ConfigError, unknown
-from acclimate.learn.models.backbones import Backbone
+from acclimate.learn.models.backbones import Backbone, Preprocess
 
 
 class Output(NamedTuple):
@@ -66,14 +66,14 @@ class Plain(Predictor):
         if head not in ("linear", "mlp"):
             raise unknown(f"there is no head '{head}'", head, ["linear", "mlp"])
         self.backbone = backbone
-        self.head: _LinearHead | _MlpHead
+        self.head: _LinearHead | _MlpHead | _PairHead
         if head == "linear":
             self.head = _LinearHead(backbone.features, classes, dropout)
         else:
             self.head = _MlpHead(backbone.features, classes, width, hidden, dropout)
 
     @classmethod
-    def of(cls, backbone: Backbone, head: "_LinearHead | _MlpHead") -> "Plain":
+    def of(cls, backbone: Backbone, head: "_LinearHead | _MlpHead | _PairHead") -> "Plain":
         """A predictor of parts that are there, and that it shares."""
         # On the meta device nothing is initialised, so no random numbers are used up.
         with torch.device("meta"):
@@ -168,6 +168,55 @@ class Conditioned(Predictor):
         return mu.expand(count, self.mu_dim)
 
 
+@final
+class Paired(Predictor):
+    """The mean of what a plain predictor and one that is conditioned say, over one backbone.
+
+    `conditioned` takes the features that the plain predictor's backbone, or what that one stands
+    on, makes of images. `scale` is what the plain logits are multiplied by, so that both count.
+    """
+
+    conditioned = True
+
+    def __init__(self, plain: Plain, conditioned: Conditioned, scale: float) -> None:
+        super().__init__()
+        self.backbone, self.plain = _apart(plain)
+        self.second, self.scale = conditioned, scale
+        self.mu_dim = conditioned.mu_dim
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        features = self.backbone(x)
+        one, two = self.plain(features), self.second(features, mu)
+        logits = (self.scale * one.logits + two.logits) / 2
+        return Output(logits, torch.cat([one.hidden, two.hidden], 1))
+
+    @torch.no_grad()
+    def fold(self, mu: Tensor) -> Plain:
+        """The classifier of one domain: one last layer on the hidden layers of both."""
+        return Plain.of(self.backbone, _PairHead(self.plain, self.second.fold(mu), self.scale))
+
+
+def _apart(plain: Plain) -> tuple[Backbone, Plain]:
+    """What makes features, and the predictor on those features."""
+    backbone = plain.backbone
+    if backbone.extractor is not None:
+        return backbone.extractor, Plain.of(backbone.alone(), plain.head)
+    if takes_features(plain):
+        return nothing_more(backbone.mean.numel()).to(backbone.mean.device), plain
+    return backbone, over_features(plain)
+
+
+def nothing_more(width: int) -> Backbone:
+    """Features as they come."""
+    return Backbone(nn.Identity(), width, Preprocess(mean=(0.0,), std=(1.0,), size=0))
+
+
+def over_features(predictor: Plain) -> Plain:
+    """The same classifier for what its backbone makes of images."""
+    backbone = predictor.backbone
+    return Plain.of(nothing_more(backbone.features).to(backbone.mean.device), predictor.head)
+
+
 class _LinearHead(nn.Module):
     def __init__(self, features: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -207,6 +256,26 @@ class _MlpHead(nn.Module):
         """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
         hidden = F.relu(self.first(z))
         return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
+
+
+class _PairHead(nn.Module):
+    """One last layer on the hidden layers of two predictors of features."""
+
+    def __init__(self, one: Plain, two: Plain, scale: float) -> None:
+        super().__init__()
+        self.last: nn.Linear
+        self.one, self.two = one, two
+        first, second = one.head.last, two.head.last
+        with torch.device("meta"):
+            self.last = nn.Linear(first.in_features + second.in_features, first.out_features)
+        weight = torch.cat([scale * first.weight.double(), second.weight.double()], 1) / 2
+        bias = (scale * first.bias.double() + second.bias.double()) / 2
+        whole = {"weight": weight.to(first.weight), "bias": bias.to(first.bias)}
+        self.last.load_state_dict(whole, assign=True)
+
+    def forward(self, features: Tensor) -> Output:
+        hidden = torch.cat([self.one(features).hidden, self.two(features).hidden], 1)
+        return Output(self.last(hidden), hidden)
 
 
 class _Condition(nn.Module, ABC):
