@@ -24,7 +24,7 @@ def tree(root: Path, images: Mapping[str, int]) -> Path:
     for folder, count in images.items():
         (root / folder).mkdir(parents=True)
         for number in range(count):
-            (root / folder / f"{number}.jpg").write_bytes(b"")
+            (root / folder / f"{number}.jpg").write_bytes(b"x")
     return root
 
 
@@ -299,3 +299,21 @@ def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
     assert facts["rows"] == 28
     assert facts["check"]["domains"][2]["expected"] == 1670
     assert len(facts["check"]["differences"]) == 4
+
+
+def test_images_of_no_bytes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrunk(monkeypatch, "pacs", dict.fromkeys(PACS, len(CLASSES)))
+    root = pacs(tmp_path / "PACS")
+    assert built(root, tmp_path).check.differences() == []
+    (root / "photo" / "dog" / "0.jpg").write_bytes(b"")
+    (root / "sketch" / "dog" / "0.jpg").write_bytes(b"")
+    assert built(root, tmp_path).check.differences() == [
+        "2 images of no bytes: photo/dog/0.jpg, sketch/dog/0.jpg"
+    ]
+
+
+def test_the_lists_that_office_home_comes_with_are_no_surprise(tmp_path: Path) -> None:
+    root = tree(tmp_path / "OfficeHome", {f"{d}/Bed": 1 for d in ("Art", "Clipart", "Product")})
+    for name in ("ImageInfo.csv", "imagelist.txt", "notes.txt"):
+        (root / name).write_text("x")
+    assert built(root, tmp_path, "office-home").check.others == ("notes.txt",)

@@ -1,5 +1,6 @@
 """Fetching images from a server that does everything wrong that servers do."""
 
+import errno
 import io
 import json
 import signal
@@ -27,7 +28,7 @@ from acclimate.build.fetch.download import Downloader, DownloadSettings
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
 from acclimate.build.fetch.journal import Entry, Journal
 from acclimate.cli import app, load_commands
-from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.core.errors import ConfigError, ManifestError, WriteError
 from acclimate.data.manifest import Manifest
 
 load_commands()
@@ -142,6 +143,12 @@ class Handler(BaseHTTPRequestHandler):
     def on_to(self, rest: str) -> None:
         self.answer(302, b"", Location=rest.replace(":/", "://", 1).replace(":///", "://"))
 
+    def on_nowhere(self, _: str) -> None:
+        self.answer(302, b"")
+
+    def on_broken(self, _: str) -> None:
+        self.answer(302, b"", Location="http://[bad/")
+
     def on_gone(self, _: str) -> None:
         self.answer(302, b"", Location="https://s.yimg.com/pw/images/en-us/photo_unavailable.png")
 
@@ -219,6 +226,10 @@ FAULTS = {
     "huge/": ("dead", "larger than 200000 bytes", 1),
     "loop/": ("dead", "more than 5 redirects", 6),
     "gone/": ("dead", "photo unavailable", 1),
+    "nowhere/": ("dead", "HTTP 302 without a Location", 1),
+    "broken/": ("dead", "redirect to what is no URL", 1),
+    "to/http://169.254.169.254/latest": ("dead", "a link-local address, which is never asked", 1),
+    "to/http://[fe80::1]/x": ("dead", "a link-local address, which is never asked", 1),
     "to/file:///etc/passwd": ("dead", "not an http or https URL", 1),
     "to/ftp://127.0.0.1/x": ("dead", "not an http or https URL", 1),
 }
@@ -682,3 +693,77 @@ def test_the_command_says_that_it_goes_on(
     result = CliRunner().invoke(app, [*arguments, "--root", str(tmp_path / "here")])
     assert result.exit_code == 130
     assert result.stderr.endswith("stopped; the same command goes on\n")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "::ffff:169.254.169.254"),
+        *("64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "::a9fe:a9fe"),
+    ],
+)
+def test_link_local_addresses_under_all_their_names(address: str) -> None:
+    assert connection.is_link_local(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.0.0.1", "8.8.8.8", "::1", "2002:808:808::1", "64:ff9b::808:808"]
+)
+def test_addresses_that_are_not_link_local(address: str) -> None:
+    assert not connection.is_link_local(address)
+
+
+def test_a_link_local_address_is_not_asked_even_where_private_ones_are(tmp_path: Path) -> None:
+    manifest = manifest_of({"1.jpg": "http://169.254.169.254/latest/meta-data"}, tmp_path)
+    assert fetched(manifest).reasons == {"a link-local address, which is never asked": 1}
+
+
+def test_a_name_that_is_too_long_stops_nobody_else(server: str, tmp_path: Path) -> None:
+    long = "x" * 300 + ".jpg"
+    manifest = manifest_of({long: f"{server}/ok/1", "2.jpg": f"{server}/ok/2"}, tmp_path)
+    report = fetched(manifest)
+    assert report.reasons == {"no place for it (file name too long)": 1}
+    assert report.manifest.table["image"].to_pylist() == ["2.jpg"]
+
+
+def test_nothing_is_written_where_a_link_leads_out(server: str, tmp_path: Path) -> None:
+    root, outside = tmp_path / "images", tmp_path / "outside"
+    outside.mkdir()
+    (root / "inside").mkdir(parents=True)
+    (root / "folder").symlink_to(outside)
+    (root / "file.jpg").symlink_to(outside / "new.jpg")
+    (root / "near").symlink_to("inside")
+    names = ("folder/1.jpg", "file.jpg", "near/1.jpg")
+    report = fetched(manifest_of(dict.fromkeys(names, f"{server}/ok/1"), tmp_path))
+    assert report.reasons == {"a link leads out of the root": 2}
+    assert list(outside.iterdir()) == []
+    assert (root / "inside" / "1.jpg").is_file()
+
+
+def test_an_image_named_as_the_journal(tmp_path: Path) -> None:
+    manifest = manifest_of({"./fetch.jsonl": "http://x.org/1"}, tmp_path)
+    with pytest.raises(ManifestError) as error:
+        fetched(manifest)
+    assert str(error.value) == (
+        "geo.parquet has an image named fetch.jsonl, as the list of what was fetched is; rename it"
+    )
+
+
+def test_what_a_killed_fetch_left_is_swept_up(server: str, tmp_path: Path) -> None:
+    left = tmp_path / "images" / "a" / ".1.jpg.0123abcd.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    fetched(manifest_of({"a/2.jpg": f"{server}/ok/1"}, tmp_path))
+    assert sorted(path.name for path in left.parent.iterdir()) == ["2.jpg"]
+
+
+def test_a_full_disk_is_not_an_images_fault(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise WriteError("full") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("acclimate.build.fetch.images.write_atomically", full)
+    with pytest.raises(WriteError):
+        fetched(manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path))
+    assert not (tmp_path / "images" / "fetch.jsonl").exists()

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -260,6 +261,7 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
         "0 countries have at least 5000 labelled photos, and --split 40,7,15 needs 3; the largest "
         "are Hostland "
     )
+    assert " rows " in str(caught.value) and " lost to " in str(caught.value)
     reads = []
     read = Reader.read
     monkeypatch.setattr(Reader, "read", lambda *a: (reads.append(1), read(*a))[1])
@@ -874,3 +876,46 @@ def test_the_command_says_that_it_goes_on(
         app(["build", "geo-yfcc", *flags])
     assert stop.value.code == 130
     assert capsys.readouterr().err.endswith("stopped; the same command goes on\n")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
+def test_a_part_that_is_damaged_is_read_again(
+    made: tuple[Path, Any], tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "geo.parquet"
+    builder = GeoYfcc(sources=sources(made[0]), out=out, settings=SMALL, piece_size=200_000)
+    whole, _ = builder.made(unwatched)
+    parts = sorted((tmp_path / "geo.parquet.work").glob("*.parquet"))
+    data = parts[0].read_bytes()
+    half = len(data) // 2
+    damaged = {
+        "cut": data[:half],
+        "flip": data[:200] + bytes([data[200] ^ 255]) + data[201:],
+        "empty": b"",
+        "other": b"PAR1" * 20,
+    }
+    parts[0].write_bytes(damaged[damage])
+    again, _ = builder.made(unwatched)
+    assert again.digest() == whole.digest()
+    assert parts[0].read_bytes() == data
+
+
+def test_a_report_of_an_earlier_build_is_not_left_beside_a_failure(
+    made: tuple[Path, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "geo.parquet"
+    builder = GeoYfcc(sources=sources(made[0]), out=out, settings=SMALL)
+    builder.build(unwatched)
+    reports = [tmp_path / "geo.report.json", tmp_path / "geo.report.md"]
+    assert all(path.exists() for path in reports)
+    with pytest.raises(ManifestError):
+        replace(builder, settings=replace(SMALL, min_images=5000, max_images=5000)).build(unwatched)
+    assert not any(path.exists() for path in reports)
+
+
+def test_labels_that_begin_with_a_byte_order_mark(made: tuple[Path, Any], tmp_path: Path) -> None:
+    plain = (made[0] / "labels.txt").read_text(encoding="utf-8")
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / f"{encoding}.txt").write_text(plain, encoding=encoding)
+    found = [read_labels(tmp_path / f"{name}.txt") for name in ("utf-8", "utf-8-sig")]
+    assert found[0] == found[1]

@@ -84,7 +84,9 @@ class DomainBed(Builder):
         manifest = _manifest(rows, folder, source, self.splits)
         manifest.check()
         found = [(row.domain, row.label) for row in rows]
-        return manifest, compare(expected, folders, found, left_out, unlisted, _others(folder))
+        others = tuple(name for name in _others(folder) if name not in expected.lists)
+        empty = tuple(row.image for row in rows if not (folder / row.image).stat().st_size)
+        return manifest, compare(expected, folders, found, left_out, unlisted, others, empty)
 
 
 def _told(check: FolderCheck) -> list[str | Listing]:

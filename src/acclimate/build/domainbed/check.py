@@ -36,6 +36,7 @@ class FolderCheck:
     left_out: Mapping[str, int]  # reason -> images
     unlisted: int  # lines of the drop list that match no image
     others: tuple[str, ...]  # files that are no images of a domain
+    empty: tuple[str, ...]  # images of no bytes
 
     def differences(self) -> list[str]:
         """Everything that is not as expected, one sentence each."""
@@ -46,6 +47,8 @@ class FolderCheck:
         if self.unlisted:
             verb = "matches" if self.unlisted == 1 else "match"
             found.append(f"{count(self.unlisted, 'line')} of the drop list {verb} no image")
+        if self.empty:
+            found.append(f"{count(len(self.empty), 'image')} of no bytes: {listed(self.empty)}")
         if self.others:
             found.append(f"files that are no images of a domain: {listed(self.others)}")
         return found
@@ -61,6 +64,7 @@ def compare(
     left_out: Mapping[str, int],
     unlisted: int,
     others: tuple[str, ...],
+    empty: tuple[str, ...] = (),
 ) -> FolderCheck:
     """`rows` are the domain and the class of each image."""
     images = Counter(domain for domain, _ in rows)
@@ -95,6 +99,7 @@ def compare(
         left_out=left_out,
         unlisted=unlisted,
         others=others,
+        empty=empty,
     )
 
 

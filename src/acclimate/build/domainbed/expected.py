@@ -23,6 +23,7 @@ class Benchmark:
     aliases: Mapping[str, str]  # of domains
     folders: tuple[str, ...]  # in which archives put the domains
     class_aliases: Mapping[str, str] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()  # files that its authors put beside the domains
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -136,6 +137,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             **dict.fromkeys(("real", "rw", "r"), "Real World"),
         },
         folders=("office_home", "OfficeHomeDataset_10072016", "OfficeHome"),
+        lists=("ImageInfo.csv", "imagelist.txt"),
     ),
     "domainnet": Benchmark(
         title="DomainNet",

@@ -86,6 +86,8 @@ class Connection(http.client.HTTPConnection):
             raise Failed("not a host name", dead=True) from None
         problem: OSError = OSError("no address")
         for family, kind, protocol, _, address in found:
+            if is_link_local(str(address[0])):
+                raise Failed("a link-local address, which is never asked", dead=True)
             self.inside = is_inside(str(address[0]))
             if self.inside and self._refusal is not None:
                 raise Failed(self._refusal, dead=True)
@@ -102,6 +104,24 @@ class Connection(http.client.HTTPConnection):
                 plain.close()
                 problem = error
         raise problem
+
+
+def is_link_local(address: str) -> bool:
+    """Whether it, or the IPv4 address that it stands for, is one where clouds keep their keys."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return any(one.is_link_local for one in (parsed, *_stood_for(parsed)))
+
+
+def _stood_for(
+    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> list[ipaddress.IPv4Address]:
+    """IPv4 addresses that a gateway may make of one of IPv6."""
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return []
+    known = [parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ())]
+    if any(parsed in network for network in _WAYS_INSIDE):  # translated, or simply written down
+        known.append(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    return [address for address in known if address is not None]
 
 
 def is_inside(address: str) -> bool:

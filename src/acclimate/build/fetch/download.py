@@ -101,10 +101,7 @@ class Downloader:
             inside_allowed = inside if inside_allowed is None else inside_allowed
             if status not in _REDIRECTS:
                 return _content(status, headers, body)
-            location = headers.get("Location", "")
-            if _UNAVAILABLE in location:
-                raise Failed("photo unavailable", dead=True)
-            target = _target(urljoin(target.geturl(), location))
+            target = _redirected(target, status, headers.get("Location", ""))
         raise Failed(f"more than {self.settings.max_redirects} redirects", dead=True)
 
     @contextmanager
@@ -216,6 +213,18 @@ def _target(url: str) -> SplitResult:
     if not usable or any(ord(character) <= 32 for character in url):
         raise Failed("not an http or https URL", dead=True)
     return target
+
+
+def _redirected(target: SplitResult, status: int, location: str) -> SplitResult:
+    if not location:
+        raise Failed(f"HTTP {status} without a Location", dead=True)
+    if _UNAVAILABLE in location:
+        raise Failed("photo unavailable", dead=True)
+    try:
+        further = urljoin(target.geturl(), location)
+    except ValueError:
+        raise Failed("redirect to what is no URL", dead=True) from None
+    return _target(further)
 
 
 def _content(status: int, headers: http.client.HTTPMessage, body: bytes) -> bytes:

@@ -5,7 +5,10 @@ the image folder, so that a repeated command goes on where the last one stopped 
 links alone.
 """
 
+import errno
 import hashlib
+import os
+import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -22,7 +25,7 @@ from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings
 from acclimate.build.fetch.journal import JOURNAL, Entry, Journal
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
-from acclimate.core.files import write_atomically
+from acclimate.core.files import clear_temporary, write_atomically
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
@@ -97,6 +100,9 @@ def fetch_images(
     root = Path(root).expanduser()
     _require_folder(root)
     urls = _urls(manifest, settings)
+    if not settings.check_only:
+        for folder in {os.path.dirname(image) for image in urls}:  # noqa: PTH120 (millions)
+            clear_temporary(root / folder)
     journal = Journal(root / JOURNAL)
     known = journal.read()
     downloader = Downloader(settings.download)
@@ -142,6 +148,11 @@ def _urls(manifest: Manifest, settings: FetchSettings) -> dict[str, str | None]:
     images = manifest.table["image"].to_pylist()
     urls = manifest.table["url"].to_pylist() if "url" in names else [None] * len(images)
     found: dict[str, str | None] = {}
+    if any(posixpath.normpath(image) == JOURNAL for image in images):
+        raise ManifestError(
+            f"{manifest.source} has an image named {JOURNAL}, as the list of what was fetched is; "
+            f"rename it"
+        )
     for image, url in zip(images, urls, strict=True):
         found[image] = found.get(image) or url or None
     return found
@@ -156,6 +167,27 @@ def _settle(
     downloader: Downloader,
 ) -> Entry:
     """What is true of one image now, after trying to fetch it where it is missing."""
+    try:
+        return _settled(image, url, root, before, settings, downloader)
+    except OSError as error:
+        number = error.errno or getattr(error.__cause__, "errno", None)
+        if number not in _NO_PLACE:
+            raise  # a full disk is not this image's fault, and would be the next one's too
+        reason = f"no place for it ({os.strerror(number).lower()})"
+        return Entry(image=image, status="dead", time=_now(), url=url, reason=reason)
+
+
+_NO_PLACE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR)
+
+
+def _settled(
+    image: str,
+    url: str | None,
+    root: Path,
+    before: Entry | None,
+    settings: FetchSettings,
+    downloader: Downloader,
+) -> Entry:
     path = root / image
     size = path.stat().st_size if path.is_file() else None
     if size is not None:
@@ -174,6 +206,9 @@ def _settle(
         return before
     if url is None:
         return Entry(image=image, status="dead", time=_now(), reason="no URL")
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+        reason = "a link leads out of the root"
+        return Entry(image=image, status="dead", time=_now(), url=url, reason=reason)
     return _fetch(image, url, path, downloader)
 
 

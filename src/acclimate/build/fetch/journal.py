@@ -6,6 +6,7 @@ from pathlib import Path
 
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import append_line
+from acclimate.core.sealed import parse_json
 
 JOURNAL = "fetch.jsonl"
 _FLUSH = 64  # lines are written together: a sync for each would take longer than the download
@@ -46,7 +47,7 @@ class Journal:
         found = {}
         for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
             try:
-                entry = Entry(**json.loads(line))
+                entry = Entry(**parse_json(line))
             except (ValueError, TypeError):
                 raise ManifestError(
                     f"{self.path}, line {number}: not an entry; restore or delete the line"

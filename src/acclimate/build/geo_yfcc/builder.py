@@ -100,11 +100,17 @@ class GeoYfcc(Builder):
 
     def build(self, watch: Watch) -> Built:
         require_limits(self, "geo-yfcc")
-        return self.write(*self.made(watch))
+        try:
+            made = self.made(watch)
+        except ManifestError:
+            for path in self._reports:  # of an earlier build, of which this is not the outcome
+                path.unlink(missing_ok=True)
+            raise
+        return self.write(*made)
 
     def write(self, manifest: Manifest, funnel: Funnel) -> Built:
         out = self.out.expanduser()
-        reports = out.with_suffix(".report.json"), out.with_suffix(".report.md")
+        reports = self._reports
         write_json(reports[0], funnel.as_dict())
         write_text(reports[1], funnel.markdown())
         manifest.write(out)
@@ -122,6 +128,11 @@ class GeoYfcc(Builder):
             ],
             files=[("report", path) for path in reports],
         )
+
+    @property
+    def _reports(self) -> tuple[Path, Path]:
+        out = self.out.expanduser()
+        return out.with_suffix(".report.json"), out.with_suffix(".report.md")
 
     @property
     def _work(self) -> Path:
@@ -175,7 +186,19 @@ def _selected(
     counts["duplicates of a photo"] = counts["candidates"] - len(photos)
     held = [photos]
     del photos  # or this function would keep them all while `select` goes on with fewer
-    return select(held.pop(), names, labels, settings), counts
+    try:
+        return select(held.pop(), names, labels, settings), counts
+    except ManifestError as error:
+        raise ManifestError(f"{error} ({_where_rows_went(counts)})") from None
+
+
+def _where_rows_went(counts: Counter[str]) -> str:
+    lost = ", ".join(
+        f"{number} lost to {why}"
+        for why, number in counts.most_common()
+        if number and why not in ("rows", "candidates")
+    )
+    return f"of {counts['rows']} rows {counts['candidates']} have a place and a label; {lost}"
 
 
 def _countries(sources: GeoSources) -> Countries | None:

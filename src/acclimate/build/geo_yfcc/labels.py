@@ -1,7 +1,6 @@
 """Which synsets are labels, which words name them, and what the classes are called."""
 
 import importlib.util
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acclimate.core.errors import ConfigError, ManifestError
+from acclimate.core.sealed import parse_json
 
 _QUOTED = 60  # characters
 _SYNSET = re.compile(r"n\d{8}")
@@ -100,7 +100,7 @@ def _words(text: str) -> tuple[str, ...]:
 def _listed(path: Path) -> dict[str, str]:
     """Synset -> its own lemmas, or nothing."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if text.lstrip()[:1] not in ("[", "{"):
             given = (
                 line for line in map(str.strip, text.splitlines()) if line[:1] not in ("", "#")
@@ -108,7 +108,7 @@ def _listed(path: Path) -> dict[str, str]:
             lines = [line.partition("\t") for line in given]
             found = {synset.strip(): own.strip() for synset, _, own in lines}
         else:
-            held = json.loads(text)
+            held = parse_json(text)
             if not isinstance(held, list):
                 raise TypeError("not a list")
             entries = [entry if isinstance(entry, str) else entry["label_name"] for entry in held]

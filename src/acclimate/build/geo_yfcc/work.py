@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from acclimate.build.geo_yfcc.reading import SCHEMA, Reader
 from acclimate.build.geo_yfcc.rows import Damage, Piece, blocks, columns, pieces
 from acclimate.core.errors import ManifestError
-from acclimate.core.files import write_atomically
+from acclimate.core.files import clear_temporary, write_atomically
+from acclimate.core.sealed import parse_json
 from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count, duration
 
@@ -103,9 +104,11 @@ def read_all(
     progress = _Progress({piece: _size(piece) for piece in todo})
     kept: dict[Piece, Part] = {}
     paths = {piece: work / _name(piece, files[piece.path], key, keep_damaged) for piece in todo}
+    clear_temporary(work)
     for piece, path in paths.items():
-        if path.is_file():
-            kept[piece] = Part(path, _stored_counts(path))
+        counts = _stored_counts(path)
+        if counts is not None:
+            kept[piece] = Part(path, counts)
             progress.done[piece] = progress.sizes[piece]
     progress.resumed = sum(progress.done.values())
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
@@ -162,7 +165,8 @@ def _read(
         counts["damaged files"] += 1
     progress.note(piece, piece.start + progress.sizes[piece], 0)
     table = pa.concat_tables(tables).replace_schema_metadata({_COUNTS: json.dumps(counts)})
-    write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
+    options = {"compression": "zstd", "write_page_checksum": True}
+    write_atomically(path, lambda file: pq.write_table(table, file, **options))
     return Part(path, counts)
 
 
@@ -188,5 +192,17 @@ def _name(piece: Piece, columns: int, key: str, keep_damaged: bool) -> str:
     return f"{digest.hexdigest()}.parquet"
 
 
-def _stored_counts(path: Path) -> Counter[str]:
-    return Counter(json.loads(pq.read_schema(path).metadata[_COUNTS]))
+def _stored_counts(path: Path) -> Counter[str] | None:
+    """The counts of a part that is there and whole; one that is not is read again."""
+    if not path.is_file():
+        return None
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for number in range(file.num_row_groups):
+                file.read_row_group(number).validate(full=True)
+            schema = file.schema_arrow
+        counts = Counter(parse_json(schema.metadata[_COUNTS]))
+        whole = schema.remove_metadata().equals(SCHEMA)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+        return None
+    return counts if whole and all(isinstance(n, int) for n in counts.values()) else None

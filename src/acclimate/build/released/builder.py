@@ -1,6 +1,5 @@
 """Geo-YFCC from the table that its authors released: a pickled pandas frame, read as data only."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from acclimate.build.released.frames import read_columns
 from acclimate.build.splits import SEED, Split, require_share, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
+from acclimate.core.sealed import parse_json
 from acclimate.core.watch import Watch
 from acclimate.data.columns import ROLES, seeded_splits
 from acclimate.data.manifest import Manifest
@@ -110,7 +110,7 @@ def _numbered(path: Path) -> dict[int, tuple[str, str]]:
     """Number in ImageNet-5K -> (class name, synset)."""
     names = {label.synset: label.name for label in read_labels(path)}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = parse_json(path.read_text(encoding="utf-8-sig"))
         synsets = {int(entry["label_id"]): str(entry["label_name"]) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
         raise ManifestError(
