@@ -27,13 +27,12 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Source, open_source, readable, to_float
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, takes_features
+from acclimate.learn.models import Plain, over_features, takes_features
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing
 from acclimate.results.observations import Observation
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
-from acclimate.runs.counting import over_features
 from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
