@@ -26,6 +26,9 @@ def train(
         list[str] | None,
         typer.Option(help="Kept out of training, used to choose weights; repeat or use commas."),
     ] = None,
+    min_images: Annotated[
+        int | None, typer.Option(help="Leave out domains with fewer images, by name.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="See `acclimate list backbones`.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A local pretrained-weights file.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps of Step B.")] = None,
@@ -56,6 +59,7 @@ def train(
         "algorithm": algorithm,
         "test_domains": names(test_domains),
         "val_domains": names(val_domains),
+        "data.min_images": min_images,
         "model.backbone": backbone,
         "model.weights": None if weights is None else str(weights),
         "train.steps": steps,

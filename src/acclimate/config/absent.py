@@ -9,6 +9,7 @@ from acclimate.config.values import as_dict, merged, nested
 
 _MEANT: Mapping[str, Any] = {"model.freeze": "none"}  # where that is not the default of today
 _DEFAULT: Mapping[str, Any] = {
+    "data.min_images": 0,
     "data.pack_gib": 32.0,
     "train.compile": "auto",
     "train.prior_aware": False,

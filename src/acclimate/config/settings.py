@@ -23,6 +23,7 @@ class DataConfig:
     max_unreadable: float = setting(
         0.05, "share of unreadable images above which the run stops", at_least=0, at_most=1
     )
+    min_images: int = setting(0, "domains with fewer images are left out, by name", at_least=0)
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
         4.0,

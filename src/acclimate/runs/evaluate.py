@@ -15,6 +15,7 @@ from acclimate.core.errors import ManifestError, unknown
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
+from acclimate.data.small_domains import without_small
 from acclimate.data.source import open_source
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
@@ -53,6 +54,7 @@ def evaluate_run(
         values = merged(as_dict(trained.config), nested(changes or {}))
         config = from_dict(RunConfig, values, where="evaluate")
         manifest = data if isinstance(data, Manifest) else Manifest.open(data)
+        manifest, _ = without_small(manifest, config.data.min_images)
         manifest.check()
         _check_kind(manifest, trained)
         manifest = _in_classes(manifest, trained, drop=config.data.unseen_classes == "drop")

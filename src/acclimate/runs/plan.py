@@ -1,6 +1,6 @@
 """What a run will do, worked out and checked before any of it starts."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.wording import count
 from acclimate.data.batches import label_counts, label_prior, label_shifts
 from acclimate.data.manifest import Manifest
+from acclimate.data.small_domains import image_counts, said, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor
@@ -36,6 +37,7 @@ class Plan:
     val_domains: tuple[str, ...]
     test_domains: tuple[str, ...]
     freezing: str = ""  # why the backbone learns or not, for people
+    dropped: str = ""  # which domains are too small, for people
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -112,6 +114,8 @@ def make_plan(
     `device` is what it will be trained on: that decides whether the backbone learns.
     """
     algorithm = check_components(config)
+    manifest, small = without_small(manifest, config.data.min_images)
+    config = _without(config, small)
     manifest.check(check_files=check_files)
     val, test = _unseen(config, manifest)
     reserved = {name for name, role in manifest.roles().items() if role != "train"}
@@ -132,7 +136,18 @@ def make_plan(
             f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
         )
     _check_validations(resolved.train)
-    return Plan(resolved, algorithm, manifest, train, val, test, why)
+    dropped = said(small, config.data.min_images) if small else ""
+    return Plan(resolved, algorithm, manifest, train, val, test, why, dropped)
+
+
+def _without(config: RunConfig, names: Container[str]) -> RunConfig:
+    """The settings without unseen domains that are left out."""
+    val = tuple(name for name in config.val_domains if name not in names)
+    return replace(
+        config,
+        val_domains=val,
+        test_domains=tuple(name for name in config.test_domains if name not in names),
+    )
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -175,14 +190,24 @@ def _check_training_domains(
             f"leaves {only} once validation and test domains are set aside; "
             + ("use --algorithm erm, or add domains" if algorithm.adaptive else "add domains")
         )
-    for name in train:
-        rows = len(manifest.rows(domain=name, split="train"))
-        fewest = 2 if algorithm.adaptive else 1
-        if rows < fewest:
-            raise ManifestError(
-                f"domain '{name}' of {manifest.source} has {rows} rows in split 'train' and needs "
-                f"{fewest}; add images, or leave it out with --test-domains {name}"
-            )
+    fewest = 2 if algorithm.adaptive else 1
+    rows = {name: len(manifest.rows(domain=name, split="train")) for name in train}
+    small = [name for name in train if rows[name] < fewest]
+    if small:
+        name = small[0]
+        raise ManifestError(
+            f"domain '{name}' of {manifest.source} has {count(rows[name], 'row')} in split 'train' "
+            f"and needs {fewest}; {_remedy(manifest, train, small, least)}"
+        )
+
+
+def _remedy(manifest: Manifest, train: Sequence[str], small: Sequence[str], least: int) -> str:
+    """One that leaves enough domains, if there is one."""
+    images = image_counts(manifest)
+    bound = max(images[name] for name in small) + 1
+    if sum(images[name] >= bound for name in train) < least:
+        return "add images"
+    return f"add images, or leave out such domains with --min-images {bound}"
 
 
 def _check_last_fit(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> None:

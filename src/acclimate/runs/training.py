@@ -51,8 +51,9 @@ def train(
     """
     folder = RunFolder(out)
     plan = make_plan(folder.settled(config), manifest, device=device)
-    if plan.freezing and folder.finished is None:
-        say(plan.freezing)
+    for line in (plan.dropped, plan.freezing) if folder.finished is None else ():
+        if line:
+            say(line)
     shared = None
     if embedding is not None:
         wanted = learned_identity(plan, manifest.digest())
