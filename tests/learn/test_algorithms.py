@@ -23,6 +23,7 @@ from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import Algorithm, choose, names
+from acclimate.learn.algorithms.mixup import _mixed
 from acclimate.learn.models import Output, Plain, Predictor, build_backbone
 from acclimate.learn.models.discriminator import Discriminator
 from acclimate.learn.penalties import (
@@ -249,6 +250,14 @@ def test_mixup_draws_one_circle_and_a_ratio_for_each_pair() -> None:
     assert len(torch.stack(ratios).unique()) == 160
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_mixture_has_the_precision_of_what_is_mixed(kind: torch.dtype) -> None:
+    values = torch.tensor([[0.0, 4.0], [8.0, 16.0]], dtype=kind)
+    found = _mixed(values, torch.tensor([1, 0]), torch.tensor([0.25, 0.5]))
+    assert found.tolist() == [[6.0, 13.0], [4.0, 10.0]]
+    assert found.dtype == kind
+
+
 def test_mixup_draws_from_a_stream_of_its_own() -> None:
     """Who comes after whom, and at which ratio: as drawn for the seed and the step."""
     algorithm, domain = make("mixup", alpha=1.0), torch.tensor([3, 5, 8, 9])
@@ -462,6 +471,23 @@ def test_each_turn_has_its_sides_loss(name: str) -> None:
     own.total.backward()
     assert all(p.grad is not None for p in algorithm.predictor.parameters())
     assert all(p.grad is None for p in algorithm.discriminator.parameters())
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_a_small_gradient_penalty_counts_between_two_domains(weight: float) -> None:
+    algorithm, batch = make("dann", gradient_penalty=weight, width=8), make_batch([0, 2, 2, 0, 0])
+    hidden = algorithm.predict(batch).hidden.detach().requires_grad_()
+    losses = F.cross_entropy(
+        algorithm.discriminator(hidden, batch.y), batch.domain, reduction="none"
+    )
+    (slopes,) = torch.autograd.grad(losses.sum(), hidden)
+    found = algorithm(batch, 0).penalty
+    torch.testing.assert_close(found, losses.mean() + weight * slopes.square().sum(1).mean())
+
+
+def test_one_domain_leaves_nothing_to_discriminate() -> None:
+    algorithm, batch = make("dann", gradient_penalty=0.5, width=8), make_batch([2, 2, 2])
+    assert [algorithm(batch, step).penalty.item() for step in (0, 1)] == [0, 0]
 
 
 def test_the_model_misleads_the_discriminator() -> None:

@@ -32,8 +32,9 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.html import page_of, write_page
-from acclimate.report.reproduction import looked_at
+from acclimate.report.reproduction import beside_grids, looked_at
 from acclimate.report.sections import facts
+from acclimate.results.beside import Measured, beside
 from acclimate.results.load import load_report
 from acclimate.results.material import Labels, Report
 from acclimate.results.protocol import Axis
@@ -406,6 +407,14 @@ def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
     data = Manifest.from_arrays(X, ["a", "b"] * 3, [name] * 2 + ["Chad"] * 4)
     (found,) = looked_at("labels", "countries", data)
     assert found.caption == f"Share of each class in domains of countries, over those of {over}."
+
+
+def test_columns_of_numbers_stand_in_their_order() -> None:
+    """The appendix has other numbers of points for each data set."""
+    sets = [Measured(name, "val", []) for name in ("lt-imagenet", "geo-yfcc")]
+    (grid,) = beside_grids(beside("points", sets)).values()
+    numbers = ("50", "100", "250", "500", "1000", "2000")
+    assert grid.header == ("", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:

@@ -41,6 +41,8 @@ def beside_grids(pairs: Sequence[Pair]) -> dict[str, Grid]:
 def _grid(pairs: Sequence[Pair]) -> Grid:
     """Two rows for each of the table's: ours, then as printed."""
     columns = list(dict.fromkeys(pair.column for pair in pairs))
+    if all(name.split()[0].isdigit() for name in columns):  # not every row has every number
+        columns.sort(key=lambda name: int(name.split()[0]))
     cells = {(pair.row, pair.column): pair for pair in pairs}
     lines: list[tuple[Cell, ...]] = []
     for row in dict.fromkeys(pair.row for pair in pairs):
@@ -85,7 +87,7 @@ def write_reproduction(found: Reproduction, out: Path) -> Path:
     parts = [f"<header><h1>{escape(found.title)}</h1>\n<p>{escape(found.about)}</p></header>"]
     if found.pairs:
         grids = "\n".join(
-            table(": ".join(filter(None, (name, "ours and as published"))), grid)
+            table(f"{name}: ours and as published" if name else "Ours and as published", grid)
             for name, grid in beside_grids(found.pairs).items()
         )
         note = (

@@ -175,7 +175,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "figure-2a": Recipe(
         paper="Figure 2A",
-        about="label distributions of the most shifted countries over those of all",
+        about="label distributions of the most shifted countries, over the USA's if there is one",
         parts=(Part(name="geo-yfcc", data=("geo-yfcc",)),),
         figures=("labels",),
     ),
@@ -187,7 +187,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "figure-4a": Recipe(
         paper="Figure 4A",
-        about="t-SNE map of the countries' embeddings, coloured by the data's column `continent`",
+        about="map of the countries' embeddings by t-SNE, coloured by continent",
         parts=(_large_scale("geo-yfcc", algorithms=("da-erm",)),),
         figures=("map",),
     ),
