@@ -1,10 +1,12 @@
 """Test-time adaptation: each method against its formula, and none of them touches the model."""
 
+import copy
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.adapt.methods import METHODS, find_chain
-from acclimate.adapt.methods.base import with_tensors
+from acclimate.adapt.methods.base import Method, with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.norms import _Moments, image_statistics, without_norms
 from acclimate.adapt.methods.prior import (
@@ -29,7 +31,7 @@ from acclimate.adapt.methods.prior import (
     soft_confusion,
 )
 from acclimate.adapt.methods.t3a import T3A
-from acclimate.adapt.methods.tent import Tent, mean_entropy
+from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
 from acclimate.data.source import Images
@@ -379,6 +381,36 @@ def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], P
         {"running_mean", "running_var"} if make is batch_normed else set()
     )
     assert {name.rsplit(".", 1)[1] for name in found} == names
+
+
+def test_a_step_of_tent_by_hand() -> None:
+    """Adam's first step is of length lr, down the slope that the batch has when it is normalised by
+    itself; two images are enough."""
+    predictor, images = batch_normed(), pixels(2)
+    copied = copy.deepcopy(predictor)
+    learned = {}
+    for name, part in copied.named_modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.train().requires_grad_(True)
+            learned |= {f"{name}.{key}": value for key, value in part.named_parameters()}
+    logits = copied(next(images.batches())).logits
+    slopes = torch.autograd.grad(mean_entropy(logits), list(learned.values()))
+    found = Tent(TentConfig(steps=1, lr=0.01)).observe(predictor, images, UNIFORM)
+    for (name, value), slope in zip(learned.items(), slopes, strict=True):
+        step = 0.01 * slope / (slope.abs() + 1e-8)
+        torch.testing.assert_close(found[name], value.detach() - step, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [Tent(), BatchNorm()])
+def test_features_that_were_made_before_are_refused(method: Method) -> None:
+    name = "bn" if isinstance(method, BatchNorm) else "tent"
+    frozen: Any = SimpleNamespace(backbone=SimpleNamespace(extractor=nn.Identity()))
+    with pytest.raises(ConfigError) as caught:
+        method.observe(frozen, rows(4), UNIFORM)
+    assert str(caught.value) == (
+        f"method '{name}' changes layers of the backbone, and these are features that it made "
+        f"before; use prior or t3a, or score images with `acclimate evaluate`"
+    )
 
 
 def test_no_steps_of_tent_are_batch_norm_statistics() -> None:

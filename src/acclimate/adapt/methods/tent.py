@@ -70,6 +70,7 @@ class Tent(Method):
         return {**tensors, **image_statistics(copied, images)} if batch_norms(copied) else tensors
 
     def _minimise(self, predictor: Predictor, learned: list[nn.Parameter], images: Images) -> None:
+        """Leaves batch norm normalising by batches, as who measures their statistics needs it."""
         set_batch_mode(predictor, on=True)
         for value in learned:
             value.requires_grad_(True)
@@ -85,7 +86,6 @@ class Tent(Method):
             for value, gradient in zip(learned, gradients, strict=False):
                 value.grad = gradient
             optimiser.step()
-        set_batch_mode(predictor, on=False)
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         return with_tensors(predictor, tensors)
