@@ -409,6 +409,19 @@ def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
     assert found.caption == f"Share of each class in domains of countries, over those of {over}."
 
 
+def test_a_long_legend_takes_no_room_from_the_axes() -> None:
+    def height(lines: int) -> float:
+        figure = canvas.figure_of(3.0)
+        ax = figure.subplots()
+        for number in range(lines):
+            ax.plot([0, 1], label=f"a method with quite a long name of its own, {number}")
+        canvas.legend(figure, ax)
+        figure.canvas.draw()
+        return float(ax.get_window_extent().height)
+
+    assert height(8) == pytest.approx(height(2), rel=0.1)
+
+
 def test_columns_of_numbers_stand_in_their_order() -> None:
     """The appendix has other numbers of points for each data set."""
     sets = [Measured(name, "val", []) for name in ("lt-imagenet", "geo-yfcc")]

@@ -125,6 +125,8 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     most = max(map(len, labels)) + 5
     fit = max(1, min(columns, 60 // most))
     lines = -(-len(labels) // fit)
+    # Figures have room for two lines; more of them must not take it from the axes.
+    figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
     found = figure.legend(
         handles,
         labels,
