@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick fuzz check format docs bench bench-shift bench-speed bench-base clean
+.PHONY: setup demo test quick fuzz check format docs bench bench-shift bench-speed bench-base bench-promises clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,11 @@ bench-speed: $(STAMP)
 # DATA=folder: each of its domains unseen in turn, instead of four sensors' digits.
 bench-base: $(STAMP)
 	$(BIN)/python benchmarks/base.py $(DATA)
+
+# FILES="…": results of benchmarks/shift.py and benchmarks/rehearsed.py.
+FILES ?= $(wildcard runs/bench-shift/shift.json runs/rehearsed/rehearsed.json)
+bench-promises: $(STAMP)
+	$(BIN)/python benchmarks/promises.py $(FILES)
 
 clean:
 	rm -rf $(VENV) demo runs

@@ -17,7 +17,6 @@ seeds run `--jobs` at a time; data, runs and scores are kept, and repeating the 
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+import curves
 import unseen
 from acclimate.build.pools import open_pool
 from acclimate.build.shift import ShiftSettings, build_shift
@@ -35,9 +35,6 @@ from acclimate.data.manifest import Manifest
 from acclimate.report.export import summary_values
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.tables import comparison
-from acclimate.results.observations import Observation
-from acclimate.results.runs import ERM
-from acclimate.results.summary import Summary, summary_of
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import json_digest
@@ -167,11 +164,6 @@ def opened(data: Path | None) -> Manifest:
     return digits() if data is None else open_pool(data)
 
 
-def summarised(found: Sequence[Observation]) -> Summary:
-    runs = Counter(key for key, _, _ in {(one.key, one.data, one.trial) for one in found})
-    return summary_of(found, runs, ERM)
-
-
 def parsed() -> argparse.Namespace:
     every = list(families(0))
     parser = argparse.ArgumentParser(
@@ -223,18 +215,14 @@ def main() -> None:
         console.print(f"{trial.family}, seed {trial.seed}: {took}")
         write_json(asked.out / "shift.json", report(asked, results))
     for name in asked.families:
-        found = [one for result in results if result["family"] == name for one in of(result)]
+        found = [result for result in results if result["family"] == name]
         console.print(shown(name))
-        console.print(comparison(summarised(found)).without(*WIDE).to_text())
+        console.print(comparison(unseen.summarised(found)).without(*WIDE).to_text())
     if asked.points:
-        curves = report(asked, results)["curves"]
-        write_figure(unseen.draw_curves(curves), asked.out / "curve.png", "png", dpi=150)
+        drawing = curves.draw(curves.by_data(results))
+        write_figure(drawing, asked.out / "curve.png", "png", dpi=150)
         console.print(f"curve over images: {asked.out / 'curve.png'}")
     console.print(f"results: {asked.out / 'shift.json'}")
-
-
-def of(result: Mapping[str, Any]) -> list[Observation]:
-    return unseen.observations(dict(result))
 
 
 def report(asked: argparse.Namespace, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -242,18 +230,14 @@ def report(asked: argparse.Namespace, results: Sequence[dict[str, Any]]) -> dict
     by_family = {name: [r for r in results if r["family"] == name] for name in asked.families}
     present = {name: found for name, found in by_family.items() if found}
     return {
-        "asked": {key: value for key, value in vars(asked).items() if key not in ("out", "data")},
+        **curves.report(asked, results),
         "families": {
             name: {
                 "shift": families(asked.pairs)[name],
-                **summary_values(summarised([one for result in found for one in of(result)])),
+                **summary_values(unseen.summarised(found)),
             }
             for name, found in present.items()
         },
-        "curves": {
-            found[0]["data"]: unseen.curve(found) for found in present.values() if asked.points
-        },
-        "results": sorted(results, key=lambda result: (result["data"], result["seed"])),
     }
 
 

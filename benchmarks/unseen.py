@@ -5,6 +5,7 @@ worked out once, and all adapting and scoring is done on that, by the code that 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -28,11 +29,10 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Source, open_source, readable, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
-from acclimate.report.figures import canvas
-from acclimate.report.figures.canvas import Drawing
 from acclimate.results.observations import Observation
-from acclimate.results.runs import Key
+from acclimate.results.runs import ERM, Key
 from acclimate.results.statistics import Estimate
+from acclimate.results.summary import Summary, summary_of
 from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
@@ -210,9 +210,8 @@ def _kept(promise: Promise, gains: Mapping[str, float]) -> Row:
     }
 
 
-def observations(result: Row, n: int | None = None) -> list[Observation]:
-    """The scores of a result with `n` images, or with as many as it is mainly about."""
-    wanted = result["n"] if n is None else n
+def observations(result: Row) -> list[Observation]:
+    """The scores of a result with as many images as it is mainly about."""
     return [
         Observation(
             dataset=result["data"],
@@ -225,76 +224,15 @@ def observations(result: Row, n: int | None = None) -> list[Observation]:
             images=row["scored"],
         )
         for row in result["rows"]
-        if row["n"] == wanted and row["top1"] is not None
+        if row["n"] == result["n"] and row["top1"] is not None
     ]
 
 
-def curve(results: Sequence[Row]) -> list[Row]:
-    """What auto gains over plain with each number of images: a mean over domains, then over seeds.
-
-    The domains of one seed, which may be spread over several results, count together.
-    """
-    sizes = sorted({row["n"] for result in results for row in result["rows"]})
-    return [_point(results, n) for n in sizes if any(_gains(results, n).values())]
-
-
-def _point(results: Sequence[Row], n: int) -> Row:
-    pairs = _gains(results, n)
-    gain = Estimate.of(fmean(auto - none for none, auto in found) for found in pairs.values())
-    assert gain is not None
-    return {
-        "n": n,
-        "images": _given(results, n),
-        "plain": fmean(fmean(none for none, _ in found) for found in pairs.values()),
-        "auto": fmean(fmean(auto for _, auto in found) for found in pairs.values()),
-        "gain": gain.mean,
-        "error": gain.se,
-        "seeds": gain.n,
-    }
-
-
-def _given(results: Sequence[Row], n: int) -> float:
-    """How many images domains gave when so many were asked for: half of theirs at most."""
-    rows = (row for result in results for row in result["rows"])
-    prior = (n, as_rehearsed("prior"))
-    return fmean(row["images"] for row in rows if (row["n"], row["method"]) == prior)
-
-
-def _gains(results: Sequence[Row], n: int) -> dict[int, list[tuple[float, float]]]:
-    """By seed: accuracy of plain and of auto at each domain."""
-    found: dict[int, list[tuple[float, float]]] = {}
-    for result in results:
-        scores = {(r["method"], r["domain"]): r["top1"] for r in result["rows"] if r["n"] == n}
-        for (method, domain), auto in scores.items():
-            plain = scores.get(("none", domain))
-            if method == "auto" and auto is not None and plain is not None:
-                found.setdefault(result["seed"], []).append((plain, auto))
-    return found
-
-
-def draw_curves(curves: Mapping[str, Sequence[Row]]) -> Drawing:
-    """Gain of auto over plain against the number of images, a line for each data set."""
-    figure = canvas.figure_of(3.4)
-    ax = figure.subplots()
-    ax.axhline(0, color=canvas.INKS["faint"], linewidth=1)
-    for place, (name, points) in enumerate(curves.items()):
-        ax.errorbar(
-            [point["images"] * 1.03**place for point in points],  # beside each other, not on top
-            [100 * point["gain"] for point in points],
-            [100 * (point["error"] or 0.0) for point in points],
-            color=canvas.INKS[canvas.CYCLE[place % len(canvas.CYCLE)]],
-            marker=canvas.MARKERS[place % len(canvas.MARKERS)],
-            markersize=4,
-            linewidth=1.2,
-            label=name,
-        )
-    ax.set_xscale("log")
-    canvas.log_axis(ax.xaxis)
-    ax.set_xlabel("unlabelled images of the unseen domain")
-    ax.set_ylabel("auto less plain, points")
-    canvas.plain(ax, "y")
-    canvas.legend(figure, ax)
-    return Drawing(figure)
+def summarised(results: Sequence[Row]) -> Summary:
+    """Of one data set, as reports have it: lines, differences to plain ERM, gap closed."""
+    found = [one for result in results for one in observations(result)]
+    runs = Counter(key for key, _, _ in {(one.key, one.data, one.trial) for one in found})
+    return summary_of(found, runs, ERM)
 
 
 class Work(Protocol):
