@@ -260,8 +260,8 @@ class TestErrors:
         empty.mkdir()
         message = error_of(cli("adapt", run, empty, "--out", tmp_path / "s.safetensors"))
         assert message == (
-            f"error: {empty} holds no images (.bmp .gif .jpeg .jpg .png .tif .tiff .webp); give a "
-            "folder or files with images"
+            f"error: {empty} holds no images (.bmp .dcm .dicom .gif .heic .heif .jpeg .jpg .png "
+            ".tif .tiff .webp); give a folder or files with images"
         )
 
     def test_only_broken_images(self, cli: Any, run: Path, tmp_path: Path) -> None:

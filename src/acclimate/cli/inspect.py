@@ -1,5 +1,6 @@
 """`inspect`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +28,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
+    from acclimate.data.duplicates import find_duplicates, sentences
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.data.inspection import rare_formats, try_images
+    from acclimate.data.inspection import rare_formats, sampled, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
@@ -36,21 +38,26 @@ def inspect(
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
+    copies = find_duplicates(manifest, sampled(manifest, read))
     pictures = []
     if plots is not None:
         from acclimate.report.figures.inspection import write_label_plots
 
         pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
     if json:
-        sentences = [sentence for kind in problems for sentence in kind.sentences()]
-        extra = {"problems": sentences, "images_read": tried, "unreadable": unreadable}
-        extra["rare_formats"] = rare_formats(manifest)
+        extra: dict[str, Any] = {
+            "problems": [sentence for kind in problems for sentence in kind.sentences()],
+            "images_read": tried,
+            "unreadable": unreadable,
+            "rare_formats": rare_formats(manifest),
+            "duplicates": [asdict(group) for group in copies],
+        }
         say_json({**found.as_dict(), **extra, "plots": pictures})
         return
     _show_inspection(found)
     for kind in problems:
         say(f"problem: {kind.summary()}")
-    for line in rare_formats(manifest):
+    for line in (*rare_formats(manifest), *sentences(copies, str(data))):
         say(f"note: {line}")
     if tried:
         say(f"{tried} images tried, {len(unreadable)} unreadable")

@@ -116,16 +116,20 @@ def encode(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     return names, codes.to_numpy().astype(np.int64)
 
 
-def seeded_splits(table: pa.Table, *, val_share: float, seed: int) -> pa.Array:
+def seeded_splits(
+    table: pa.Table, *, val_share: float, seed: int, same: np.ndarray | None = None
+) -> pa.Array:
     """`train` or `val` for each row; a domain's rows alone decide its split.
 
     In each domain round(val_share * n) of its n images go to `val`, and at least one stays. Rows
     that share an image go together, or a validation image would be trained on under another label.
+    `same` [n] is equal where different files show one picture: copies go together too, and those
+    of another domain's training images are trained on.
     """
     if not 0 <= val_share < 1:
         raise ConfigError(f"val_share is {val_share}; give a share of at least 0 and less than 1")
     domains, domain = encode(table["domain"])
-    image = image_codes(table, "image")
+    image = image_codes(table, "image") if same is None else same
     held_out = np.zeros(table.num_rows, dtype=bool)
     for name, rows in grouped(domain, domains).items():
         _, first, group = np.unique(image[rows], return_index=True, return_inverse=True)
@@ -134,7 +138,16 @@ def seeded_splits(table: pa.Table, *, val_share: float, seed: int) -> pa.Array:
         count = min(round(val_share * len(first)), len(first) - 1)
         chosen = stream(seed, "split", name).permutation(len(first))[:count]
         held_out[rows] = np.isin(group, chosen)
+    if same is not None:
+        held_out &= ~_copied(image_codes(table, "image"), same, ~held_out)
     return pa.array(np.where(held_out, "val", "train").tolist(), pa.string())
+
+
+def _copied(file: np.ndarray, same: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """bool [n]: which rows show, in another file, a picture that a `trained` row shows."""
+    pairs = np.unique(np.stack([same, file]), axis=1)
+    several, files = np.unique(pairs[0], return_counts=True)
+    return np.isin(same, several[files > 1]) & np.isin(same, same[trained])
 
 
 def image_codes(table: pa.Table, *names: str) -> np.ndarray:

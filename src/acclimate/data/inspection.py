@@ -222,6 +222,12 @@ def _images(manifest: Manifest) -> int:
     return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
 
 
+def sampled(manifest: Manifest, limit: int) -> np.ndarray:
+    """`limit` rows at random, or all where it is negative."""
+    rows = stream(0, "inspect").permutation(len(manifest))
+    return np.asarray(rows if limit < 0 else rows[:limit])
+
+
 def try_images(
     manifest: Manifest, limit: int, watch: Watch = unwatched
 ) -> tuple[int, list[dict[str, str]]]:
@@ -231,8 +237,7 @@ def try_images(
 
     if manifest.has_features or limit == 0:
         return 0, []
-    rows = stream(0, "inspect").permutation(len(manifest))
-    rows = rows if limit < 0 else rows[:limit]
+    rows = sampled(manifest, limit)
 
     def problem(row: int) -> str | None:
         try:

@@ -26,6 +26,7 @@ from acclimate.data.columns import (
     require_columns,
     seeded_splits,
 )
+from acclimate.data.duplicates import joined, near_content, same_content
 from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, is_manifest
 from acclimate.data.spreadsheets import with_slashes
 from acclimate.data.writing import VERSION, write_parts
@@ -80,12 +81,20 @@ class Manifest:
     """Domains that the source names, with or without rows."""
 
     @classmethod
-    def from_folder(cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
-        """A domain/class/image tree; folders may nest below the class."""
+    def from_folder(
+        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
+    ) -> Self:
+        """A domain/class/image tree; folders may nest below the class.
+
+        Copies of a file are in one split, and with `alike` pictures that look the same, for which
+        every image is read.
+        """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
         table, domains = readers.read_folder(folder, source)
-        return cls._of(table, folder, source, domains=domains, val_share=val_share, seed=seed)
+        return cls._of(
+            table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
+        )
 
     @classmethod
     def from_table(
@@ -95,6 +104,7 @@ class Manifest:
         root: str | Path | None = None,
         val_share: float = 0.2,
         seed: int = 0,
+        alike: bool = False,
     ) -> Self:
         """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
@@ -112,7 +122,7 @@ class Manifest:
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
         table = with_slashes(table, folder)
-        return cls._of(table, folder, path.name, val_share=val_share, seed=seed)
+        return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
 
     @classmethod
     def from_arrays(
@@ -177,14 +187,20 @@ class Manifest:
         domains: tuple[str, ...] = (),
         val_share: float,
         seed: int,
+        alike: bool = False,
     ) -> Self:
         table = conform(table, source)
-        if "split" not in table.column_names:
-            splits = seeded_splits(table, val_share=val_share, seed=seed)
-            table = table.append_column("split", splits)
         if classes is None:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
             classes = tuple(sorted(label for label in labels if label.strip()))
+        if "split" not in table.column_names:
+            same = same_content(table, root)
+            if alike:
+                whole = cls(table, classes, root.resolve(), source, domains)
+                own = image_codes(table, "image") if same is None else same
+                same = joined(own, near_content(whole, whole.one_row_each(np.arange(len(whole)))))
+            splits = seeded_splits(table, val_share=val_share, seed=seed, same=same)
+            table = table.append_column("split", splits)
         return cls(table, classes, root.resolve(), source, domains)
 
     def write(self, path: str | Path) -> None:

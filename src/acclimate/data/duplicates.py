@@ -1,0 +1,221 @@
+"""The same picture in several files: by content, and nearly the same by a perceptual hash.
+
+Whoever trains on one copy and is scored on another is scored on what it was trained on.
+"""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from acclimate.core.errors import ImageError
+from acclimate.core.wording import count
+
+if TYPE_CHECKING:
+    from acclimate.data.manifest import Manifest
+
+BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
+SIDE, KEPT = 32, 8  # of the thumbnail, and of the corner of its cosine transform
+NEAR_BITS = 4  # of 63 may differ: two photographs of different things differ in some 31
+NEAR_GREY = 8.0  # of 255, on average over the thumbnails
+FLAT = 3.0  # standard deviation of grey below which a picture shows too little to compare
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that show one picture, in different files."""
+
+    kind: Literal["same", "alike"]
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
+    """int64 [n], equal where two rows show files of one content; None where no two files are the
+    same. Only files of one size are read, and of those most only in part."""
+    if "image" not in table.column_names:
+        return None
+    names = pc.unique(pc.drop_null(table["image"])).to_pylist()
+    twins = [group for group in _twins(names, root) if len(group) > 1]
+    if not twins:
+        return None
+    found = pc.index_in(table["image"], value_set=pa.array(names, pa.string()))
+    file = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    first = np.arange(len(names))
+    for group in twins:
+        first[group] = min(group)
+    return np.where(file < 0, len(names) + np.arange(len(file)), first[file])
+
+
+def near_content(manifest: "Manifest", rows: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of `rows` whose pictures look the same, though their files differ; what cannot be read
+    is passed over."""
+    with ThreadPoolExecutor() as pool:
+        prints = list(pool.map(lambda row: _fingerprint(manifest, int(row)), rows))
+    known = [(int(row), one) for row, one in zip(rows, prints, strict=True) if one is not None]
+    pairs = []
+    for a, b in sorted(_candidates([one.bits for _, one in known])):
+        (row, one), (other, two) = known[a], known[b]
+        if one.bits.bit_count() and _near(one, two):
+            pairs.append((min(row, other), max(row, other)))
+    return pairs
+
+
+def joined(codes: np.ndarray, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Codes [n] in which both rows of each pair, and whatever shares a code with them, agree."""
+    parent = {int(code): int(code) for code in np.unique(codes)}
+
+    def top(code: int) -> int:
+        while parent[code] != code:
+            code = parent[code]
+        return code
+
+    for a, b in pairs:
+        low, high = sorted((top(int(codes[a])), top(int(codes[b]))))
+        parent[high] = low
+    return np.array([top(int(code)) for code in codes], dtype=np.int64)
+
+
+def find_duplicates(manifest: "Manifest", rows: np.ndarray) -> list[Group]:
+    """Pictures in several files: the same among all, those that look alike among `rows`."""
+    if manifest.has_features:
+        return []
+    same = same_content(manifest.table, manifest.root)
+    own = manifest.image_ids if same is None else same
+    whole = joined(own, near_content(manifest, manifest.one_row_each(np.sort(rows))))
+    found = [*_groups(manifest, own, "same")]
+    exact = {group.images for group in found}
+    return found + [g for g in _groups(manifest, whole, "alike") if g.images not in exact]
+
+
+def sentences(groups: Sequence[Group], data: str) -> list[str]:
+    """What `inspect` says of them."""
+    said = []
+    for kind, what in (("same", "the same"), ("alike", "nearly the same")):
+        mine = [group for group in groups if group.kind == kind]
+        if not mine:
+            continue
+        labels = sum(len(group.labels) > 1 for group in mine)
+        domains = sum(len(group.domains) > 1 for group in mine)
+        remedy = (
+            "copies stay in one split"
+            if kind == "same"
+            else f"to keep them in one split: acclimate build folder {data} --alike --out FILE"
+        )
+        said.append(
+            f"{count(len(mine), 'picture')} in several files that are {what}: {labels} under "
+            f"several labels, {domains} in several domains; {remedy}"
+        )
+        said += [f"{what}: {' and '.join(group.images[:_SHOWN])}" for group in mine[:_SHOWN]]
+    return said
+
+
+def _groups(
+    manifest: "Manifest", codes: np.ndarray, kind: Literal["same", "alike"]
+) -> Iterator[Group]:
+    order = np.argsort(codes, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+        images = sorted({manifest.image_name(int(row)) for row in rows})
+        if len(images) > 1:
+            labels = {manifest.classes[manifest.label_index[row]] for row in rows}
+            domains = {manifest.domain_names[row] for row in rows}
+            yield Group(kind, tuple(images), tuple(sorted(labels)), tuple(sorted(domains)))
+
+
+def _twins(names: Sequence[str], root: Path) -> Iterator[list[int]]:
+    """Places among `names` of files with one content."""
+    by_size = defaultdict(list)
+    for place, name in enumerate(names):
+        try:
+            size = os.stat(root / name).st_size  # noqa: PTH116 (many)
+        except (OSError, ValueError):
+            continue
+        if size:
+            by_size[size].append(place)
+    for size, places in by_size.items():
+        for some in _agreeing(places, names, root, partial(_middle, size=size)):
+            yield from _agreeing(some, names, root, _whole)
+
+
+def _agreeing(
+    places: Sequence[int], names: Sequence[str], root: Path, told: Callable[[Path], bytes]
+) -> Iterator[list[int]]:
+    if len(places) < 2:
+        return
+    found = defaultdict(list)
+    for place in places:
+        try:
+            found[told(root / names[place])].append(place)
+        except OSError:
+            continue
+    yield from (some for some in found.values() if len(some) > 1)
+
+
+def _middle(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, (size - BLOCK) // 2))
+        return file.read(BLOCK)
+
+
+def _whole(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+@dataclass(frozen=True)
+class _Print:
+    bits: int  # 63 of them: which low frequencies are above their median
+    grey: np.ndarray  # [SIDE, SIDE]
+
+
+def _fingerprint(manifest: "Manifest", row: int) -> _Print | None:
+    from PIL import Image
+
+    from acclimate.data.images import decode
+
+    try:
+        image = decode(manifest.image_source(row), hint=SIDE).convert("L")
+    except ImageError:
+        return None
+    grey = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR), dtype=np.float64)
+    return None if grey.std() < FLAT else _Print(perceptual_hash(grey), grey)
+
+
+def perceptual_hash(grey: np.ndarray) -> int:
+    """Of [SIDE, SIDE]: one bit for each of the lowest frequencies of its cosine transform but the
+    mean, set where it is above their median (pHash)."""
+    from scipy.fft import dctn
+
+    low = dctn(grey, norm="ortho")[:KEPT, :KEPT].ravel()[1:]
+    bits = low > np.median(low)
+    return int("".join("1" if bit else "0" for bit in bits), 2)
+
+
+def _near(one: _Print, two: _Print) -> bool:
+    apart = (one.bits ^ two.bits).bit_count()
+    return apart <= NEAR_BITS and float(np.abs(one.grey - two.grey).mean()) <= NEAR_GREY
+
+
+def _candidates(bits: Sequence[int]) -> set[tuple[int, int]]:
+    """Pairs that agree in one of NEAR_BITS + 1 bands: of those within NEAR_BITS, all do."""
+    bands, width = NEAR_BITS + 1, -(-63 // (NEAR_BITS + 1))
+    found: set[tuple[int, int]] = set()
+    for band in range(bands):
+        buckets = defaultdict(list)
+        for place, value in enumerate(bits):
+            buckets[value >> (band * width) & ((1 << width) - 1)].append(place)
+        for places in buckets.values():
+            found.update(combinations(places, 2))
+    return found
