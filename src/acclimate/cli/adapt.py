@@ -1,6 +1,7 @@
 """`adapt`."""
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.output import Device, Json, MethodSettings, progress_bar, say, say_json
+from acclimate.core.errors import StateMismatch
+from acclimate.core.locks import locked
 from acclimate.core.wording import percent
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
@@ -47,28 +50,19 @@ def adapt(
     chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
-    earlier = None if into is None else DomainState.load(into)
     quarantine = Quarantine.lenient(len(paths))
-    with progress_bar() as watch:
+    with _one_at_a_time(into, out), progress_bar() as watch:
         site = adapt_to(
             trained,
             paths,
             method=method,
             settings=chosen,
-            into=earlier,
+            into=None if into is None else DomainState.load(into),
             quarantine=quarantine,
             watch=watch,
         )
-    assert site.state is not None
-    facts: dict[str, Any] = {"method": site.method, "n": site.state.count}
-    facts["engine"] = site.engine
-    if site.notes:
-        facts["notes"] = list(site.notes)
-    if site.trust is not None:
-        facts |= dataclasses.asdict(site.trust)
-    if site.label_prior is not None:
-        facts["label_prior"] = site.label_prior
-    site.state.save(out, notes=facts)
+        facts = _facts(site)
+        site.state.save(out, notes=facts)
     if json:
         say_json({"state": str(out), "unreadable": quarantine.as_dicts(), **facts})
         return
@@ -76,6 +70,28 @@ def adapt(
     for image, reason in quarantine.entries:
         say(f"skipped {image}: {reason}")
     say(f"state: {out}")
+
+
+def _one_at_a_time(into: Path | None, out: Path) -> AbstractContextManager[None]:
+    """Who goes on from the state that another is about to write waits for it: neither is lost."""
+    if into is None or not _same_place(into, out):
+        return nullcontext()
+    return locked(out.with_name(f".{out.name}.lock"), "adapting", StateMismatch, wait=True)
+
+
+def _same_place(one: Path, two: Path) -> bool:
+    return one.expanduser().resolve() == two.expanduser().resolve()
+
+
+def _facts(site: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"method": site.method, "n": site.state.count, "engine": site.engine}
+    if site.notes:
+        facts["notes"] = list(site.notes)
+    if site.trust is not None:
+        facts |= dataclasses.asdict(site.trust)
+    if site.label_prior is not None:
+        facts["label_prior"] = site.label_prior
+    return facts
 
 
 def _show(site: Any) -> None:

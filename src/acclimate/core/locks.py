@@ -12,15 +12,16 @@ from acclimate.core.errors import AcclimateError, RunBusy
 
 @contextmanager
 def locked(
-    path: Path, doing: str, error: type[AcclimateError], *, remove: bool = True
+    path: Path, doing: str, error: type[AcclimateError], *, remove: bool = True, wait: bool = False
 ) -> Iterator[None]:
-    """Hold the lock file `path`; whoever comes meanwhile is told what is being done in its folder.
+    """Hold the lock file `path`; whoever comes meanwhile is told what is being done in its folder,
+    or with `wait` has to wait.
 
     The system lets go of the lock of a process that dies, however it dies; the file itself means
     nothing, and is removed or left. `error` is raised where there are no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(path, doing, error):
+    with _lock(path, doing, error, 0 if wait else fcntl.LOCK_NB):
         try:
             yield
         finally:
@@ -28,12 +29,12 @@ def locked(
                 path.unlink(missing_ok=True)
 
 
-def _lock(path: Path, doing: str, error: type[AcclimateError]) -> TextIO:
+def _lock(path: Path, doing: str, error: type[AcclimateError], how: int) -> TextIO:
     folder = path.parent
     while True:
         lock = path.open("a")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | how)
         except BlockingIOError:
             lock.close()
             raise RunBusy(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile
+from acclimate.core.generators import borrowed
 from acclimate.core.randomness import derive
 from acclimate.core.tensors import below, fill
 from acclimate.data.batches import (
@@ -174,9 +175,10 @@ def fit_plain(
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
     """
-    torch.manual_seed(derive(seed, "plain head"))
-    backbone = rows.backbone(layers=layers)
-    plain = Plain(backbone, rows.classes, dropout=dropout).to(rows.x.device)
+    with borrowed():
+        torch.manual_seed(derive(seed, "plain head"))
+        backbone = rows.backbone(layers=layers)
+        plain = Plain(backbone, rows.classes, dropout=dropout).to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
     _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed, shift=shift)
     return plain.eval()
@@ -184,10 +186,11 @@ def fit_plain(
 
 def fit_site(rows: FeatureRows, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
     """Φ by prototypes, then F(x, μ) in prior-aware training."""
-    torch.manual_seed(derive(seed, "site"))
-    embedding, predictor = build_site(
-        rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
-    )
+    with borrowed():
+        torch.manual_seed(derive(seed, "site"))
+        embedding, predictor = build_site(
+            rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
+        )
     sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed)
     _fit(embedding.to(rows.x.device), sampler, rows, config, seed)
     table = _embed(embedding.eval(), rows, names)
@@ -262,7 +265,6 @@ def _fit(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
     objective.train()
     for step in range(config.steps):
-        torch.manual_seed(derive(seed, "step", step))  # dropout is then the step's, as in the loop
         index, numbers = sampler.rows(step)
         domain = torch.from_numpy(numbers).to(rows.x.device)
         batch = Batch(
@@ -273,6 +275,9 @@ def _fit(
             None if shift is None else shift[domain],
         )
         optimiser.zero_grad(set_to_none=True)
-        objective(batch, step).total.backward()
+        with borrowed():
+            torch.manual_seed(derive(seed, "step", step))  # dropout is the step's, as in the loop
+            total = objective(batch, step).total
+        total.backward()
         optimiser.step()
         schedule.step()

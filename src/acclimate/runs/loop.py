@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
+from acclimate.core.generators import borrowed
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
@@ -153,8 +154,9 @@ class Loop:
             group["lr"] = learning_rate(group["settings"], step, planned)
         # Dropout draws from the global generator: seeded per step and process, it needs no saving.
         name = self.phase.seeded_as or self.phase.name
-        torch.manual_seed(derive(self.seed, name, "step", step, self.world.rank))
-        parts = take(batch, step)
+        with borrowed():
+            torch.manual_seed(derive(self.seed, name, "step", step, self.world.rank))
+            parts = take(batch, step)
         for losses in parts:
             penalised = not adversary_moves(self.objective, step)
             self._add(losses, len(batch) / len(parts), penalised=penalised)

@@ -13,6 +13,7 @@ import torch
 from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.files import clear_temporary
+from acclimate.core.generators import borrowed
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
 from acclimate.core.wording import count
@@ -71,18 +72,20 @@ class Session:
         """Fresh networks, whose random weights are the seed's, fitted to data and device."""
         plan, width = self.plan, self.plan.in_features
         if plan.frozen:
-            self.extractor = build_extractor(plan.config, pretrained=True)
+            with borrowed():
+                self.extractor = build_extractor(plan.config, pretrained=True)
             width = self.extractor.features
-        torch.manual_seed(derive(plan.config.seed, "initial weights"))
-        counts = len(plan.classes), len(plan.train_domains), width
-        if self.folder.kind is SHARED:
-            self.embedding = build_embedding(
-                plan.config, *counts, pretrained=True, world=self.world
-            )
-        else:
-            self.predictor, self.embedding = build_networks(
-                plan.config, *counts, pretrained=True, world=self.world
-            )
+        with borrowed():
+            torch.manual_seed(derive(plan.config.seed, "initial weights"))
+            counts = len(plan.classes), len(plan.train_domains), width
+            if self.folder.kind is SHARED:
+                self.embedding = build_embedding(
+                    plan.config, *counts, pretrained=True, world=self.world
+                )
+            else:
+                self.predictor, self.embedding = build_networks(
+                    plan.config, *counts, pretrained=True, world=self.world
+                )
         self.size = prepare(plan, self.world, *self.networks, extractor=self.extractor)
 
     @property
@@ -198,7 +201,7 @@ def session(
     Whatever can be refused is refused before the folder is taken: a wrong backbone, a Φ in
     `shared` that is another one, or a batch that does not fit leave no trace.
     """
-    with joined(device) as world:
+    with joined(device) as world, _state_of(world.device):
         if world.device.type == "cpu":
             keep_freed_memory()
         check_batches(plan.config, plan.algorithm, world, main=folder.kind is not SHARED)
@@ -224,6 +227,19 @@ def session(
                     yield now
         if world.main:
             folder.tidy()
+
+
+@contextmanager
+def _state_of(device: torch.device) -> Iterator[None]:
+    """Give a GPU's generator back as it was: once, as asking for it takes time."""
+    if device.type != "cuda":
+        yield
+        return
+    state = torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state(state, device)
 
 
 def _check_memory(now: Session, *, learned: bool) -> None:
