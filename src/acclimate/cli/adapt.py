@@ -61,6 +61,7 @@ def adapt(
             quarantine=quarantine,
             watch=watch,
         )
+        assert site.state is not None
         facts = _facts(site)
         site.state.save(out, notes=facts)
     if json:

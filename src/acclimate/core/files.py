@@ -165,7 +165,9 @@ def _told(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        raise WriteError(f"{path} cannot be written: {_reason(error, path)}") from error
+        told = WriteError(f"{path} cannot be written: {_reason(error, path)}")
+        told.errno = error.errno
+        raise told from error
 
 
 def _reason(error: OSError, path: Path) -> str:

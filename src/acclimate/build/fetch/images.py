@@ -170,10 +170,9 @@ def _settle(
     try:
         return _settled(image, url, root, before, settings, downloader)
     except OSError as error:
-        number = error.errno or getattr(error.__cause__, "errno", None)
-        if number not in _NO_PLACE:
+        if error.errno not in _NO_PLACE:
             raise  # a full disk is not this image's fault, and would be the next one's too
-        reason = f"no place for it ({os.strerror(number).lower()})"
+        reason = f"no place for it ({os.strerror(error.errno).lower()})"
         return Entry(image=image, status="dead", time=_now(), url=url, reason=reason)
 
 

@@ -1,0 +1,168 @@
+"""Disks that are full, fail or take half: one line, and the next start ends as if unharmed."""
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.adapt.classifier import adapt
+from acclimate.build.fetch.journal import Entry, Journal
+from acclimate.config import RunConfig, as_dict
+from acclimate.core.errors import WriteError
+from acclimate.core.sealed import write_sealed
+from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.model import Trained
+from acclimate.runs.training import train
+from acclimate.sweep.task import Task, perform
+from fixtures.interruption import assert_same_weights, stable
+
+Tiny = Callable[..., RunConfig]
+KINDS = ("no space", "input/output", "short write", "no rename")
+
+
+@contextmanager
+def failing(at: int, kind: str) -> Iterator[list[int]]:
+    """The write number `at` fails: by its sync, by half of it, or when it is put in place."""
+    seen: list[int] = []
+    sync, write, replace = os.fsync, os.write, Path.replace
+
+    def due() -> bool:
+        seen.append(1)
+        return len(seen) == at
+
+    def fsync(handle: int) -> None:
+        if kind in ("no space", "input/output") and due():
+            number = errno.ENOSPC if kind == "no space" else errno.EIO
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    def half(handle: int, data: bytes) -> int:
+        if kind == "short write" and due():
+            write(handle, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data)
+
+    def rename(self: Path, target: Path) -> Path:
+        if kind == "no rename" and due():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return replace(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "write", half)
+        patch.setattr(Path, "replace", rename)
+        yield seen
+
+
+def through(work: Callable[[], object], kind: str) -> int:
+    """Start it again and again, each time with a fault one write later, until it ends."""
+    for at in itertools.count(1):
+        with failing(at, kind) as seen:
+            try:
+                work()
+            except WriteError as error:
+                said = str(error)
+                assert " cannot be written: " in said and "\n" not in said
+                assert said.endswith(("repeat the command", "check the path"))
+                continue
+            assert len(seen) < at
+            return at - 1
+    raise AssertionError("it never ended")
+
+
+@pytest.fixture(scope="module")
+def whole(features: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny(), features, run)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_training(features: Manifest, tiny: Tiny, whole: Path, tmp_path: Path, kind: str) -> None:
+    faults = through(lambda: train(tiny(), features, tmp_path / "run"), kind)
+    assert faults >= 5
+    assert_same_weights(tmp_path / "run", whole)
+    assert stable(tmp_path / "run") == stable(whole)
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("kind", ("no space", "input/output", "no rename"))
+def test_a_state_and_a_manifest(features: Manifest, whole: Path, tmp_path: Path, kind: str) -> None:
+    state = adapt(Trained.load(whole), features.features()[:9], method="embedding").state
+    assert state is not None
+    path, data = tmp_path / "state", tmp_path / "a.parquet"
+    earlier = DomainState.empty("m", 2)
+    earlier.save(path)
+    before = path.read_bytes()
+
+    def save() -> None:
+        try:
+            state.save(path)
+        except WriteError:
+            assert path.read_bytes() in (before, after)
+            raise
+
+    state.save(tmp_path / "whole")
+    after = (tmp_path / "whole").read_bytes()
+    assert through(save, kind) >= 1
+    assert path.read_bytes() == after
+    assert through(lambda: features.write(data), kind) >= 1
+    assert Manifest.open(data).digest() == features.digest()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "state", "whole"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ("no space", "input/output"))
+def test_a_job_of_a_sweep(
+    features: Manifest, tiny: Tiny, whole: Path, tmp_path: Path, kind: str
+) -> None:
+    data = tmp_path / "a.parquet"
+    features.write(data)
+    config: dict[str, Any] = as_dict(tiny())
+    task = Task(
+        sweep=str(tmp_path / "sweep"), kind="run", id="job", data=str(data),
+        digest=features.digest(), config=config, device="cpu",
+    )  # fmt: skip
+    (tmp_path / "sweep").mkdir()
+    states = []
+    for at in itertools.count(2, 5):
+        with failing(at, kind):
+            states.append(perform(task).state)
+        if states[-1] == "done":
+            break
+    assert set(states[:-1]) == ({"full"} if kind == "no space" else {"failed"})
+    assert_same_weights(task.folder.path, whole)
+
+
+@pytest.mark.parametrize("kind", ("no space", "input/output", "short write"))
+def test_a_journal(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "fetch.jsonl"
+    entries = [Entry(image=f"{n}.jpg", status="dead", time="t") for n in range(4)]
+
+    def note() -> None:
+        known = Journal(path).read()
+        for entry in entries:
+            if entry.image not in known:
+                journal = Journal(path)
+                journal.add(entry)
+                journal.flush()
+
+    assert through(note, kind) >= 1
+    assert Journal(path).read() == {entry.image: entry for entry in entries}
+
+
+def test_a_document_stays_what_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_sealed(path, {"n": 1})
+    before = path.read_bytes()
+    with failing(1, "no space"), pytest.raises(WriteError) as error:
+        write_sealed(path, {"n": 2})
+    assert error.value.errno == errno.ENOSPC
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
