@@ -30,6 +30,7 @@ from rich.table import Table
 
 import incumbent
 from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.adapt.many import ManyDomains
 from acclimate.config import DataConfig, RunConfig, from_dict, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.files import write_json
@@ -365,6 +366,11 @@ def adapting(bench: Bench) -> list[Row]:
             taken = bench.seconds(lambda: adapt(model, paths[:n], method="embedding"), 2)  # noqa: B023
             rows.append({"work": f"adapt on {n}", "ms": 1e3 * taken, "images/s": n / taken})
     adapted = adapt(model, paths[:10], method="embedding")
+    sites = {
+        f"site {i}": adapt(model, paths[i : i + 1], method="embedding")
+        for i in range(len(paths))[:64]
+    }
+    many, mixed = ManyDomains(sites), [f"site {i % len(sites)}" for i in range(len(paths))]
     as_it_is = apply_state(other, None)
     loaded = torch.randint(0, 256, (256, 3, model.size, model.size), dtype=torch.uint8)
     x = to_float(loaded, bench.device)
@@ -376,7 +382,13 @@ def adapting(bench: Bench) -> list[Row]:
             taken = bench.seconds(lambda: one.predictor(x), 5)  # noqa: B023
         name = f"predict, {name}, the network alone"
         rows.append({"work": name, "ms": 1e3 * taken, "images/s": len(x) / taken})
-    return rows
+    taken = bench.seconds(lambda: many.predict_proba(paths, mixed), 2)
+    row = {
+        "work": f"predict, {len(sites)} domains mixed",
+        "ms": 1e3 * taken,
+        "images/s": len(paths) / taken,
+    }
+    return [*rows, row]
 
 
 def start_up(bench: Bench) -> list[Row]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from acclimate.adapt.classifier import Adapted
     from acclimate.adapt.kernel import KernelClassifier
+    from acclimate.adapt.many import ManyDomains
     from acclimate.core.errors import AcclimateError
     from acclimate.data.manifest import Manifest
     from acclimate.estimator import AdaptiveClassifier
@@ -19,6 +20,7 @@ __all__ = [
     "DomainState",
     "KernelClassifier",
     "Manifest",
+    "ManyDomains",
 ]
 
 _HOMES = {
@@ -28,6 +30,7 @@ _HOMES = {
     "DomainState": "learn.embeddings",
     "KernelClassifier": "adapt.kernel",
     "Manifest": "data.manifest",
+    "ManyDomains": "adapt.many",
 }
 
 

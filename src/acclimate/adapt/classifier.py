@@ -119,7 +119,7 @@ class Adapted:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         device = next(self.predictor.parameters()).device
         most = self.trained.config.data.max_pixels
-        source, rows = _opened(images, self.predictor, self.size, most, quarantine)
+        source, rows = opened(images, self.predictor, self.size, most, quarantine)
         for places, stored in readable(source, rows, watch):
             logits: Tensor = self.predictor(to_float(stored, device)).logits
             require_finite(logits, "a prediction")
@@ -147,7 +147,7 @@ def adapt(
     most = trained.config.data.max_pixels
     if method != "auto":
         _chain(trained, method, settings or {})  # a mistake is told of before an image is opened
-    source, rows = _opened(images, trained.predictor, trained.size, most, quarantine)
+    source, rows = opened(images, trained.predictor, trained.size, most, quarantine)
     read: Iterable[Tensor] = (stored for _, stored in readable(source, rows, watch))
     if method != "auto":
         return _adapted(trained, read, _chain(trained, method, settings or {}), into, quarantine)
@@ -258,7 +258,7 @@ def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
     return into
 
 
-def _opened(
+def opened(
     images: Any, predictor: Predictor, size: int, max_pixels: int, quarantine: Quarantine
 ) -> tuple[Source, np.ndarray]:
     """What users hand over as a source for `predictor`, and all its rows."""

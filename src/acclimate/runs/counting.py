@@ -11,7 +11,8 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.data.source import Source, readable, to_float
-from acclimate.learn.models import Backbone, Plain, Predictor
+from acclimate.learn.models import Predictor
+from acclimate.learn.models.passed import Passed
 
 
 @dataclass(frozen=True)
@@ -93,25 +94,3 @@ def labelled_batches(
         places = mine[found]
         labels = torch.from_numpy(source.labels[rows[places]])
         yield to_float(stored, world.device), labels.to(world.device), places
-
-
-class Passed:
-    """A batch, and what backbones made of it: each sees it once."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        self._features: dict[Backbone, Tensor] = {}
-
-    def features(self, backbone: Backbone) -> Tensor:
-        if backbone not in self._features:
-            below, x = backbone.extractor, self.x
-            # A backbone on an extractor takes what that makes of images as well as images.
-            over = below is not None and x.ndim > 2
-            self._features[backbone] = backbone(self.features(below) if below and over else x)
-        return self._features[backbone]
-
-    def logits(self, predictor: Predictor) -> Tensor:
-        if not isinstance(predictor, Plain):
-            return predictor(self.x).logits  # type: ignore[no-any-return]
-        logits: Tensor = predictor.head(self.features(predictor.backbone)).logits
-        return logits

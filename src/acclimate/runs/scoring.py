@@ -22,10 +22,10 @@ from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embe
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import StartingPoint
 from acclimate.learn.models import Backbone, Plain, Predictor, over_features
+from acclimate.learn.models.passed import Passed
 from acclimate.runs.counting import (
     Candidate,
     Counts,
-    Passed,
     count_by_group,
     count_each,
     labelled_batches,

@@ -1,0 +1,102 @@
+"""Images of many domains at once: one pass of the backbone, and each row by its domain's head."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from acclimate.adapt.classifier import Adapted, opened
+from acclimate.adapt.methods import chain_of
+from acclimate.core.errors import ConfigError, StateMismatch, unknown
+from acclimate.core.tensors import require_finite
+from acclimate.data.quarantine import NoQuarantine
+from acclimate.data.source import readable, to_float
+from acclimate.learn.models import Backbone, Plain
+from acclimate.learn.models.passed import Passed, each_by_its_own
+
+
+class ManyDomains:
+    """Classifiers of several domains, made from one model, by the names of the domains.
+
+    Adaptation that changes the backbone itself (bn, tent) has a pass of its own, and no place here.
+    """
+
+    def __init__(self, sites: Mapping[str, Adapted]) -> None:
+        if not sites:
+            raise ConfigError("there is no domain to predict for; give at least one")
+        self.names = list(sites)
+        first = next(iter(sites.values()))
+        self.trained, self.labels, self.classes = first.trained, first.labels, first.classes
+        self.device = next(first.predictor.parameters()).device
+        digest = self.trained.digest()
+        backbones: dict[bool, Backbone] = {}
+        self._heads: dict[Backbone, list[int]] = {}
+        self._plain: list[Plain] = []
+        for number, (name, site) in enumerate(sites.items()):
+            if site.trained is not self.trained and site.trained.digest() != digest:
+                raise StateMismatch(
+                    f"domain '{name}' was adapted from another model than '{self.names[0]}'; "
+                    f"predict for one model at a time"
+                )
+            embedded = self._embedded(name, site)
+            if embedded not in backbones:
+                backbones[embedded] = self.trained.start(embedding=embedded).predictor.backbone
+            assert isinstance(site.predictor, Plain)
+            self._plain.append(site.predictor)
+            self._heads.setdefault(backbones[embedded], []).append(number)
+        self._classify = {
+            backbone: each_by_its_own([self._plain[number].head for number in numbers])
+            for backbone, numbers in self._heads.items()
+        }
+
+    @staticmethod
+    def _embedded(name: str, site: Adapted) -> bool:
+        """Whether it starts from the domain's μ."""
+        if site.state is None:
+            return False
+        chain = chain_of(site.state)
+        if not chain.head_only:
+            raise ConfigError(
+                f"domain '{name}' was adapted by '{chain.name}', which changes the backbone; "
+                f"predict its images by themselves"
+            )
+        return chain.embedding
+
+    def predict(self, images: Any, domains: Sequence[str]) -> list[Any]:
+        """As `Adapted.predict`, each image in the domain that `domains` names."""
+        names = self.classes if self.labels is None else self.labels.values.tolist()
+        return [names[index] for index in self.predict_proba(images, domains).argmax(1)]
+
+    @torch.no_grad()
+    def predict_proba(self, images: Any, domains: Sequence[str]) -> np.ndarray:
+        """Class probabilities: [n, C]."""
+        most = self.trained.config.data.max_pixels
+        source, rows = opened(images, self._plain[0], self.trained.size, most, NoQuarantine())
+        which = self._numbers(domains, len(rows))
+        found = np.zeros((len(rows), len(self.classes)), np.float32)
+        for places, stored in readable(source, rows):
+            x = Passed(to_float(stored, self.device))
+            for backbone, numbers in self._heads.items():
+                inside = np.flatnonzero(np.isin(which[places], numbers))
+                if not len(inside):
+                    continue
+                # All images pass: mostly there is one backbone, and its batches stay whole.
+                features = x.features(backbone)[torch.from_numpy(inside).to(self.device)]
+                own = np.searchsorted(numbers, which[places[inside]])
+                heads = torch.from_numpy(own).to(self.device)
+                logits = self._classify[backbone](features, heads).float()
+                require_finite(logits, "a prediction")
+                found[places[inside]] = torch.softmax(logits, dim=1).cpu().numpy()
+        return found
+
+    def _numbers(self, domains: Sequence[str], images: int) -> np.ndarray:
+        if len(domains) != images:
+            raise ConfigError(
+                f"there are {images} images and {len(domains)} names of domains; name one for each"
+            )
+        known = {name: number for number, name in enumerate(self.names)}
+        for name in domains:
+            if name not in known:
+                raise unknown(f"there is no domain '{name}' here", name, known)
+        return np.array([known[name] for name in domains], dtype=np.int64)
