@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick fuzz check format docs bench bench-shift bench-speed bench-base bench-promises clean
+.PHONY: setup demo test quick fuzz check format docs mutants bench bench-shift bench-speed bench-base bench-promises clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,9 @@ bench-base: $(STAMP)
 FILES ?= $(wildcard runs/bench-shift/shift.json runs/rehearsed/rehearsed.json)
 bench-promises: $(STAMP)
 	$(BIN)/python benchmarks/promises.py $(FILES)
+# Does a test notice? ONLY='acclimate.learn.penalties*': those alone. Results are kept in mutants/.
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ONLY)
 
 clean:
-	rm -rf $(VENV) demo runs
+	rm -rf $(VENV) demo runs mutants

@@ -8,6 +8,7 @@ from acclimate.results.statistics import (
     ENOUGH_SEEDS,
     Estimate,
     difference_p,
+    holm,
     in_words,
     ratio,
 )
@@ -86,3 +87,7 @@ def test_with_too_few_seeds_nothing_is_said_of_a_difference() -> None:
 
 def test_a_chance_is_said_with_three_digits() -> None:
     assert [in_words(p) for p in (0.00099, 0.001, 0.0449)] == ["<0.001", "0.001", "0.045"]
+
+
+def test_a_corrected_chance_is_no_more_than_certain() -> None:
+    assert holm([0.8, 0.9, 0.01]) == [1.0, 1.0, pytest.approx(0.03)]
