@@ -760,3 +760,85 @@ def test_the_command(tmp_path: Path) -> None:
     assert (facts["photos"], facts["rows"], facts["domains"]) == (6, 7, 4)
     wrong = CliRunner().invoke(app, [*arguments, "--split", "40,22"])
     assert isinstance(wrong.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pandas.core.series", "Series"),
+        ("pandas.core.arrays.integer", "IntegerArray"),
+        ("pandas.core.arrays.boolean", "BooleanArray"),
+        ("pandas.core.dtypes.dtypes", "ArrowDtype"),
+        ("collections", "OrderedDict"),
+        ("datetime", "date"),
+    ],
+)
+def test_harmless_content_that_is_not_read_is_called_that(
+    tmp_path: Path, module: str, name: str
+) -> None:
+    message = refused(tmp_path, dumped(Made(Name(module, name), (1,))))
+    assert message.startswith(f"x.pkl holds {module}.{name} at byte ")
+    assert message.endswith(
+        ", which is harmless and not read here; save its columns as text, numbers and lists, or "
+        "give the file as released"
+    )
+
+
+def test_sets_are_called_sets(tmp_path: Path) -> None:
+    for held in ({1}, frozenset({1})):
+        message = refused(tmp_path, pickle.dumps([held], protocol=4))
+        assert message.startswith("x.pkl holds a set at byte ")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("numpy.testing._private.utils", "runstring"), ("os", "Series")]
+)
+def test_nothing_else_is_called_harmless(tmp_path: Path, module: str, name: str) -> None:
+    assert "do not trust the file" in refused(tmp_path, dumped(Made(Name(module, name), (1,))))
+
+
+def many(count: int, **changes: Any) -> dict[str, Any]:
+    """`count` photos of one country, cells of which are one object where a column says so."""
+    columns: dict[str, Any] = {
+        "yfcc_row_id": np.arange(count),
+        "label_ids": objects([[0]] * count),
+        "country": objects(["France"] * count),
+        "country_id": np.zeros(count, dtype=int),
+        "in_5k_label_ids": objects([[10]] * count),
+        "is_train": np.ones(count, dtype=bool),
+        "yfcc_metadata": objects([""] * count),
+    }
+    return {**columns, **changes}
+
+
+def test_a_text_that_all_rows_share_takes_no_memory_for_each(tmp_path: Path) -> None:
+    fields = [""] * 23
+    fields[14] = "http://x.org/" + "y" * 150_000
+    shared = {
+        "one field": "\t".join(fields),
+        "all of it": "\t".join(["z" * 1_000_000, *fields[1:]]),
+        "a list": fields,
+        "a dictionary": {"url": fields[14]},
+    }
+    for name, cell in shared.items():
+        made = saved(tmp_path / "x.pkl", frame(many(500, yfcc_metadata=objects([cell] * 500))))
+        built = Released(file=made, out=tmp_path / "x.parquet").build(unwatched)
+        urls = built.manifest.table["url"].to_pylist()
+        assert urls == [None] * 500, name
+
+
+def test_a_list_of_labels_that_is_no_photos(tmp_path: Path) -> None:
+    labels = list(range(6000))
+    made = saved(tmp_path / "x.pkl", frame(many(50, in_5k_label_ids=objects([labels] * 50))))
+    with pytest.raises(ManifestError) as error:
+        Released(file=made, out=tmp_path / "x.parquet").build(unwatched)
+    assert str(error.value) == (
+        "x.pkl gives row 0 6000 labels, and a photo has at most 5000; give the file as released"
+    )
+
+
+def test_a_country_with_an_endless_name(tmp_path: Path) -> None:
+    names = objects(["F" * 201, "France"])
+    made = saved(tmp_path / "x.pkl", frame(many(2, country=names)))
+    built = Released(file=made, out=tmp_path / "x.parquet").build(unwatched)
+    assert built.facts["lost"] == {"a country's name of more than 200 characters": 1}

@@ -14,7 +14,14 @@ from acclimate.build.geo_yfcc.builder import image_name
 from acclimate.build.geo_yfcc.continents import continent_of
 from acclimate.build.geo_yfcc.labels import read_labels
 from acclimate.build.released.arrays import Column, value
-from acclimate.build.released.cells import degrees, metadata_of, text_of, whole_number
+from acclimate.build.released.cells import (
+    MOST_LABELS,
+    MOST_NAME,
+    degrees,
+    metadata_of,
+    text_of,
+    whole_number,
+)
 from acclimate.build.released.frames import read_columns
 from acclimate.build.splits import SEED, Split, require_share, require_split
 from acclimate.config import setting
@@ -138,6 +145,14 @@ def _photos(
         if isinstance(texts, list):
             texts[place] = None  # by far the largest column: do not hold it twice
         row, _, country, number, numbers, is_train, metadata = map(value, cells)
+        if isinstance(country, str | bytes) and len(country) > MOST_NAME:
+            count.lost[f"a country's name of more than {MOST_NAME} characters"] += 1
+            continue
+        if isinstance(numbers, list | tuple) and len(numbers) > MOST_LABELS:
+            raise ManifestError(
+                f"{source} gives row {place} {len(numbers)} labels, and a photo has at most "
+                f"{MOST_LABELS}; give the file as released"
+            )
         domain, country_id = text_of(country).strip(), whole_number(number)
         if not domain or country_id is None or country_id >= len(roles):
             count.lost["no country, or an id that is out of range"] += 1

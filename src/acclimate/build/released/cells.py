@@ -13,6 +13,13 @@ _KEYS = {
 }
 
 
+# A cell that all rows share costs a file nothing, and what is made of it costs memory each time.
+MOST_TEXT = 200_000  # characters of a photo's metadata
+MOST_FIELD = 2_000  # of one field of it that is looked at
+MOST_NAME = 200  # of a country's name
+MOST_LABELS = 5_000  # of a photo: ImageNet-5K has no more
+
+
 def whole_number(cell: object) -> int | None:
     """A whole number that is not negative, also one written as text or as 17.0."""
     if isinstance(cell, str) and cell.strip().isascii() and cell.strip().isdecimal():
@@ -30,6 +37,12 @@ def text_of(cell: object) -> str:
     if isinstance(cell, str):
         return cell if cell.isascii() else cell.encode("utf-8", "replace").decode("utf-8")
     return str(cell) if type(cell) in (int, float) else ""
+
+
+def _short(cell: object) -> str:
+    """The text of a field; one that is longer than such fields are is none."""
+    long = isinstance(cell, str | bytes) and len(cell) > MOST_FIELD
+    return "" if long else text_of(cell)
 
 
 def degrees(text: str | None) -> float | None:
@@ -53,11 +66,13 @@ def metadata_of(cell: object) -> dict[str, str]:
             for name, keys in _KEYS.items()
         }
     else:
+        if isinstance(cell, str) and len(cell) > MOST_TEXT:
+            return {}
         fields = cell.rstrip("\r\n").split("\t") if isinstance(cell, str) else cell
         if not isinstance(fields, list | tuple) or len(fields) not in METADATA:
             return {}
         held = dict(zip(METADATA[len(fields)], fields, strict=True))
-    texts = {name: text_of(value(held[name])).strip() for name in _KEYS}
+    texts = {name: _short(value(held[name])).strip() for name in _KEYS}
     for name in ("url", "page"):
         if not texts[name].startswith(("http://", "https://")):
             texts[name] = ""

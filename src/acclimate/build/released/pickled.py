@@ -18,6 +18,20 @@ from acclimate.core.errors import ManifestError
 MAX_BYTES = 8 << 30
 MAX_CONTAINERS = 50_000_000
 _DISTRUST = "it was not run: do not trust the file, and fetch it again from its authors"
+_PLAIN = "save its columns as text, numbers and lists, or give the file as released"
+# What real files may hold, harmless and not read: by what they are called, in whose modules.
+_HARMLESS_MODULES = frozenset(
+    {"pandas", "numpy", "pyarrow", "datetime", "collections", "builtins", "decimal"}
+)
+_HARMLESS_NAMES = """
+Series SingleBlockManager MultiIndex IntegerArray Int8Dtype Int16Dtype Int32Dtype Int64Dtype
+UInt8Dtype UInt16Dtype UInt32Dtype UInt64Dtype BooleanArray BooleanDtype FloatingArray
+Float32Dtype Float64Dtype ArrowExtensionArray ArrowDtype SparseArray SparseDtype PeriodArray
+IntervalArray DatetimeArray TimedeltaArray DatetimeTZDtype Timestamp Timedelta NAType NaTType
+OrderedDict defaultdict datetime date time timedelta timezone Decimal set frozenset
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+_SETS = frozenset({0x8F, 0x90, 0x91})
 
 Buffer = bytes | mmap.mmap
 Container = TypeVar("Container")
@@ -113,6 +127,12 @@ class _Reader:
     def refused(self, what: str) -> ManifestError:
         return ManifestError(f"{self.source} {what} at byte {self.at}; {_DISTRUST}")
 
+    def unread(self, what: str) -> ManifestError:
+        return ManifestError(
+            f"{self.source} holds {what} at byte {self.at}, which is harmless and not read here; "
+            f"{_PLAIN}"
+        )
+
     def take(self, count: int) -> bytes:
         if count < 0 or count > self.end - self.at:
             raise self.broken("it claims more bytes than it has")
@@ -156,6 +176,8 @@ class _Reader:
 
     def unknown(self) -> None:
         code = self.content[self.at - 1]
+        if code in _SETS:
+            raise self.unread("a set")
         raise self.refused(f"has the instruction 0x{code:02x}, which no table needs,")
 
     # Instructions that are more than a row of the table below.
@@ -205,6 +227,8 @@ class _Reader:
         found = Global(module, name)
         if found not in self.allowed:
             shown = ascii(str(found)[:80])[1:-1]
+            if module.partition(".")[0] in _HARMLESS_MODULES and name in _HARMLESS:
+                raise self.unread(shown)
             raise self.refused(f"asks for {shown}, which is no part of a table,")
         return found
 
