@@ -23,6 +23,7 @@ from acclimate.core.watch import Watch
 from acclimate.core.wording import DASH
 from acclimate.data import readers
 from acclimate.data.columns import seeded_splits
+from acclimate.data.duplicates import same_content
 from acclimate.data.manifest import Manifest
 
 # VLCS is also given out with a folder for each part of a domain; `full` holds all of them.
@@ -239,7 +240,8 @@ def _manifest(rows: Sequence[_Row], root: Path, source: str, drawn: SplitSetting
     if all(row.split for row in rows):
         splits = pa.array([row.split for row in rows], text)
     else:
-        splits = seeded_splits(table, val_share=drawn.val_share, seed=drawn.seed)
+        same = same_content(table, root)
+        splits = seeded_splits(table, val_share=drawn.val_share, seed=drawn.seed, same=same)
     classes = tuple(sorted({row.label for row in rows}))
     return Manifest(table.append_column("split", splits), classes, root.resolve(), source)
 
