@@ -77,8 +77,9 @@ def test_reports_see_only_what_a_run_folder_holds() -> None:
     for path in FILES:
         if part_of(path) == "report":
             further = imported(path) - {"report", "results", "core", "config", "data"}
-            assert further <= {"runs"}, path
+            assert further <= {"runs", "adapt"}, path
             assert modules(path, "runs") <= {"runs.records"}, path
+            assert modules(path, "adapt") <= {"adapt.rehearsal"}, path
 
 
 def test_core_and_theory_import_nothing_of_ours() -> None:

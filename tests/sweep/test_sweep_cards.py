@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from acclimate.adapt.rehearsal import Trial, conclude
 from acclimate.config import RunConfig, as_dict, from_dict, merged
 from acclimate.core.errors import SweepError
+from acclimate.core.sealed import write_sealed
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.results.protocol import Job, Sweep
@@ -449,3 +451,36 @@ def test_nothing_is_pruned_in_place_of_what_is_gone(sweep: Sweep, tmp_path: Path
         "its folder and repeat the sweep to have them again"
     )
     assert set(weights(tmp_path)) == others
+
+
+def test_the_card_of_a_rehearsed_run_has_the_verdict(sweep: Sweep, tmp_path: Path) -> None:
+    job = job_of(sweep, "erm", "site-0")
+    place = finish(tmp_path, job)
+    found = conclude(
+        [
+            Trial(domain=site, chain=chain, n=20, frequencies="as they are", accuracy=accuracy)
+            for site, plain in {"north": 0.6, "south": 0.7, "east": 0.8}.items()
+            for chain, accuracy in {"none": plain, "embedding": plain + 0.05}.items()
+        ],
+        {},
+        exact=True,
+    )
+    write_sealed(place / "rehearsal.json", found.to_dict())
+    (card,) = write_cards(tmp_path, sweep, [choice(job)], "training-domains")
+    text = card.read_text()
+    assert "How to adapt it to a new domain was rehearsed on its training domains." in text
+    assert (
+        """## Rehearsal
+
+- Rehearsed on 3 sites, embedding gained +5.0 ± 0.0 points with 20 unlabelled images; `adapt` uses \
+embedding from 20 images on.
+- Expected accuracy at a new site: 41.3 to 100.0 %.
+
+| adapted by (* used) | images | label frequencies | accuracy | gain |
+|---|--:|---|--:|--:|
+| none | 20 | as they are | 70.0 | 0.0 ± 0.0 |
+| embedding \\* | 20 | as they are | 75.0 | +5.0 ± 0.0 |
+"""
+        in text
+    )
+    assert f"acclimate adapt {place.name} new-domain/ --out new-domain.safetensors" in text

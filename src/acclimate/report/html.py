@@ -11,6 +11,7 @@ from acclimate.report import sections, sentences, tables
 from acclimate.report.assets import PAGE, SCRIPT, STYLE
 from acclimate.report.figures import illustrations
 from acclimate.report.figures.label_shares import HEADING as LABELS
+from acclimate.report.figures.rehearsal import HEADING as REHEARSAL
 from acclimate.report.markup import bullets, figure, folded, paragraph, section, slug, table
 from acclimate.results.material import Report
 from acclimate.results.statistics import ENOUGH_SEEDS
@@ -154,6 +155,9 @@ def _figures(report: Report) -> dict[str, str]:
         body = "\n".join(map(figure, group))
         if heading == LABELS:
             body += sections.label_tables(report.labels)
+        if heading == REHEARSAL:
+            words, grids = sections.rehearsals(report)
+            body = f"{words}\n{body}\n{grids}"
         found[heading] = section(heading, body)
     return found
 

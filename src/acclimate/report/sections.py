@@ -3,17 +3,26 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from acclimate.adapt.rehearsal import verdict
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.wording import DASH, count, duration
 from acclimate.report.figures.search import drawn_settings, resolved_settings
 from acclimate.report.markup import bullets, folded, paragraph, section, table
-from acclimate.report.tables import choices_grid, labels_grid, whole_grid
+from acclimate.report.tables import (
+    choices_grid,
+    kept_grid,
+    labels_grid,
+    promises_grid,
+    whole_grid,
+)
 from acclimate.results.material import Labels, Report, alike
 from acclimate.results.protocol import RULES, Sweep
+from acclimate.results.rehearsals import kept, speaker
 from acclimate.results.runs import RunView
 from acclimate.results.tabulate import ALL, Results
 
 _MOST_FILES = 50
+_MOST_KEPT = 12  # rows of a table that is not folded away
 KINDS = "Controls are meant to fail; ceilings use what no method may know."
 ADAPTED_ON = {
     "held-out": "of the same domain, kept out of the scoring",
@@ -139,6 +148,32 @@ def failures(report: Report) -> str:
         )
     heading = "Failed jobs" if report.failures else "Jobs still to run"
     return section(heading, "\n".join(parts))
+
+
+def rehearsals(report: Report) -> tuple[str, str]:
+    """Around the figures of rehearsals: what they say, and their tables."""
+    groups = report.runs_by_dataset
+    words, grids = [], []
+    for dataset, runs in groups.items():
+        run = speaker(runs)
+        if run is not None and run.rehearsal is not None:
+            said = verdict(run.rehearsal)
+            words += [f"{dataset}: {said[0]}", *said[1:]] if len(groups) > 1 else said
+            name = f"Rehearsal of {run.name}"
+            grids.append(table(name, promises_grid(run.rehearsal)))
+    found = list(kept(report.summary.finished))
+    if found:
+        grid = table("What was promised, and what happened", kept_grid(found))
+        title = f"Table of {count(len(found), 'run')}: promised, and what happened"
+        grids.append(grid if len(found) <= _MOST_KEPT else folded(title, grid))
+        grids.append(
+            paragraph(
+                "On unseen test domains, means over them. The true gain is that of auto over the "
+                "plain model in points; accuracies are in percent, expected in nine cases of ten "
+                "at a single new domain."
+            )
+        )
+    return bullets(words), "\n".join(grids)
 
 
 def label_tables(found: Sequence[Labels]) -> str:

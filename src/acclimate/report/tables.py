@@ -1,15 +1,18 @@
 """The tables of a report, as grids: a column of a table is a line here, whatever shows it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from acclimate.core.wording import DASH, count
+from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.core.wording import DASH, count, percent, signed
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
 from acclimate.results.material import Labels
+from acclimate.results.rehearsals import Kept
 from acclimate.results.runs import Key
 from acclimate.results.selection import Choice
-from acclimate.results.statistics import in_words
+from acclimate.results.statistics import Estimate, in_words
 from acclimate.results.summary import Line, Summary
 from acclimate.results.tabulate import AVERAGE, Results, Row
 
@@ -154,6 +157,43 @@ def _value(value: object) -> str:
     if value is None:
         return "default"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def promises_grid(found: Rehearsal) -> Grid:
+    """A rehearsal's promises: by chain, number of images and how label frequencies were drawn."""
+    header = ("Adapted by", "Images", "Label frequencies", "Accuracy", "Gain over plain, points")
+    rows = []
+    for promise in found.promises:
+        chosen = found.chosen[promise.n] == promise.chain
+        gain = Estimate(promise.gain, promise.error, promise.domains)
+        rows.append(
+            (
+                Cell(promise.chain + ", used by auto" * chosen),
+                number(promise.n),
+                Cell(promise.frequencies),
+                share(promise.accuracy),
+                replace(difference(gain), best=chosen),
+            )
+        )
+    return Grid(header, tuple(rows), frozenset({"Label frequencies"}))
+
+
+def kept_grid(found: Iterable[Kept]) -> Grid:
+    """What rehearsal promised, beside what happened on unseen domains; a row for each run."""
+    header = ("Run", "Unseen domains", "auto is", "Promised gain", "True gain", "Expected", "Auto")
+    rows = (
+        (
+            Cell(one.run.name),
+            Cell(", ".join(one.domains), long=len(one.domains) > 3),
+            Cell(one.promise.chain),
+            difference(Estimate(one.promise.gain, one.promise.error, one.promise.domains)),
+            Cell(signed(one.gain), one.gain),
+            Cell(f"{percent(one.promise.low)} to {percent(one.promise.high)}", one.promise.low),
+            share(one.auto),
+        )
+        for one in found
+    )
+    return Grid(header, tuple(rows), frozenset({"Unseen domains", "auto is"}))
 
 
 def labels_grid(labels: Labels) -> Grid:

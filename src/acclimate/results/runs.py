@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import AlgorithmName, flat
 from acclimate.core.errors import RecordError, RunError, SchemaError
+from acclimate.core.layout import REHEARSAL
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 from acclimate.runs.folder import RunFolder, runs_below
@@ -95,6 +97,7 @@ class RunView:
     records: Records = field(default_factory=lambda: Records(()))
     quarantined: tuple[tuple[str, str], ...] = ()  # (image, reason)
     consistency: Mapping[str, Any] | None = None
+    rehearsal: Rehearsal | None = None
 
     @property
     def replicate(self) -> int:
@@ -173,6 +176,7 @@ def _view(run: RunFolder, name: str) -> RunView:
             records=run.records(),
             quarantined=run.quarantined(),
             consistency=run.consistency(),
+            rehearsal=_rehearsal(run),
         )
     except SchemaError:
         # A table over the runs of one version, without those of another, would mislead.
@@ -182,6 +186,14 @@ def _view(run: RunFolder, name: str) -> RunView:
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError):
         problem = f"{file}: not the description of a run; restore it or delete the folder"
     return RunView(name=name, folder=folder, problem=problem)
+
+
+def _rehearsal(run: RunFolder) -> Rehearsal | None:
+    try:
+        found = run.rehearsal()
+        return None if found is None else Rehearsal.from_dict(found, where=REHEARSAL)
+    except RunError as error:
+        raise RecordError(str(error)) from None
 
 
 NAMES = frozenset({"algorithm", "seed", "test_domains", "val_domains"})  # settings that name a run

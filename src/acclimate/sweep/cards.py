@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acclimate.adapt.rehearsal import Rehearsal, rows, verdict
 from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
-from acclimate.core.layout import is_pruned
+from acclimate.core.layout import REHEARSAL, is_pruned
 from acclimate.core.plain_text import markdown
 from acclimate.core.wording import percent
 from acclimate.results.protocol import RULES, Sweep
@@ -22,6 +23,7 @@ SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "
 SHOWN_CLASSES = 20
 MEANS = {
     "none": "not adapted",
+    "auto": "as rehearsal chose",
     "embedding": "embedding",
     "wrong-embedding": "another domain's embedding (a control)",
     "oracle-prior": "true class frequencies (a ceiling)",
@@ -75,6 +77,7 @@ class _Facts:
     starts: list[Started]  # of its sessions
     finished: Finished
     scores: list[Score]  # of the kept weights
+    rehearsal: Rehearsal | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -83,7 +86,8 @@ class _Facts:
 
     @property
     def adaptive(self) -> bool:
-        return AlgorithmName.of(str(self.config["algorithm"])).adaptive
+        known = AlgorithmName.of(str(self.config["algorithm"])).adaptive
+        return known or self.rehearsal is not None
 
     @property
     def unseen(self) -> list[Score]:
@@ -104,7 +108,9 @@ def _read(folder: RunFolder) -> _Facts:
     if records.finished is None or not started:
         raise SweepError(f"{place}: the run is not finished; repeat the sweep to resume it")
     scores = [score for score in records.scores if score.moment == "final"]
-    return _Facts(place, run, started, records.finished, scores)
+    stored = folder.rehearsal()
+    rehearsal = None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
+    return _Facts(place, run, started, records.finished, scores, rehearsal)
 
 
 def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
@@ -112,13 +118,14 @@ def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> 
         "Data": _data(facts),
         "How it was chosen": _chosen(sweep, choices, rule),
         "Scores on unseen domains": _scores(facts),
+        "Rehearsal": _rehearsed(facts),
         "Use": _use(facts),
         "Limits": _limits(facts),
         "Settings that differ from the defaults": _settings(facts),
         "Made": _made(facts, sweep),
     }
     parts = [f"# {facts.config['algorithm']} on {markdown(choices[0].dataset)}", _what(facts)]
-    parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items()]
+    parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items() if lines]
     return "\n\n".join(parts) + "\n"
 
 
@@ -129,11 +136,11 @@ def _what(facts: _Facts) -> str:
         weights = "random weights"
     if model["weights"]:
         weights = f"the weights in {markdown(Path(model['weights']).name)}"
-    kind = (
-        "It adapts to a new domain from unlabelled images of it, without training."
-        if facts.adaptive
-        else "It is the same for every domain."
-    )
+    kind = "It is the same for every domain."
+    if facts.rehearsal is not None:
+        kind = "How to adapt it to a new domain was rehearsed on its training domains."
+    elif facts.adaptive:
+        kind = "It adapts to a new domain from unlabelled images of it, without training."
     return (
         f"A classifier of {len(facts.run['classes'])} classes: backbone {model['backbone']}, "
         f"started from {weights}, trained with {facts.config['algorithm']}. {kind}"
@@ -184,6 +191,15 @@ def _scores(facts: _Facts) -> Iterable[str]:
         cells = (score.domain, score.role, by, str(score.n))
         numbers = (percent(score.top1), percent(score.top5))
         yield "| " + " | ".join(markdown(text) for text in (*cells, *numbers)) + " |"
+
+
+def _rehearsed(facts: _Facts) -> Sequence[str]:
+    if facts.rehearsal is None:
+        return []
+    said = [f"- {sentence}" for sentence in verdict(facts.rehearsal)]
+    head = ["| adapted by (* used) | images | label frequencies | accuracy | gain |"]
+    cells = (" | ".join(map(markdown, row)) for row in rows(facts.rehearsal))
+    return [*said, "", *head, "|---|--:|---|--:|--:|", *(f"| {row} |" for row in cells)]
 
 
 def _use(facts: _Facts) -> Iterable[str]:

@@ -23,6 +23,7 @@ from acclimate.report.figures import (
     dumbbells,
     label_shares,
     learning,
+    rehearsal,
     search,
 )
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
@@ -30,6 +31,7 @@ from acclimate.results.material import Report
 
 FIGURES: Mapping[str, Callable[[Report], Iterable[Illustration]]] = {
     "ablation": ablation.illustrate,
+    "rehearsal": rehearsal.illustrate,
     "bars": bars.illustrate,
     "by-domain": by_domain.illustrate,
     "domains": dumbbells.illustrate,

@@ -1,0 +1,160 @@
+"""A report of rehearsed runs: what was promised, and what happened on unseen domains."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude
+from acclimate.config import RunConfig, as_dict, from_dict, nested
+from acclimate.core.sealed import write_sealed
+from acclimate.report.figures import illustrations, rehearsal
+from acclimate.report.html import page_of
+from acclimate.report.tables import kept_grid, promises_grid
+from acclimate.results.load import load_report
+from acclimate.results.rehearsals import kept
+from acclimate.results.runs import RunView, find_runs
+from acclimate.runs.records import Finished, Score, append
+
+PLAIN = {"north": 0.6, "south": 0.7, "east": 0.8}
+
+
+def found(*, drawn_anew: bool = False) -> Rehearsal:
+    """5 images do nothing; from 20 on, prior gains 4 points give or take one."""
+    gains = {"none": (0, 0, 0), "prior": (0.03, 0.04, 0.05), "embedding": (-0.02, 0.0, 0.02)}
+    kinds: list[Any] = ["as they are", *["drawn anew"] * drawn_anew]
+    trials = [
+        Trial(domain=site, chain=chain, n=n, frequencies=kind, accuracy=plain + gain * (n > 5))
+        for chain, own in gains.items()
+        for n in (5, 20)
+        for kind in kinds
+        for (site, plain), gain in zip(PLAIN.items(), own, strict=True)
+    ]
+    return conclude(trials, {"prior": 1.5}, exact=True)
+
+
+def write_run(place: Path, *, seed: int, what: Rehearsal | None) -> Path:
+    """Two unseen domains, adapted to from 25 images: plain 70 and 50 %, auto 75 and 52 %."""
+    place.mkdir()
+    settings = {"algorithm": "erm", "seed": seed, "adapt.rehearse": True, "adapt.points": 25}
+    config = as_dict(from_dict(RunConfig, nested(settings), where="test"))
+    run = {
+        "config": config,
+        "data": "d" * 64,
+        "source": "sites.parquet",
+        "classes": ["ant", "bee"],
+        "train_domains": list(PLAIN),
+        "val_domains": [],
+        "test_domains": ["hill", "dale"],
+    }
+    (place / "run.json").write_text(json.dumps(run))
+    scored = {"hill": (0.7, 0.75), "dale": (0.5, 0.52)}
+    for domain, values in scored.items():
+        for method, top1 in zip(("none", "auto"), values, strict=True):
+            append(
+                place / "records.jsonl",
+                Score(
+                    moment="final",
+                    step=6,
+                    domain=domain,
+                    role="test",
+                    split="all",
+                    n=50,
+                    top1=top1,
+                    top5=None,
+                    method=method,
+                ),
+            )
+    append(
+        place / "records.jsonl",
+        Finished(kept_step=6, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0),
+    )
+    if what is not None:
+        write_sealed(place / "rehearsal.json", what.to_dict())
+    return place
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunView:
+    write_run(tmp_path / "sites", seed=0, what=found())
+    (view,) = find_runs(tmp_path)
+    return view
+
+
+def test_a_promise_beside_what_happened(run: RunView) -> None:
+    (one,) = kept([run])
+    assert one.domains == ("hill", "dale")
+    assert (one.promise.chain, one.promise.n) == ("prior", 20)
+    assert one.promise.gain == pytest.approx(0.04)
+    assert (one.plain, one.auto, one.gain) == pytest.approx((0.6, 0.635, 0.035))
+    (row,) = kept_grid([one]).rows
+    assert [cell.text for cell in row] == [
+        "sites", "hill, dale", "prior", "+4.0 ± 0.6", "+3.5", "36.9 to 100.0", "63.5"
+    ]  # fmt: skip
+
+
+def test_runs_without_rehearsal_or_not_finished_promise_nothing(run: RunView) -> None:
+    unfinished = replace(run.records, all=run.records.all[:-1])
+    assert list(kept([replace(run, rehearsal=None), replace(run, records=unfinished)])) == []
+
+
+def test_the_table_marks_what_auto_uses() -> None:
+    rows = [[cell.text for cell in row] for row in promises_grid(found()).rows]
+    assert rows == [
+        ["none, used by auto", "5", "as they are", "70.0", "0.0 ± 0.0"],
+        ["prior", "5", "as they are", "70.0", "0.0 ± 0.0"],
+        ["embedding", "5", "as they are", "70.0", "0.0 ± 0.0"],
+        ["none", "20", "as they are", "70.0", "0.0 ± 0.0"],
+        ["prior, used by auto", "20", "as they are", "74.0", "+4.0 ± 0.6"],
+        ["embedding", "20", "as they are", "70.0", "0.0 ± 1.2"],
+    ]
+
+
+def test_the_figure_has_a_panel_for_each_kind_of_frequencies() -> None:
+    drawing = rehearsal.draw(found(drawn_anew=True))
+    assert [ax.get_title(loc="left") for ax in drawing.figure.axes] == [
+        "label frequencies as they are",
+        "label frequencies drawn anew",
+    ]
+    assert drawing.titles["promise-0-0-20"] == "prior, 20 images: +4.0 ± 0.6 points, used by auto"
+    assert drawing.titles["promise-1-1-20"] == "embedding, 20 images: 0.0 ± 1.2 points"
+    marks = {line.get_gid(): line for ax in drawing.figure.axes for line in ax.lines}
+    used, other = marks["promise-0-0-20"], marks["promise-0-1-20"]
+    assert used.get_ydata()[0] == pytest.approx(4.0)
+    assert used.get_markerfacecolor() == used.get_color()
+    assert other.get_markerfacecolor() == "none"
+    labels = drawing.figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["prior", "embedding"]
+
+
+def test_the_page_of_a_run_has_a_section(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    write_run(runs / "a", seed=0, what=found())
+    write_run(runs / "b", seed=1, what=found())
+    report = load_report(runs)
+    (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
+    assert "(none with 5, prior with 20; run a)" in one.caption
+    text = page_of(report)
+    section = re.search(r'<section id="rehearsal">.*?</section>', text, flags=re.DOTALL)
+    assert section is not None
+    said = section[0]
+    assert "Rehearsed on 3 sites, prior gained +4.0 ± 0.6 points with 20" in said
+    assert "Expected accuracy at a new site: 36.9 to 100.0 %." in said
+    assert said.count("<figure>") == 1 and said.count("<table>") == 2
+    assert said.count(">+3.5</td>") == 2  # both runs, promised and kept
+
+
+def test_a_page_without_rehearsal_has_no_such_section(tmp_path: Path) -> None:
+    write_run(tmp_path / "sites", seed=0, what=None)
+    assert 'id="rehearsal"' not in page_of(load_report(tmp_path))
+
+
+def test_a_damaged_rehearsal_is_named(tmp_path: Path) -> None:
+    place = write_run(tmp_path / "sites", seed=0, what=found())
+    write_sealed(place / "rehearsal.json", {**found().to_dict(), "promises": [{}]})
+    (view,) = find_runs(tmp_path)
+    assert view.problem == "rehearsal.json is damaged; delete it and repeat the training"
