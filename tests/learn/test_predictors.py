@@ -251,7 +251,7 @@ class TestPaired:
         return {
             "trained": (trained, images, trained.backbone),
             "features": (on_rows, rows, lambda x: x),
-            "frozen": (frozen, images, extractor),
+            "frozen": (frozen, images, extractor),  # by an extractor that stays as it is
         }
 
     @pytest.mark.parametrize("kind", ["trained", "features", "frozen"])
@@ -267,6 +267,14 @@ class TestPaired:
         assert folded.backbone is paired.backbone
         output = folded(x)
         torch.testing.assert_close(folded.head.last(output.hidden), output.logits)
+
+    @torch.no_grad()
+    def test_a_frozen_backbones_features_will_do_as_well(self) -> None:
+        """A run on frozen features scores its final model on those, not on images."""
+        plain, x, features = self.plain_kinds()["frozen"]
+        folded = Paired(plain, self.site(features(x).shape[1]), 0.6).fold(torch.randn(4).double())
+        torch.testing.assert_close(folded.eval()(features(x)).logits, folded(x).logits)
+        assert folded.backbone.size == plain.backbone.size
 
     @torch.no_grad()
     def test_the_plain_predictor_stays_what_it_was(self) -> None:

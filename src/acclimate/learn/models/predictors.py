@@ -200,7 +200,9 @@ def _apart(plain: Plain) -> tuple[Backbone, Plain]:
     """What makes features, and the predictor on those features."""
     backbone = plain.backbone
     if backbone.extractor is not None:
-        return backbone.extractor, Plain.of(backbone.alone(), plain.head)
+        below = nothing_more(backbone.extractor.features).to(backbone.mean.device)
+        below.put_on(backbone.extractor)  # images, and the extractor's features as they come
+        return below, Plain.of(backbone.alone(), plain.head)
     if takes_features(plain):
         return nothing_more(backbone.mean.numel()).to(backbone.mean.device), plain
     return backbone, over_features(plain)
