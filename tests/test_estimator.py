@@ -43,7 +43,7 @@ FIT: dict[str, Any] = TINY | {
 @pytest.mark.slow
 def test_it_adapts_where_only_the_domain_can_tell() -> None:
     X, y, domains = conditional(seed=0, domains=30)
-    model = AdaptiveClassifier(settings=FIT).fit(X, y, domains)
+    model = AdaptiveClassifier(algorithm="da-erm", settings=FIT).fit(X, y, domains)
     new_X, new_y, new_domains = conditional(seed=1, domains=6, images=200)
     scores, crossed = [], []
     for name in np.unique(new_domains):
@@ -60,7 +60,7 @@ def test_it_adapts_where_only_the_domain_can_tell() -> None:
 
 
 def test_probabilities_and_empty_input(features: Manifest) -> None:
-    model = AdaptiveClassifier(settings=TINY).fit(features)
+    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
     site = model.adapt(features.features()[:10])
     probabilities = site.predict_proba(features.features()[:7])
     assert probabilities.shape == (7, 3)
@@ -71,7 +71,9 @@ def test_probabilities_and_empty_input(features: Manifest) -> None:
 
 
 def test_a_kept_run_loads_again(features: Manifest, tmp_path: Path) -> None:
-    fitted = AdaptiveClassifier(settings=TINY, out=tmp_path / "run").fit(features)
+    fitted = AdaptiveClassifier(algorithm="da-erm", settings=TINY, out=tmp_path / "run").fit(
+        features
+    )
     loaded = AdaptiveClassifier.load(tmp_path / "run", device="cpu")
     rows = features.features()[:9]
     one, two = (model.adapt(rows).predict_proba(rows) for model in (fitted, loaded))
@@ -80,7 +82,7 @@ def test_a_kept_run_loads_again(features: Manifest, tmp_path: Path) -> None:
 
 
 def test_a_state_serves_again(features: Manifest, tmp_path: Path) -> None:
-    model = AdaptiveClassifier(settings=TINY).fit(features)
+    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
     site = model.adapt(features.features()[:9])
     assert site.state is not None
     site.state.save(tmp_path / "site.safetensors")
@@ -90,7 +92,7 @@ def test_a_state_serves_again(features: Manifest, tmp_path: Path) -> None:
 
 
 def test_trust_warns_of_few_images_and_of_far_domains(features: Manifest) -> None:
-    model = AdaptiveClassifier(settings=TINY).fit(features)
+    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
     near = model.adapt(features.features()[features.rows(domain="site-0")])
     far = model.adapt(features.features()[:5] + 1000)
     assert near.trust is not None and far.trust is not None
@@ -101,7 +103,7 @@ def test_trust_warns_of_few_images_and_of_far_domains(features: Manifest) -> Non
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
 def test_features_that_are_not_finite_are_refused(features: Manifest, value: float) -> None:
-    model = AdaptiveClassifier(settings=TINY).fit(features)
+    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
     rows = features.features().astype(np.float64)
     site = model.adapt(rows[:30])
     rows[17, 2] = value
@@ -122,5 +124,7 @@ def test_errors() -> None:
         ConfigError, match=r"this model takes features \[n, 5\], not shape \(2, 4\)"
     ):
         X, y = np.random.default_rng(0).normal(size=(40, 5)), np.tile(["a", "b"], 20)
-        model = AdaptiveClassifier(settings=TINY).fit(X, y, np.repeat(["p", "q"], 20))
+        model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(
+            X, y, np.repeat(["p", "q"], 20)
+        )
         model.adapt(np.zeros((2, 4)))

@@ -82,7 +82,7 @@ def test_domains_are_routed_to_fit_and_score() -> None:
 def test_the_adaptive_classifier_in_a_search() -> None:
     X, y, domains = conditional(domains=4)
     settings = {key: value for key, value in FEW.items() if key != "train.steps"}
-    model = AdaptiveClassifier(settings=settings, device="cpu")
+    model = AdaptiveClassifier(algorithm="da-erm", settings=settings, device="cpu")
     with sklearn.config_context(enable_metadata_routing=True):
         model = model.set_fit_request(domains=True).set_score_request(domains=True)
         search = GridSearchCV(model, {"steps": [3, 6]}, cv=LeaveOneGroupOut(), error_score="raise")
@@ -97,7 +97,7 @@ def test_the_adaptive_classifier_in_a_search() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_whole_numbers_stay_whole_numbers(number: int, tmp_path: Path) -> None:
     model, (X, y, domains) = (
-        [KernelClassifier(), AdaptiveClassifier(settings=FEW)][number],
+        [KernelClassifier(), AdaptiveClassifier(algorithm="da-erm", settings=FEW)][number],
         (conditional(domains=3)),
     )
     model.fit(X, y, domains)

@@ -13,7 +13,7 @@ from acclimate.adapt.classifier import Adapted, adapt, apply_state, unadapted
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.saved import save_model
-from acclimate.config import RunConfig, gather, nested
+from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError
 from acclimate.core.watch import Watch, unwatched
@@ -29,12 +29,12 @@ class AdaptiveClassifier(DomainClassifier):
     """Learns from many labelled domains a classifier that adapts to a new one without labels.
 
     `fit` takes a `Manifest`, a folder or table path, or arrays (images or features) with their
-    labels and domains. Settings are those of `RunConfig`, by dotted name:
-    `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
+    labels and domains. Without an algorithm or a preset it is `rehearsed`: ordinary training, and
+    how to adapt is chosen on the training domains. Settings are those of `RunConfig`, by dotted
+    name: `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
     resumes by itself; otherwise `save` keeps the model.
 
-    An estimator of scikit-learn. Without `domains` all rows are of one, and unless another is
-    named the algorithm is then `erm`: there is nothing to adapt by.
+    An estimator of scikit-learn. Without `domains` all rows are of one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AdaptiveClassifier(DomainClassifier):
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
         if y is not None and _are_features(X):
             X, y = self._labelled(X, y)
-        config = self._config(alone=y is not None and domains is None)
+        config = self._config()
         manifest = _as_manifest(X, y, domains)
         labels = Labels.of(manifest.classes if y is None else np.asarray(y))
         if self.out is not None:
@@ -113,7 +113,7 @@ class AdaptiveClassifier(DomainClassifier):
         """Of the run that `fit` made."""
         return getattr(self, "_result", None)
 
-    def _config(self, *, alone: bool = False) -> RunConfig:
+    def _config(self) -> RunConfig:
         arguments = {
             "algorithm": self.algorithm,
             "seed": self.seed,
@@ -121,9 +121,8 @@ class AdaptiveClassifier(DomainClassifier):
             "train.steps": self.steps,
         }
         given = nested(self.settings or {})
-        if alone and self.algorithm is None and self.preset is None and "algorithm" not in given:
-            arguments["algorithm"] = "erm"
-        return gather(self.preset, None, arguments, given, where="AdaptiveClassifier")
+        where = "AdaptiveClassifier"
+        return gather(self.preset, None, arguments, given, recipe=RECIPE, where=where)
 
     def _fitted(
         self, config: RunConfig, manifest: Manifest, out: Path, labels: Labels

@@ -823,7 +823,7 @@ def test_settings_of_methods_come_with_the_model_and_with_the_call(
 
 
 def test_training_refuses_settings_that_no_method_has(features: Manifest) -> None:
-    model = AdaptiveClassifier(settings=TINY | {"adapt.t3a.kept": 1})
+    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY | {"adapt.t3a.kept": 1})
     with pytest.raises(UnknownName) as caught:
         model.fit(features)
     assert str(caught.value) == (

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude, verdict
+from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude, unrehearsed, verdict
 from acclimate.core.errors import RunError
 
 SITES = ("north", "south", "east", "west")
@@ -188,6 +188,20 @@ def test_the_verdict_where_it_does_not() -> None:
         "is what `predict` uses.",
         "Expected accuracy at a new site: 70.0 to 70.0 %.",
     ]
+
+
+def test_the_verdict_of_two_sites_is_that_they_cannot_tell() -> None:
+    pair = [t for t in trials({"prior": (0.05, 0.05, 0.0, 0.0)}) if t.domain in SITES[:2]]
+    assert verdict(concluded(pair)) == [
+        "Only 2 sites could play a new site, and it takes 3 to tell whether adaptation pays; the "
+        "plain model is what `predict` uses.",
+        "Accuracy where a site was held out: 70.0 %.",
+    ]
+
+
+def test_one_site_is_told_apart_from_small_ones() -> None:
+    assert unrehearsed(1).startswith("With one site nothing can be rehearsed")
+    assert unrehearsed(2).startswith("Nothing was rehearsed: the sites have too few images")
 
 
 def test_accuracy_is_expected_by_confidence_where_that_says_more() -> None:

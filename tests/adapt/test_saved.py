@@ -17,7 +17,7 @@ FILES = {"MODEL_CARD.md", "model.json", "model.safetensors", "predict.py"}
 @pytest.fixture(scope="module")
 def model(tree: Path) -> AdaptiveClassifier:
     """Fitted in a temporary folder, which is gone."""
-    return AdaptiveClassifier(settings=TINY, device="cpu").fit(tree)
+    return AdaptiveClassifier(algorithm="da-erm", settings=TINY, device="cpu").fit(tree)
 
 
 @pytest.mark.slow
@@ -67,7 +67,11 @@ def test_nothing_else_is_overwritten(
             model.save(folder)
         return str(caught.value)
 
-    other = AdaptiveClassifier(settings=TINY, device="cpu").fit(features).save(tmp_path / "other")
+    other = (
+        AdaptiveClassifier(algorithm="da-erm", settings=TINY, device="cpu")
+        .fit(features)
+        .save(tmp_path / "other")
+    )
     assert refused(other) == (
         f"{other} holds another model; choose another folder, or delete it first"
     )

@@ -215,6 +215,29 @@ def test_the_order_preset_file_assignments(tmp_path: Path) -> None:
     assert config.train.keep == "best"  # default
 
 
+def test_a_recipe_stands_where_neither_preset_nor_algorithm_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('algorithm = "coral"\n')
+    recipe: dict[str, Any] = {"recipe": "rehearsed"}
+    named = [
+        gather("geo-yfcc", **recipe),
+        gather(None, file, **recipe),
+        gather(flags={"algorithm": "mmd"}, **recipe),
+        gather(changes={"algorithm": "irm"}, **recipe),
+        gather(),
+        gather(flags={"algorithm": None, "seed": 3}, changes={"train": {"steps": 7}}, **recipe),
+    ]
+    assert [(config.algorithm, config.adapt.rehearse) for config in named] == [
+        ("da-erm", False),
+        ("coral", False),
+        ("mmd", False),
+        ("irm", False),
+        ("da-erm", False),
+        ("erm", True),
+    ]
+    assert (named[-1].seed, named[-1].train.steps) == (3, 7)
+
+
 STEPS, EPOCHS, BOTH = ({"train": {"steps": 7}}, {"train": {"epochs": 2.0}},
     {"train": {"steps": 7, "epochs": 2.0}})  # fmt: skip
 

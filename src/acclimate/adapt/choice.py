@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate.adapt.methods import chain_of
-from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.adapt.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 from acclimate.core.layout import REHEARSAL
 from acclimate.core.wording import count, percent, signed
 from acclimate.learn.embeddings import DomainState
@@ -60,6 +60,11 @@ def _why(found: Rehearsal, chain: str, images: int) -> str:
         return (
             f"{chain} was chosen by rehearsal on {sites}: {signed(promise.gain)}{error} points "
             f"with {count(promise.n, 'image')}"
+        )
+    if found.domains < ENOUGH_DOMAINS_TO_TELL:
+        return (
+            f"{sites} cannot tell whether adaptation pays, {ENOUGH_DOMAINS_TO_TELL} can; "
+            f"predictions are the plain model's"
         )
     later = [n for n, other in found.chosen.items() if other != "none" and n > images]
     if later:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acclimate.adapt.changes import Changes, changes_on, side_by_side
 from acclimate.adapt.choice import choose_method
 from acclimate.adapt.guard import Guard, outlook
 from acclimate.adapt.labels import Labels
@@ -40,7 +41,8 @@ class Adapted:
     """The classifier of one domain: μ is folded into its biases, Φ is no longer needed.
 
     `trust` says how far to trust it, where anything is known of that. `notes` say why the method is
-    what it is, where rehearsal chose it.
+    what it is, where rehearsal chose it. `changes` compare it with the model before, on the images
+    that it was adapted on, where those were kept.
     """
 
     predictor: Predictor
@@ -49,6 +51,7 @@ class Adapted:
     trust: Trust | None = None
     notes: tuple[str, ...] = ()
     labels: Labels | None = None  # where they are not the names of the classes
+    changes: Changes | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -79,7 +82,7 @@ class Adapted:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
-        parts = [found for _, found in self._probabilities(images, NoQuarantine(), unwatched)]
+        parts = [_shares(own) for _, (own,) in self._logits(images, NoQuarantine(), unwatched)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
     def predict(self, images: Any) -> list[Any]:
@@ -89,10 +92,13 @@ class Adapted:
 
     def predict_files(
         self, paths: Sequence[Path], quarantine: Quarantine, watch: Watch = unwatched
-    ) -> Iterator[tuple[Path, np.ndarray]]:
-        """Each readable file with its probabilities; the others go to `quarantine`."""
-        for places, found in self._probabilities(paths, quarantine, watch):
-            yield from zip((paths[place] for place in places), found, strict=True)
+    ) -> Iterator[tuple[Path, np.ndarray, int]]:
+        """Each readable file with its probabilities, and the class, by number, that it would have
+        without adaptation; the others go to `quarantine`."""
+        plain = unadapted(self.trained).predictor
+        for places, (own, before) in self._logits(paths, quarantine, watch, plain):
+            files = (paths[place] for place in places)
+            yield from zip(files, _shares(own), before.argmax(1).tolist(), strict=True)
 
     def export(self, path: str | Path) -> "Exported":
         """One file that gives these probabilities without this library: .onnx, or .pt2."""
@@ -114,16 +120,22 @@ class Adapted:
         return load_site(Path(folder), device)
 
     @torch.no_grad()
-    def _probabilities(
-        self, images: Any, quarantine: Quarantine, watch: Watch
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _logits(
+        self, images: Any, quarantine: Quarantine, watch: Watch, *beside: Predictor
+    ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
+        """Of the readable of `images`, by batches: their places, and logits of this classifier and
+        of those `beside` it."""
         device = next(self.predictor.parameters()).device
         most = self.trained.config.data.max_pixels
         source, rows = opened(images, self.predictor, self.size, most, quarantine)
         for places, stored in readable(source, rows, watch):
-            logits: Tensor = self.predictor(to_float(stored, device)).logits
-            require_finite(logits, "a prediction")
-            yield places, torch.softmax(logits.float(), dim=1).cpu().numpy()
+            found = side_by_side(to_float(stored, device), self.predictor, *beside)
+            require_finite(found[0], "a prediction")
+            yield places, found
+
+
+def _shares(logits: Tensor) -> np.ndarray:
+    return torch.softmax(logits.float(), dim=1).cpu().numpy()
 
 
 def adapt(
@@ -145,13 +157,17 @@ def adapt(
     """
     quarantine = NoQuarantine() if quarantine is None else quarantine
     most = trained.config.data.max_pixels
-    if method != "auto":
-        _chain(trained, method, settings or {})  # a mistake is told of before an image is opened
+    # A mistake is told of before an image is opened.
+    named = None if method == "auto" else _chain(trained, method, settings or {})
     source, rows = opened(images, trained.predictor, trained.size, most, quarantine)
     read: Iterable[Tensor] = (stored for _, stored in readable(source, rows, watch))
-    if method != "auto":
-        return _adapted(trained, read, _chain(trained, method, settings or {}), into, quarantine)
+    if named is None or named.head_only:
+        read = _as_features(trained, read)
+    if named is not None and not named.methods:
+        return _adapted(trained, read, named, into, quarantine)
     stored = list(read)
+    if named is not None:
+        return _compared(_adapted(trained, stored, named, into, quarantine), stored)
     choice, guard = choose_method(trained, sum(map(len, stored)), into), Guard.of(trained)
     device = next(trained.predictor.parameters()).device
     while True:
@@ -167,7 +183,26 @@ def adapt(
     assert site.state is not None
     table = trained.start(embedding=True).table if chain.embedding else None
     trust = outlook(guard, site.predictor, site.state, table, seen)
-    return replace(site, notes=choice.why, trust=trust)
+    return _compared(replace(site, notes=choice.why, trust=trust), stored)
+
+
+@torch.no_grad()
+def _as_features(trained: Trained, read: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What a frozen backbone makes of images: whatever looks at them again goes on from there."""
+    extractor = trained.predictor.backbone.extractor
+    device = next(trained.predictor.parameters()).device
+    for stored in read:
+        yield stored if extractor is None else extractor(to_float(stored, device))
+
+
+def _compared(site: Adapted, stored: Sequence[Tensor]) -> Adapted:
+    """With what adaptation changed on the images that it is of."""
+    if site.method == "none":
+        return site
+    device = next(site.predictor.parameters()).device
+    before = unadapted(site.trained).predictor
+    seen = Images(torch.cat(list(stored)), device)
+    return replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
 
 
 def _adapted(
@@ -218,8 +253,8 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
         if trained.table is None:
             return Adapted(trained.predictor, trained)
         raise ConfigError(
-            "an adaptive model predicts for a domain; give its state with --domain FILE "
-            "(make it with `acclimate adapt`)"
+            "an adaptive model predicts for a domain; adapt to these images first with --adapt, or "
+            "give a state with --domain FILE (make it with `acclimate adapt`)"
         )
     state.require(trained.digest())
     chain = chain_of(state)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from acclimate.adapt.changes import Changes
 from acclimate.adapt.classifier import Adapted, nothing_readable
 from acclimate.core.plain_text import csv_text
 from acclimate.core.watch import Watch, unwatched
@@ -19,6 +21,7 @@ class Predictions:
     classes: tuple[str, ...]
     found: Mapping[Path, np.ndarray]  # probabilities of the classes: [C]
     reasons: Mapping[str, str]  # why the others could not be read
+    changes: Changes | None = None  # by adaptation, where there was one
 
     def __len__(self) -> int:
         """Images that were classified."""
@@ -54,7 +57,14 @@ def predictions(
     watch: Watch = unwatched,
 ) -> Predictions:
     """Raises where not one image can be read."""
-    found = dict(site.predict_files(paths, quarantine, watch))
+    found: dict[Path, np.ndarray] = {}
+    before: dict[Path, int] = {}
+    for path, shares, plain in site.predict_files(paths, quarantine, watch):
+        found[path], before[path] = shares, plain
     if not found:
         raise nothing_readable(quarantine)
-    return Predictions(paths, site.classes, found, dict(quarantine.entries))
+    changes = None
+    if site.method != "none":
+        now = torch.tensor([int(shares.argmax()) for shares in found.values()])
+        changes = Changes.between(torch.tensor(list(before.values())), now, site.classes)
+    return Predictions(paths, site.classes, found, dict(quarantine.entries), changes)

@@ -367,7 +367,9 @@ def verdict(found: Rehearsal) -> list[str]:
     chain = found.chosen[most]
     said = [_paid(found, chain, most)]
     promise = found.promise(chain, most)
-    if promise.domains > 1:
+    if promise.domains < ENOUGH_DOMAINS_TO_TELL:
+        said.append(f"Accuracy where a site was held out: {percent(promise.accuracy)} %.")
+    else:
         said.append(
             f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
         )
@@ -379,8 +381,26 @@ def verdict(found: Rehearsal) -> list[str]:
     return said
 
 
+def unrehearsed(domains: int) -> str:
+    """What a user should know of a model that was to be rehearsed, and could not be."""
+    if domains < 2:
+        return (
+            "With one site nothing can be rehearsed, and what to expect at another is not known; "
+            "the plain model is what `predict` uses."
+        )
+    return (
+        "Nothing was rehearsed: the sites have too few images to play a new site with; the plain "
+        "model is what `predict` uses."
+    )
+
+
 def _paid(found: Rehearsal, chain: str, most: int) -> str:
     sites = count(found.domains, "site")
+    if found.domains < ENOUGH_DOMAINS_TO_TELL:
+        return (
+            f"Only {sites} could play a new site, and it takes {ENOUGH_DOMAINS_TO_TELL} to tell "
+            f"whether adaptation pays; the plain model is what `predict` uses."
+        )
     if set(found.chosen.values()) == {"none"}:
         tried = sorted(found.chains - {"none"})
         best = max((found.promise(c, most) for c in tried), key=lambda p: p.gain, default=None)

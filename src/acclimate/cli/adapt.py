@@ -92,6 +92,8 @@ def _facts(site: Any) -> dict[str, Any]:
         facts |= dataclasses.asdict(site.trust)
     if site.label_prior is not None:
         facts["label_prior"] = site.label_prior
+    if site.changes is not None:
+        facts["changes"] = site.changes.to_dict()
     return facts
 
 
@@ -108,6 +110,8 @@ def _show(site: Any) -> None:
                 f"note: nearly every image is taken for '{most[0][0]}'; unless that is so, the "
                 f"model is too weak or too sure of itself for this method"
             )
+    if site.changes is not None:
+        say(str(site.changes))
     if site.trust is None:
         return
     trust = site.trust

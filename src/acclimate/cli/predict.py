@@ -1,7 +1,7 @@
 """`predict`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,10 +10,7 @@ from acclimate.cli.adapt import Images, Run
 from acclimate.cli.output import Device, Json, progress_bar, say, say_json
 
 
-@app.command(
-    epilog="Example: acclimate predict runs/pacs new-site/ --domain new-site.safetensors "
-    "--out predictions.csv"
-)
+@app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
 def predict(
     run: Run,
     images: Images,
@@ -21,31 +18,58 @@ def predict(
     domain: Annotated[
         Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")
     ] = None,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Adapt to these images first, as `acclimate adapt`.")
+    ] = False,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class as well.")
     ] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Predict classes of images. An unreadable image keeps its line, with the problem in it."""
+    """Predict classes of images. An unreadable image keeps its line, with the problem in it.
+
+    Without --adapt or --domain a plain model predicts as it is.
+    """
+    from acclimate.adapt.choice import choose_method
+    from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.adapt.classifier import apply_state
     from acclimate.adapt.predictions import predictions
     from acclimate.core.distributed import pick_device
+    from acclimate.core.errors import ConfigError
     from acclimate.core.files import write_text
     from acclimate.data.images import find_images
     from acclimate.data.quarantine import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
 
+    if adapt and domain is not None:
+        raise ConfigError("--adapt makes a state and --domain gives one; use one of them")
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
-    site = apply_state(trained, None if domain is None else DomainState.load(domain))
+    state = None if domain is None else DomainState.load(domain)
     quarantine = Quarantine.lenient(len(paths))
     with progress_bar() as watch:
+        if adapt:
+            site = adapt_to(trained, paths, quarantine=Quarantine.lenient(len(paths)), watch=watch)
+        else:
+            site = apply_state(trained, state)
         found = predictions(site, paths, quarantine, watch)
     write_text(out, found.csv(every_class=probabilities))
     if json:
-        facts = {"predictions": str(out), "images": len(found), "engine": site.engine}
+        facts: dict[str, Any] = {"predictions": str(out), "images": len(found)}
+        facts |= {"engine": site.engine, "method": site.method, "notes": list(site.notes)}
+        if found.changes is not None:
+            facts["changes"] = found.changes.to_dict()
         say_json({**facts, "unreadable": quarantine.as_dicts(), "classes": found.counts()})
         return
+    for note in site.notes:
+        say(note)
+    if found.changes is not None:
+        say(str(found.changes))
+    elif site.state is None and choose_method(trained, len(found)).method != "none":
+        say(
+            f"these are the plain model's predictions; rehearsal says that adapting to "
+            f"{len(found)} images pays: add --adapt"
+        )
     say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cli.output import say, say_json, say_table
+from acclimate.config import AlgorithmName, completed
 from acclimate.core.wording import percent
 
 if TYPE_CHECKING:
+    from acclimate.runs.folder import RunFolder
     from acclimate.runs.records import Score
 
 
@@ -26,10 +28,7 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
         say_json({**run, **as_json(scores), "rehearsal": rehearsed})
         return
     show_scores(scores)
-    if rehearsed is not None:
-        _show_rehearsal(rehearsed, folder)
-    if not any(score.role == "test" for score in scores):
-        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
+    say()
     kept = f"step {finished.kept_step}"
     if finished.kept_from is not None:
         kept = f"the mean of steps {finished.kept_from} to {finished.kept_step}"
@@ -38,6 +37,22 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
         listed = run_folder.quarantine
         say(f"{finished.quarantined} unreadable images were skipped: {listed}")
     say(f"run folder: {folder}")
+    _show_outlook(run_folder, rehearsed, tested=any(score.role == "test" for score in scores))
+
+
+def _show_outlook(run: "RunFolder", rehearsed: dict[str, Any] | None, *, tested: bool) -> None:
+    """What to expect at a new site, as far as that is known."""
+    from acclimate.adapt.rehearsal import unrehearsed
+
+    known = run.comparable()
+    domains = len(known["train_domains"])
+    if rehearsed is not None:
+        _show_rehearsal(rehearsed, run.path)
+    elif completed(known["config"])["adapt"]["rehearse"]:
+        say(unrehearsed(domains))
+    elif not tested and domains > (2 if AlgorithmName.of(run.algorithm).adaptive else 1):
+        # With fewer, there would be nothing left to train on.
+        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
 
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
@@ -47,9 +62,11 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
     header = ("adapted by", "images", "label frequencies", "top-1", "gain")
     say()
     say_table(header, rows(found), title="Rehearsal: training sites held out in turn (* chosen)")
+    say()
     for sentence in verdict(found):
         say(sentence)
-    say()
+    pays = set(found.chosen.values()) != {"none"}
+    say(f"next: acclimate predict {folder} NEW-SITE {'--adapt ' if pays else ''}--out FILE.csv")
 
 
 def show_scores(scores: list["Score"]) -> None:

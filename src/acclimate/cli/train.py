@@ -10,14 +10,15 @@ from acclimate.cli.output import Device, Json, names, progress_bar, remark, stop
 from acclimate.cli.scores import show_run
 
 
-@app.command(
-    epilog="Example: acclimate train PACS --algorithm da-erm --test-domains sketch --out runs/pacs"
-)
+@app.command(epilog="Example: acclimate train sites --test-domains north --out runs/sites")
 def train(
     data: Annotated[
         Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
     ],
-    algorithm: Annotated[str | None, typer.Option(help="See `acclimate list algorithms`.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="See `acclimate list algorithms`. [default: erm, rehearsed]"),
+    ] = None,
     test_domains: Annotated[
         list[str] | None,
         typer.Option(help="Kept out of training, scored at the end; repeat or use commas."),
@@ -47,10 +48,13 @@ def train(
 ) -> None:
     """Train a classifier. A killed run resumes when the same command is repeated.
 
+    Without an algorithm or a preset it is --preset rehearsed: ordinary training, after which the
+    sites play "new site" in turn, and how `adapt` adapts is chosen by what that gave.
+
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
     """
-    from acclimate.config import gather, parse_assignments
+    from acclimate.config import RECIPE, gather, parse_assignments
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
     from acclimate.runs.training import train as train_run
@@ -65,8 +69,10 @@ def train(
         "train.steps": steps,
         "seed": seed,
     }
-    chosen = gather(preset, config, flags, parse_assignments(settings or []))
-    folder = out or Path("runs") / f"{data_name(data)}-{chosen.algorithm}-{chosen.seed}"
+    changes = parse_assignments(settings or [])
+    chosen = gather(preset, config, flags, changes, recipe=RECIPE)
+    recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
+    folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"
     manifest = Manifest.open(data)
     with stoppable(), progress_bar() as watch:
         result = train_run(chosen, manifest, folder, device=device, watch=watch, say=remark)

@@ -4,6 +4,7 @@ from acclimate.config.absent import completed, digestible, spelled_out
 from acclimate.config.algorithm_name import AlgorithmName
 from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
+from acclimate.config.presets import RECIPE
 from acclimate.config.settings import (
     AdaptConfig,
     AverageConfig,
@@ -18,6 +19,7 @@ from acclimate.config.settings import (
 from acclimate.config.values import as_dict, component_settings, flat, from_dict, merged, nested
 
 __all__ = [
+    "RECIPE",
     "AdaptConfig",
     "AlgorithmName",
     "AverageConfig",

@@ -17,17 +17,22 @@ def gather(
     flags: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
+    recipe: str | None = None,
     where: str = "settings",
 ) -> RunConfig:
     """Defaults < preset < file < flags < changes.
 
     `flags` are by dotted name, and one that is None or empty was not given; `changes` are nested.
+    `recipe` is the preset where neither a preset nor an algorithm is named anywhere.
     `where` is what errors call the whole; those of a file name the file.
     """
-    named = preset_settings(preset) if preset else {}
     written = {} if file is None else read_toml(file)
     from_dict(RunConfig, written, where=str(file))
     given = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
+    asked = layered(written, nested(given), changes or {})
+    if preset is None and "algorithm" not in asked:
+        preset = recipe
+    named = preset_settings(preset) if preset else {}
     return from_dict(RunConfig, layered(named, written, nested(given), changes or {}), where=where)
 
 

@@ -21,8 +21,10 @@ class Preset:
     fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+RECIPE = "rehearsed"  # for those who name neither a preset nor an algorithm
+
 PRESETS: dict[str, Preset] = {
-    "rehearsed": Preset(
+    RECIPE: Preset(
         about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
         settings={"algorithm": "erm", "adapt.rehearse": True, "model.dropout": 0.5},
         grids={},

@@ -1,0 +1,131 @@
+"""The road of somebody with folders of photographs, who names no algorithm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acclimate.adapt.choice import MethodChoice
+from acclimate.data.manifest import Manifest
+from acclimate.runs.folder import RunFolder
+from fixtures.settings import TINY, as_flags
+
+SITE = {"adapt.site.steps": 5, "adapt.site.width": 8, "adapt.site.dim": 4}
+QUICK = as_flags(TINY | SITE)
+
+
+@pytest.fixture(scope="module")
+def quick(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `acclimate train sites` gives, in a second."""
+    from acclimate import AdaptiveClassifier
+
+    out = tmp_path_factory.mktemp("quick") / "run"
+    AdaptiveClassifier(settings=TINY | SITE, out=out).fit(tree)
+    return out
+
+
+def test_without_an_algorithm_it_is_the_rehearsed_recipe(
+    cli: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = cli("train", tree, *QUICK)
+    assert code == 0
+    config = RunFolder(tmp_path / "runs" / "sites-erm-rehearsed-0").identity()["config"]
+    assert (config["algorithm"], config["adapt"]["rehearse"]) == ("erm", True)
+    # Two images of a site are none to play a new site with, and no advice leads to an error.
+    assert out.splitlines()[-1] == (
+        "Nothing was rehearsed: the sites have too few images to play a new site with; the plain "
+        "model is what `predict` uses."
+    )
+    assert "--test-domains" not in out
+
+
+def test_an_algorithm_or_a_preset_is_what_it_was(
+    cli: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text('algorithm = "da-erm"\n')
+    for flags in (["--algorithm", "da-erm"], ["--config", "own.toml"]):
+        cli("train", tree, *flags, "--out", "-".join(flags), *QUICK)
+        config = RunFolder(tmp_path / "-".join(flags)).identity()["config"]
+        assert (config["algorithm"], config["adapt"]["rehearse"]) == ("da-erm", False)
+
+
+def rows(sites: int) -> Manifest:
+    rng = np.random.default_rng(0)
+    label = np.tile(["a", "b"], 30 * sites)
+    x = rng.normal(size=(len(label), 4)) + 2.0 * (label == "a")[:, None]
+    return Manifest.from_arrays(x.astype("f4"), label, np.repeat([*"xyz"][:sites], 60))
+
+
+@pytest.mark.parametrize(
+    ("sites", "said"),
+    [
+        (
+            1,
+            "With one site nothing can be rehearsed, and what to expect at another is not known; "
+            "the plain model is what `predict` uses.",
+        ),
+        (
+            2,
+            "Only 2 sites could play a new site, and it takes 3 to tell whether adaptation pays; "
+            "the plain model is what `predict` uses.",
+        ),
+    ],
+)
+def test_few_sites_train_without_a_second_error(
+    cli: Any, tmp_path: Path, sites: int, said: str
+) -> None:
+    rows(sites).write(tmp_path / "sites.parquet")
+    code, out, _ = cli("train", tmp_path / "sites.parquet", "--out", tmp_path / "run", *QUICK)
+    assert code == 0
+    assert said in out.splitlines()
+    assert "--test-domains" not in out
+
+
+def test_predict_takes_a_new_folder_without_adapt(
+    cli: Any, quick: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "p.csv"
+    code, out, _ = cli("predict", quick, unlabelled, "--out", table)
+    assert (code, out) == (0, f"12 images classified, 0 unreadable; predictions: {table}\n")
+
+
+def test_predict_says_where_adapting_would_pay_and_adapts(
+    cli: Any, quick: Path, unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if rehearsal had chosen the prior."""
+
+    def chosen(*_: Any) -> MethodChoice:
+        return MethodChoice("prior", {}, ("chosen by rehearsal",))
+
+    monkeypatch.setattr("acclimate.adapt.choice.choose_method", chosen)
+    monkeypatch.setattr("acclimate.adapt.classifier.choose_method", chosen)
+    table, site = tmp_path / "p.csv", tmp_path / "site.safetensors"
+    _, out, _ = cli("predict", quick, unlabelled, "--out", table)
+    assert out.splitlines()[0] == (
+        "these are the plain model's predictions; rehearsal says that adapting to 12 images pays: "
+        "add --adapt"
+    )
+    plain = table.read_text().splitlines()
+    _, out, _ = cli("predict", quick, unlabelled, "--adapt", "--out", table, "--json")
+    adapted, found = table.read_text().splitlines(), json.loads(out)
+    moved = sum(a.split(",")[1] != b.split(",")[1] for a, b in zip(plain, adapted, strict=True))
+    assert (found["method"], found["changes"]["changed"]) == ("prior", moved)
+    assert moved > 0  # of a model that has hardly learned, frequencies take over
+    _, out, _ = cli("adapt", quick, unlabelled, "--out", site)
+    assert f"adaptation changed {100 * moved / 12:.1f} % of predictions ({moved} of 12): " in out
+    _, out, _ = cli("predict", quick, unlabelled, "--domain", site, "--out", table)
+    assert out.startswith(f"adaptation changed {100 * moved / 12:.1f} % of predictions ({moved} ")
+    assert table.read_text().splitlines() == adapted
+
+
+def test_a_state_is_made_or_given(cli: Any, quick: Path, unlabelled: Path, tmp_path: Path) -> None:
+    flags = ("--adapt", "--domain", tmp_path / "site.safetensors", "--out", tmp_path / "p.csv")
+    code, _, err = cli("predict", quick, unlabelled, *flags)
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "error: --adapt makes a state and --domain gives one; use one of them",
+    )
