@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from acclimate.adapt.saved import save_model
 from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import shown_by_itself
+from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
@@ -32,7 +34,8 @@ class AdaptiveClassifier(DomainClassifier):
     labels and domains. Without an algorithm or a preset it is `rehearsed`: ordinary training, and
     how to adapt is chosen on the training domains. Settings are those of `RunConfig`, by dotted
     name: `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
-    resumes by itself; otherwise `save` keeps the model.
+    resumes by itself; otherwise `save` keeps the model. `fit` shows a bar in terminals and
+    notebooks; a `watch` is told instead (`acclimate.core.watch.unwatched`: nobody is).
 
     An estimator of scikit-learn. Without `domains` all rows are of one.
     """
@@ -49,7 +52,7 @@ class AdaptiveClassifier(DomainClassifier):
         settings: dict[str, Any] | None = None,
         out: str | Path | None = None,
         device: str = "auto",
-        watch: Watch = unwatched,
+        watch: Watch | None = None,
     ) -> None:
         self.algorithm, self.backbone, self.steps, self.seed = algorithm, backbone, steps, seed
         self.method, self.preset, self.settings = method, preset, settings
@@ -127,7 +130,9 @@ class AdaptiveClassifier(DomainClassifier):
     def _fitted(
         self, config: RunConfig, manifest: Manifest, out: Path, labels: Labels
     ) -> "AdaptiveClassifier":
-        self._result = train(config, manifest, out, device=self.device, watch=self.watch)
+        shown = shown_by_itself() if self.watch is None else nullcontext(self.watch)
+        with shown as watch:
+            self._result = train(config, manifest, out, device=self.device, watch=watch)
         labels.write(out)
         return self._knowing(Trained.load(out, pick_device(self.device)), labels)
 

@@ -283,8 +283,8 @@ class TestErrors:
     def test_an_adaptive_model_wants_a_domain(self, cli: Any, run: Path, tree: Path) -> None:
         message = error_of(cli("predict", run, tree, "--out", "p.csv"))
         assert message == (
-            "error: an adaptive model predicts for a domain; give its state with --domain FILE "
-            "(make it with `acclimate adapt`)"
+            "error: an adaptive model predicts for a domain; adapt to these images first with "
+            "--adapt, or give a state with --domain FILE (make it with `acclimate adapt`)"
         )
 
     def test_a_path_that_cannot_be_written(self, cli: Any, tree: Path) -> None:

@@ -922,7 +922,7 @@ class TestEstimate:
 
     def test_from_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Images through each part of a run, counted by hand, at one second each."""
-        from acclimate.sweep.timing import Timing
+        from acclimate.runs.timing import Timing
 
         second = Timing(step_a=1.0, step_b=1.0, forward=1.0)
         monkeypatch.setattr("acclimate.sweep.estimate.time_plan", lambda plan, device: second)
@@ -938,7 +938,7 @@ class TestEstimate:
     def test_validation_domains_are_what_is_scored_on_the_way(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from acclimate.sweep.timing import Timing
+        from acclimate.runs.timing import Timing
 
         forward = Timing(step_a=0.0, step_b=0.0, forward=1.0)
         monkeypatch.setattr("acclimate.sweep.estimate.time_plan", lambda plan, device: forward)
@@ -954,7 +954,7 @@ class TestEstimate:
         assert found.left / 4 <= found.wall <= found.left
 
     def test_steps_are_timed_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from acclimate.sweep.timing import Timing
+        from acclimate.runs.timing import Timing
 
         second = Timing(step_a=1.0, step_b=1.0, forward=1.0)
         monkeypatch.setattr("acclimate.sweep.estimate.time_plan", lambda plan, device: second)

@@ -108,6 +108,8 @@ def outlook(
     """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
     to expect, where that was rehearsed."""
     trust, chain = judge(state, table), chain_of(state).name
+    if chain == "none":
+        trust = replace(trust, warnings=())  # of an adaptation that there is not
     if guard is None or chain not in guard.rehearsal.chains:
         return trust
     if guard.rehearsal.promise(chain, len(images)).domains < 2:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.core.plain_text import printable
+from acclimate.core.progress import Lines, bar
 from acclimate.core.watch import Watch, unwatched
 
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
@@ -20,13 +22,6 @@ MethodSettings = Annotated[
 ]
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
-PHASES = {
-    "features": "frozen features",
-    "scoring": "scoring",
-    "embedding": "Step A: embedding",
-    "domains": "domain embeddings",
-    "main": "Step B: predictor",
-}
 
 
 def first_process() -> bool:
@@ -88,36 +83,13 @@ def stoppable(words: str = "interrupted; repeat the command to resume") -> Itera
 
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
-    """A bar per phase on stderr; nothing in processes other than the first."""
+    """On stderr a bar for each phase, or lines where that is no terminal; nothing in processes
+    other than the first."""
     if quiet or not first_process():
         yield unwatched
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
-        tasks: dict[str, Any] = {}
-
-        def watch(phase: str, done: int, total: int, note: str) -> None:
-            if phase not in tasks:
-                *before, last = phase.rpartition(": ")
-                name = "".join([*before, PHASES.get(last, last)])
-                tasks[phase] = progress.add_task(name, total=total, note="")
-            progress.update(tasks[phase], completed=done, note=printable(note))
-
-        yield watch
+    if sys.stderr.isatty():
+        with bar() as watch:
+            yield watch
+    else:
+        yield Lines(remark)

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from acclimate.cli.output import PHASES
 from acclimate.core.plain_text import printable
+from acclimate.core.progress import PHASES
 from acclimate.core.wording import duration
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder

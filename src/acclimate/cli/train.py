@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, names, progress_bar, remark, stoppable
+from acclimate.cli.output import (
+    Device,
+    Json,
+    names,
+    progress_bar,
+    remark,
+    say,
+    say_json,
+    stoppable,
+)
 from acclimate.cli.scores import show_run
 
 
@@ -43,6 +52,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder. [default: runs/DATA-ALGORITHM-SEED]")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be trained, and how long, and stop.")
+    ] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -57,6 +69,10 @@ def train(
     from acclimate.config import RECIPE, gather, parse_assignments
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
+    from acclimate.runs.folder import RunFolder
+    from acclimate.runs.forecast import forecast
+    from acclimate.runs.identity import run_identity
+    from acclimate.runs.plan import make_plan
     from acclimate.runs.training import train as train_run
 
     flags = {
@@ -74,6 +90,22 @@ def train(
     recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
     folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"
     manifest = Manifest.open(data)
+    place = RunFolder(folder)
+    plan = make_plan(place.settled(chosen), manifest, device=device)
+    place.refuse_others(run_identity(plan))
+    if place.finished is None:
+        told = forecast(plan, place, device)
+        if dry_run and json:
+            say_json(told.to_dict())
+        else:
+            for line in told.lines():
+                (say if dry_run else remark)(line)
+    elif dry_run:
+        say(f"{folder} is finished; there is nothing left to train")
+    if dry_run:
+        return
     with stoppable(), progress_bar() as watch:
-        result = train_run(chosen, manifest, folder, device=device, watch=watch, say=remark)
+        result = train_run(
+            chosen, manifest, folder, device=device, watch=watch, say=remark, plan=plan
+        )
     show_run(folder, already=result.already, json=json)

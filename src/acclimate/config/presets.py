@@ -24,7 +24,7 @@ class Preset:
 RECIPE = "rehearsed"  # for those who name neither a preset nor an algorithm
 
 PRESETS: dict[str, Preset] = {
-    RECIPE: Preset(
+    "rehearsed": Preset(
         about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
         settings={"algorithm": "erm", "adapt.rehearse": True, "model.dropout": 0.5},
         grids={},

@@ -75,6 +75,14 @@ class FeatureCache:
                 into[places[image]] = row
                 found[places[image]] = True
 
+    def count(self, wanted: Sequence[bytes]) -> int:
+        """How many of `wanted` are there, by their names alone."""
+        missing = set(wanted)
+        for path in self.folder.glob(f"*{ENDING}"):
+            with suppress(SafetensorError, KeyError, OSError), safe_open(path, "pt") as file:
+                missing -= {row.tobytes() for row in file.get_tensor(IMAGES).numpy()}
+        return len(set(wanted)) - len(missing)
+
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""
         known = torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, 32).copy())

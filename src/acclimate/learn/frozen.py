@@ -100,7 +100,7 @@ class Extraction:
         source = ImageSource(
             manifest, self.size, replace(config, cache_gib=0.0, pack_gib=0.0), quarantine
         )
-        work = _Work(self.network, cache, source, images, first)
+        work = _Work(self, cache, source, images, first)
         with cache.alone() if world.main else nullcontext():
             work.do(world, watch)
             world.wait()
@@ -108,6 +108,19 @@ class Extraction:
                 work.do(World(device=world.device), watch)
         watch("features", len(images), len(images), "")
         return Extracted(manifest.label_index, work.features, shown, work.found)
+
+    def kept(self, manifest: Manifest, rows: np.ndarray, *, beside: Path) -> int:
+        """How many of the images that `rows` show were extracted before."""
+        cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
+        return cache.count(_images(manifest, rows)[0])
+
+    def passed(self, stored: Tensor) -> Tensor:
+        """Images as stored [n, 3, h, w] -> [n, f], on the CPU."""
+        images = Images(stored, self.network.mean.device)
+        with torch.inference_mode():
+            features = torch.cat([self.network(x).cpu() for x in images.batches(BATCH)])
+        require_finite(features, "the backbone's features of an image")
+        return features
 
     def _check_budget(self, images: int, config: DataConfig) -> None:
         needed = images * self.network.features * 4 / GIB
@@ -123,7 +136,7 @@ class Extraction:
 class _Work:
     """What is known of the features of `images`, and how the rest comes to be known."""
 
-    network: Backbone
+    extraction: Extraction
     cache: FeatureCache
     source: ImageSource
     images: list[bytes]
@@ -142,18 +155,10 @@ class _Work:
         mine = missing[world.share(len(missing))]
         for places, stored in readable(self.source, self.rows[mine], most=SHARD):
             here = mine[places]
-            features = self._pass(stored, world)
+            features = self.extraction.passed(stored)
             self.cache.add([self.images[place] for place in here], features)
             self.features[torch.from_numpy(here)], self.found[here] = features, True
             watch("features", int(self.found.sum()), len(self.images), "")
-
-    def _pass(self, stored: Tensor, world: World) -> Tensor:
-        images = Images(stored, world.device)
-        with torch.inference_mode():
-            parts = [self.network(x).cpu() for x in images.batches(BATCH)]
-        features = torch.cat(parts)
-        require_finite(features, "the backbone's features of an image")
-        return features
 
 
 def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:

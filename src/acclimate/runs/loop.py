@@ -18,6 +18,7 @@ from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.generators import borrowed
+from acclimate.core.progress import phase_name
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
@@ -82,6 +83,7 @@ class Loop:
     prepare: Callable[[Batch], Batch] = lambda batch: batch
     validate: Validate | None = None
     watch: Watch = unwatched
+    say: Callable[[str], None] = lambda line: None
     wish: Wish | None = None  # to compile
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     _average: Average | None = field(init=False, default=None)
@@ -96,6 +98,9 @@ class Loop:
         optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
         self._average = self.phase.averaged(self.objective)
         progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
+        if 0 < progress.step < self.phase.steps:
+            name = phase_name(self.phase.name)
+            self.say(f"{name}: going on at step {progress.step} of {self.phase.steps}")
         module: nn.Module = self.objective
         if self.world.size > 1:
             # In an adversary's turn the others' gradients are unused, and the other way round.

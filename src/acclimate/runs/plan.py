@@ -40,6 +40,11 @@ class Plan:
     dropped: str = ""  # which domains are too small, for people
 
     @property
+    def decided(self) -> list[str]:
+        """What was decided for the user, and why, in lines."""
+        return [line for line in (self.dropped, self.freezing) if line]
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes
 

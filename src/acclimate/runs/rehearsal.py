@@ -209,9 +209,14 @@ def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
     return _coolest(_losses(stage.logits[rows], stage.rows.y[rows])) / stand_in
 
 
+def folds_of(domains: int) -> int:
+    """Where there are few, each is its own."""
+    return domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS
+
+
 def _folds(domains: int, seed: int) -> Iterator[list[int]]:
-    """Each domain in one fold; where there are few, each is its own."""
-    folds = domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS
+    """Each domain in one fold."""
+    folds = folds_of(domains)
     order = stream(seed, "rehearsal folds").permutation(domains)
     for number in range(folds):
         yield sorted(int(d) for d in order[number::folds])

@@ -159,6 +159,7 @@ class Session:
             validate=validate,
             wish=self._wish(sampler, phase),
             watch=self.watch,
+            say=self.say,
             clock=self.seconds,
         )
 
@@ -170,7 +171,7 @@ class Session:
         return Wish(setting, phase.steps, rows, parts, self.size, self.bf16, self.say)
 
     def _announce(self, engine: str) -> None:
-        device = _device_name(self.world.device)
+        device = device_name(self.world.device)
         losses = self.folder.records().losses
         self.folder.append(
             Started(
@@ -274,7 +275,7 @@ def set_statistics(features: np.ndarray, networks: Sequence[Predictor | Embeddin
         backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {count(torch.get_num_threads(), 'thread')}"

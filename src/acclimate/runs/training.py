@@ -18,7 +18,7 @@ from acclimate.runs.checkpoint import Position
 from acclimate.runs.embedding_step import learn_embedding
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import learned_identity, run_identity
-from acclimate.runs.plan import make_plan
+from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.predictor_step import Fit
 from acclimate.runs.records import Finished, Score
 from acclimate.runs.rehearsal import Rehearsed, rehearse_run, site_of
@@ -43,16 +43,18 @@ def train(
     watch: Watch = unwatched,
     say: Callable[[str], None] = lambda line: None,
     embedding: Path | None = None,
+    plan: Plan | None = None,
 ) -> RunResult:
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
 
     `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
-    very same one. `say` is told in a line what was decided for the user, and why.
+    very same one. `say` is told in a line what was decided for the user, and why. `plan` is what
+    these settings come to, where somebody has made it already, and said what it decides.
     """
     folder = RunFolder(out)
-    plan = make_plan(folder.settled(config), manifest, device=device)
-    for line in (plan.dropped, plan.freezing) if folder.finished is None else ():
-        if line:
+    if plan is None:
+        plan = make_plan(folder.settled(config), manifest, device=device)
+        for line in plan.decided if folder.finished is None else ():
             say(line)
     shared = None
     if embedding is not None:

@@ -8,17 +8,16 @@ from statistics import fmean
 
 import torch
 
-from acclimate.config import AlgorithmName, EmbeddingConfig, RunConfig, TrainConfig, from_dict
+from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import pick_device
 from acclimate.data.manifest import Manifest
-from acclimate.learn.embeddings import find_embedding
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.plan import Plan, make_plan
+from acclimate.runs.timing import Timing, seconds_a, seconds_b, time_plan
 from acclimate.sweep.checks import without_images
 from acclimate.sweep.launchers import LaunchOptions, expected_workers
 from acclimate.sweep.queue import Queue
-from acclimate.sweep.timing import Timing, time_plan
 
 STAND_FOR_OTHERS = 4  # jobs of a line that are planned; draws differ in their batches
 FROM_RUNS = "from the runs finished so far"
@@ -136,13 +135,13 @@ def _from_steps(
     for jobs in lines.values():
         timing = timings[jobs[0].dataset, _adaptive(jobs[0])]
         some = [_plan(job, bare[job.data]) for job in _spread(jobs)]
-        typical = fmean(_seconds_b(plan, timing) for plan in some)
+        typical = fmean(seconds_b(plan, timing) for plan in some)
         seconds |= {job.id: typical for job in jobs}
     for phi in sweep.embeddings:
         plan, timing = _plan(phi, bare[phi.data]), timings[phi.dataset, True]
         if phi.needs is not None:  # a run is trained for it anyway
             timing = replace(timing, step_a=0.0)
-        seconds[phi.id] = _seconds_a(plan, timing)
+        seconds[phi.id] = seconds_a(plan, timing)
     firsts = {job.data: job for job in reversed(sweep.jobs)}
     for name, job in firsts.items():  # which extracts frozen features for all
         seconds[job.id] += len(manifests[name]) * timings[job.dataset, _adaptive(job)].extract
@@ -168,36 +167,6 @@ def _timings(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # this process outlives the timing, and the jobs need the room
     return found
-
-
-def _seconds_a(plan: Plan, timing: Timing) -> float:
-    """Step A, and μ of each training domain."""
-    budget = find_embedding(plan.config.embedding.name).build.budget(plan.config)
-    learned = _learning(budget, timing.step_a, timing.forward)
-    rows, points = [len(part) for part in plan.train_rows], plan.config.embedding.points
-    embedded = sum(min(points, count) if points else count for count in rows)
-    return learned + embedded * timing.forward
-
-
-def _seconds_b(plan: Plan, timing: Timing) -> float:
-    """Step B, its validations, and the final scores, unseen domains twice for the control."""
-    train, rows = plan.config.train, plan.manifest.rows
-    learned = _learning(train, timing.step_b, timing.forward)
-    seen = sum(len(rows(domain=name, split="val")) for name in plan.train_domains)
-    chosen_by = sum(len(rows(domain=name)) for name in plan.val_domains) or seen
-    unseen = sum(len(rows(domain=name)) for name in (*plan.val_domains, *plan.test_domains))
-    validations = -(-train.steps // train.evaluate_every)
-    scored = validations * chosen_by + seen + 2 * unseen
-    return learned + scored * timing.forward
-
-
-def _learning(budget: EmbeddingConfig | TrainConfig, step: float, forward: float) -> float:
-    """Seconds of all steps, from those that an image takes in a `step` and in a `forward` pass."""
-    batch = budget.domains_per_step * budget.per_domain
-    if isinstance(budget, EmbeddingConfig):
-        return budget.steps * batch * step
-    fits = 2 if budget.last_fit else 1  # the last one is at most as long
-    return fits * batch * (budget.steps * step + budget.probe.steps * forward)
 
 
 def _plan(job: Job | EmbeddingJob, manifest: Manifest) -> Plan:

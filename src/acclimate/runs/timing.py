@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from acclimate.config import EmbeddingConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
+from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.frozen import BATCH
 from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.models import Backbone
@@ -31,7 +33,7 @@ class Timing:
     extract: float = 0.0
 
 
-def time_plan(plan: Plan, device: torch.device) -> Timing:
+def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> Timing:
     """Build a plan's networks and time them; weights do not matter, so none are fetched."""
     config, world, width = plan.config, World(device=device), plan.in_features
     extractor = build_extractor(config, pretrained=False) if plan.frozen else None
@@ -64,8 +66,38 @@ def time_plan(plan: Plan, device: torch.device) -> Timing:
         step_a=step_a,
         step_b=step_b,
         forward=_per_image(forward, len(batch), device),
-        extract=0.0 if extractor is None else _extracting(extractor, size, device),
+        extract=_extracting(extractor, size, device) if extractor and extracting else 0.0,
     )
+
+
+def seconds_a(plan: Plan, timing: Timing) -> float:
+    """Step A, and μ of each training domain."""
+    budget = find_embedding(plan.config.embedding.name).build.budget(plan.config)
+    learned = _learning(budget, timing.step_a, timing.forward)
+    rows, points = [len(part) for part in plan.train_rows], plan.config.embedding.points
+    embedded = sum(min(points, count) if points else count for count in rows)
+    return learned + embedded * timing.forward
+
+
+def seconds_b(plan: Plan, timing: Timing) -> float:
+    """Step B, its validations, and the final scores, unseen domains twice for the control."""
+    train, rows = plan.config.train, plan.manifest.rows
+    learned = _learning(train, timing.step_b, timing.forward)
+    seen = sum(len(rows(domain=name, split="val")) for name in plan.train_domains)
+    chosen_by = sum(len(rows(domain=name)) for name in plan.val_domains) or seen
+    unseen = sum(len(rows(domain=name)) for name in (*plan.val_domains, *plan.test_domains))
+    validations = -(-train.steps // train.evaluate_every)
+    scored = validations * chosen_by + seen + 2 * unseen
+    return learned + scored * timing.forward
+
+
+def _learning(budget: EmbeddingConfig | TrainConfig, step: float, forward: float) -> float:
+    """Seconds of all steps, from those that an image takes in a `step` and in a `forward` pass."""
+    batch = budget.domains_per_step * budget.per_domain
+    if isinstance(budget, EmbeddingConfig):
+        return budget.steps * batch * step
+    fits = 2 if budget.last_fit else 1  # the last one is at most as long
+    return fits * batch * (budget.steps * step + budget.probe.steps * forward)
 
 
 def _extracting(extractor: Backbone, size: int, device: torch.device) -> float:

@@ -1,0 +1,120 @@
+"""How far long work is: a bar in terminals and notebooks, and a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from acclimate.core.plain_text import printable
+from acclimate.core.watch import Watch, unwatched
+from acclimate.core.wording import duration
+
+PHASES = {
+    "features": "frozen features",
+    "scoring": "scoring",
+    "embedding": "Step A: embedding",
+    "domains": "domain embeddings",
+    "main": "Step B: predictor",
+}
+SECONDS_BETWEEN = 15.0  # lines of a phase; in a long one, a twentieth of the time it has taken
+SHARE_BETWEEN = 1 / 20
+
+
+def phase_name(phase: str) -> str:
+    """For people: `north: main` -> `north: Step B: predictor`."""
+    before, colon, last = phase.rpartition(": ")
+    return f"{before}{colon}{PHASES.get(last, last)}"
+
+
+class Lines:
+    """Tells a log how far work is, without filling it."""
+
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.write, self.clock = write, clock
+        self._began: dict[str, tuple[float, int]] = {}  # when a phase was first heard of, and where
+        self._said: dict[str, float] = {}
+        self._ended: dict[str, int] = {}
+
+    def __call__(self, phase: str, done: int, total: int, note: str) -> None:
+        now = self.clock()
+        if self._ended.get(phase) == total and done < total:  # it begins again
+            for known in (self._began, self._said, self._ended):
+                known.pop(phase)
+        if phase in self._ended:
+            return
+        began, first = self._began.setdefault(phase, (now, done))
+        said = self._said.setdefault(phase, now)
+        pause = max(SECONDS_BETWEEN, SHARE_BETWEEN * (now - began))
+        if done < total and now - said < pause:
+            return
+        self._said[phase] = now
+        if done >= total:
+            self._ended[phase] = total
+        self.write(_line(phase, done, total, note, now - began, done - first))
+
+
+def _line(phase: str, done: int, total: int, note: str, seconds: float, worked: int) -> str:
+    parts = [f"{phase_name(phase)}: {done} of {total}"]
+    if done < total and worked > 0 and seconds > 0:
+        rate = worked / seconds
+        speed = f"{rate:.1f} a second" if rate >= 1 else f"{duration(1 / rate)} each"
+        parts += [speed, f"about {duration((total - done) / rate)} left"]
+    elif done >= total:
+        parts.append(duration(seconds))
+    return ", ".join([*parts, *([printable(note)] if note else [])])
+
+
+@contextmanager
+def bar(*, transient: bool = False) -> Iterator[Watch]:
+    """A bar for each phase, on the standard error."""
+    from rich.console import Console  # rich takes longer to import than --help may
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=transient) as progress:
+        tasks: dict[str, Any] = {}
+
+        def watch(phase: str, done: int, total: int, note: str) -> None:
+            if phase not in tasks:
+                # What was done before, in a run that goes on, says nothing of the speed.
+                name = phase_name(phase)
+                tasks[phase] = progress.add_task(name, total=total, completed=done, note="")
+            progress.update(tasks[phase], completed=done, note=printable(note))
+
+        yield watch
+
+
+@contextmanager
+def shown_by_itself() -> Iterator[Watch]:
+    """For those who call the library: a bar where a person looks on, and else nothing."""
+    if in_notebook() or sys.stderr.isatty():
+        with bar(transient=True) as watch:
+            yield watch
+    else:
+        yield unwatched
+
+
+def in_notebook() -> bool:
+    """Is this a notebook that can show a bar?"""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    kernel = type(shell).__name__ == "ZMQInteractiveShell"
+    return kernel and find_spec("ipywidgets") is not None

@@ -1,0 +1,220 @@
+"""What a run will do, for how long, with how much memory and where: said before it starts.
+
+Times and memory are measured: a few steps on random images of the real shape, a few real images
+read, and, where a backbone stays as it is, extracted from.
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from acclimate.core.distributed import pick_device
+from acclimate.core.randomness import stream
+from acclimate.core.wording import count, duration
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import ImageSource
+from acclimate.learn.frozen import BATCH, Extraction
+from acclimate.learn.model import build_extractor, build_networks
+from acclimate.learn.models import Predictor
+from acclimate.learn.site import FeatureRows, fit_plain, fit_site
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.memory import GIB, available, measure, stage_of
+from acclimate.runs.optimisation import uses_bf16
+from acclimate.runs.plan import Plan
+from acclimate.runs.rehearsal import LEAST_DOMAINS, folds_of
+from acclimate.runs.session import device_name
+from acclimate.runs.timing import seconds_a, seconds_b, time_plan
+
+FEW_STEPS = 5  # of heads in rehearsal, timed
+FEW_IMAGES = 16  # read, to see how long that takes
+NAMED = 8  # sites that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """`seconds` by part, and `memory` in bytes; empty or None where they were not measured."""
+
+    what: str
+    data: str
+    why: Sequence[str]
+    device: str
+    folder: Path
+    seconds: Mapping[str, float]
+    memory: float | None
+    free: float | None
+
+    @property
+    def total(self) -> float | None:
+        return sum(self.seconds.values()) if self.seconds else None
+
+    def lines(self) -> list[str]:
+        said = [f"will train {self.what}", f"on {self.data}", *self.why]
+        if self.total is not None:
+            parts = ", ".join(f"{name} {duration(took)}" for name, took in self.seconds.items())
+            said.append(f"time: about {duration(self.total)} on {self.device} ({parts})")
+        if self.memory is not None:
+            free = "" if self.free is None else f", and {self.free / GIB:.1f} GiB are free"
+            said.append(f"memory: about {self.memory / GIB:.1f} GiB{free}")
+        return [*said, f"ends up in {self.folder}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.folder),
+            "what": self.what,
+            "data": self.data,
+            "why": list(self.why),
+            "device": self.device,
+            "seconds": dict(self.seconds),
+            "total_seconds": self.total,
+            "memory_gib": None if self.memory is None else self.memory / GIB,
+            "free_gib": None if self.free is None else self.free / GIB,
+        }
+
+
+def forecast(plan: Plan, folder: RunFolder, device: str) -> Forecast:
+    """Nothing is written, and no random number of the run is drawn."""
+    where = pick_device(device)
+    # Processes that share a run would be timed against each other.
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    seconds, memory = _measured(plan, folder, where) if alone else ({}, None)
+    return Forecast(
+        what=what_is_trained(plan),
+        data=what_it_learns_from(plan),
+        why=plan.decided,
+        device=device_name(where),
+        folder=folder.path,
+        seconds=seconds,
+        memory=memory,
+        free=_free(where),
+    )
+
+
+def what_is_trained(plan: Plan) -> str:
+    """The algorithm, and what follows from the number of sites."""
+    name, sites = plan.algorithm.name, len(plan.train_domains)
+    if plan.algorithm.adaptive:
+        return f"{name}: an embedding of domains (Step A), then a classifier that sees it (Step B)"
+    if not plan.config.adapt.rehearse:
+        return f"{name}, a plain model"
+    if sites < 2:
+        return f"{name}, a plain model: with one site there is nothing to rehearse"
+    if sites < 3:
+        return f"{name}, then a rehearsal, though two sites cannot tell whether adaptation pays"
+    return f'{name}, then a rehearsal: each site plays "new site", and that decides how to adapt'
+
+
+def what_it_learns_from(plan: Plan) -> str:
+    rows, sites = sum(map(len, plan.train_rows)), len(plan.train_domains)
+    kind = "row" if plan.manifest.has_features else "image"
+    classes = count(len(plan.classes), "class", "classes")
+    named = ", ".join(plan.train_domains[:NAMED]) + (", …" if sites > NAMED else "")
+    unseen = (*plan.val_domains, *plan.test_domains)
+    further = f"; unseen: {', '.join(unseen[:NAMED])}" if unseen else ""
+    return f"{count(rows, kind)} of {classes} from {count(sites, 'site')}: {named}{further}"
+
+
+def _measured(
+    plan: Plan, folder: RunFolder, device: torch.device
+) -> tuple[dict[str, float], float]:
+    config, images = plan.config, len(np.unique(plan.manifest.image_ids[plan.rows]))
+    seconds: dict[str, float] = {}
+    width, network, size = plan.in_features, None, 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    if plan.frozen:
+        extraction = _extraction(plan, device)
+        width, size = extraction.network.features, extraction.size
+        missing = images - extraction.kept(plan.manifest, plan.rows, beside=folder.path)
+        took = missing * _per_image(plan, size, extraction) if missing else 0.0
+        seconds[f"features of {count(missing, 'image')}"] = took
+    elif width is None:
+        counts = len(plan.classes), len(plan.train_domains), None
+        network = build_networks(config, *counts, pretrained=False)[0]
+        width, size = network.backbone.features, config.data.image_size or network.backbone.size
+        seconds[f"reading {count(images, 'image')}"] = images * _per_image(plan, size)
+    timing = time_plan(plan, device, extracting=False)
+    if plan.algorithm.adaptive and not folder.phi.exists():
+        seconds["Step A"] = seconds_a(plan, timing)
+    seconds["Step B"] = seconds_b(plan, timing) * _left(plan, folder)
+    if config.adapt.rehearse and len(plan.train_domains) > 1:
+        seconds["rehearsal"] = _rehearsing(plan, width, device)
+    return seconds, _memory(plan, device, width, network, size)
+
+
+def _left(plan: Plan, folder: RunFolder) -> float:
+    """Of Step B, in a run that goes on."""
+    done = [loss.step for loss in folder.records().losses if loss.phase == "main"]
+    return 1 - max(done, default=0) / plan.config.train.steps
+
+
+def _extraction(plan: Plan, device: torch.device) -> Extraction:
+    network = build_extractor(plan.config, pretrained=True)
+    size = plan.config.data.image_size or int(network.size)
+    extraction = Extraction(network, plan.config.model.backbone, size)
+    extraction.on(device)
+    return extraction
+
+
+def _per_image(plan: Plan, size: int, extraction: Extraction | None = None) -> float:
+    """Seconds to read an image and, where asked for, to extract its features."""
+    rows = stream(0, "forecast").permutation(plan.rows)
+    some = rows[: BATCH if extraction else FEW_IMAGES]
+    settings = replace(plan.config.data, cache_gib=0.0, pack_gib=0.0)
+    source = ImageSource(plan.manifest, size, settings, Quarantine.lenient(len(plan.manifest)))
+    source.take(some[:2])  # what comes once does not count
+    if extraction is not None:
+        extraction.passed(source.take(some[:2])[0])
+    started = time.perf_counter()
+    stored = source.take(some)[0]
+    if extraction is not None:
+        extraction.passed(stored)
+    return (time.perf_counter() - started) / len(some)
+
+
+def _rehearsing(plan: Plan, width: int, device: torch.device) -> float:
+    """Heads of a few steps, on random features of the real shape, as often as they are fitted."""
+    site, sites = plan.config.adapt.site, len(plan.train_domains)
+    per_site = max(2, site.batch // sites)
+    x = torch.rand(sites * per_site, width, device=device)
+    y = torch.arange(len(x), device=device) % len(plan.classes)
+    domains = [np.arange(n * per_site, (n + 1) * per_site) for n in range(sites)]
+    rows, few = FeatureRows(x, y, domains, len(plan.classes)), replace(site, steps=FEW_STEPS)
+    started = time.perf_counter()
+    fit_plain(rows, few, layers=plan.frozen, seed=0)
+    total = folds_of(sites) * (time.perf_counter() - started)
+    if sites > LEAST_DOMAINS:
+        started = time.perf_counter()
+        fit_site(rows, plan.train_domains, few, seed=0)
+        total += (folds_of(sites) + 1) * (time.perf_counter() - started)
+    return total * site.steps / FEW_STEPS
+
+
+def _memory(
+    plan: Plan, device: torch.device, width: int, network: Predictor | None, size: int
+) -> float:
+    """What this process has needed so far, for it has taken steps, and what comes on top."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    rows, config = len(plan.rows), plan.config
+    if network is None:
+        return float(peak + 4 * rows * width)
+    stage = stage_of(plan, network)
+    batch = stage.domains * stage.per_domain // stage.parts
+    needed = measure(network, size, bf16=uses_bf16(config.train, device)).of(batch)
+    return peak + needed + min(rows * 3 * size**2, config.data.cache_gib * GIB)
+
+
+def _free(device: torch.device) -> float | None:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return available()
