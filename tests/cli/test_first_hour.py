@@ -22,7 +22,8 @@ def quick(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from acclimate import AdaptiveClassifier
 
     out = tmp_path_factory.mktemp("quick") / "run"
-    AdaptiveClassifier(settings=TINY | SITE, out=out).fit(tree)
+    settings = TINY | SITE | {"train.steps": 40, "model.dropout": 0.0}
+    AdaptiveClassifier(settings=settings, out=out).fit(tree)
     return out
 
 
@@ -99,7 +100,7 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
     """As if rehearsal had chosen the prior."""
 
     def chosen(*_: Any) -> MethodChoice:
-        return MethodChoice("prior", {}, ("chosen by rehearsal",))
+        return MethodChoice("prior", {"prior.temperature": 50.0}, ("chosen by rehearsal",))
 
     monkeypatch.setattr("acclimate.adapt.choice.choose_method", chosen)
     monkeypatch.setattr("acclimate.adapt.classifier.choose_method", chosen)
@@ -114,7 +115,7 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
     adapted, found = table.read_text().splitlines(), json.loads(out)
     moved = sum(a.split(",")[1] != b.split(",")[1] for a, b in zip(plain, adapted, strict=True))
     assert (found["method"], found["changes"]["changed"]) == ("prior", moved)
-    assert moved > 0  # of a model that has hardly learned, frequencies take over
+    assert moved > 0  # of a model that is hardly sure of anything, frequencies take over
     _, out, _ = cli("adapt", quick, unlabelled, "--out", site)
     assert f"adaptation changed {100 * moved / 12:.1f} % of predictions ({moved} of 12): " in out
     _, out, _ = cli("predict", quick, unlabelled, "--domain", site, "--out", table)

@@ -158,8 +158,7 @@ def _without(config: RunConfig, names: Container[str]) -> RunConfig:
 def check_components(config: RunConfig) -> ChosenAlgorithm:
     """The algorithm, once its own settings, the embeddings' and the methods' are in order."""
     algorithm = choose(config.algorithm, config.hparams)
-    if algorithm.adaptive:
-        find_embedding(config.embedding.name)
+    find_embedding(config.embedding.name)
     embedding_settings(config.embedding)
     method_settings(config.adapt)
     return algorithm
