@@ -1,11 +1,13 @@
 """Extrapolation: beyond which distance a domain is warned of, and how many are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from acclimate.adapt.reach import Reach
-from acclimate.adapt.trust import judge
+from acclimate.adapt.trust import Trust, judge
 from acclimate.learn.embeddings import DomainState, DomainTable
 
 
@@ -46,3 +48,33 @@ def test_the_share_warned_of_is_the_share_stated() -> None:
 def of(place: float) -> DomainState:
     """A domain of 30 images, all at `place` on a line."""
     return DomainState.empty("model", 1).updated(torch.full((30, 1), place))
+
+
+def test_the_scatter_of_few_images_is_no_distance() -> None:
+    """μ of n images lies σ/√n from the domain's on average: that much is taken off, squared."""
+    one = Trust(n=4, warnings=(), nearest_domain="a", nearest_distance=0.5, expected_error=0.3)
+    assert one.beyond_chance == pytest.approx(0.4)
+    assert replace(one, expected_error=0.6).beyond_chance == 0.0
+    assert replace(one, expected_error=None).beyond_chance == 0.5
+    assert Trust(n=4, warnings=()).beyond_chance is None
+
+
+def test_few_images_of_a_usual_domain_are_not_warned_of() -> None:
+    """Six domains one apart; five images of the first, whose scatter is 2 in each of 4 dimensions,
+    have a mean that lies 0.9 off on average, and more than a domain may."""
+    generator = torch.Generator().manual_seed(0)
+    empty = DomainState.empty("", 4)
+    means = 0.5 * torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    table = DomainTable(
+        {
+            f"site-{number}": empty.updated(mean + 2 * torch.randn(4000, 4, generator=generator))
+            for number, mean in enumerate(means)
+        }
+    )
+    warned = 0
+    for _ in range(40):
+        few = empty.updated(means[0] + 2 * torch.randn(5, 4, generator=generator))
+        warned += any("extrapolates" in warning for warning in judge(few, table).warnings)
+    assert warned <= 8
+    far = empty.updated(means[0] + 9 + 2 * torch.randn(5, 4, generator=generator))
+    assert any("extrapolates" in warning for warning in judge(far, table).warnings)

@@ -80,7 +80,7 @@ class Guard:
 
     def _too_far(self, state: DomainState) -> str | None:
         trust = judge(state, self.table)
-        near, usual = trust.nearest_distance, trust.typical_distance
+        near, usual = trust.beyond_chance, trust.typical_distance
         if near is None or usual is None or near <= TOO_FAR * usual:
             return None
         return (

@@ -1,6 +1,7 @@
 """How far to trust an adaptation, from its unlabelled images alone."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +32,14 @@ class Trust:
     typical_distance: float | None = None  # how far a domain like those may lie: see `Reach`
     warned_share: float | None = None  # of domains like those, how many lie farther
 
+    @property
+    def beyond_chance(self) -> float | None:
+        """How far off the domain lies, as far as μ of a few images tells: their scatter, σ²/n, is
+        in the square of the distance on average, and is taken off."""
+        if self.nearest_distance is None:
+            return None
+        return math.sqrt(max(self.nearest_distance**2 - (self.expected_error or 0.0) ** 2, 0.0))
+
 
 def judge(state: DomainState, table: DomainTable | None) -> Trust:
     """`table` is of the training domains, None where the state has no μ."""
@@ -47,16 +56,16 @@ def judge(state: DomainState, table: DomainTable | None) -> Trust:
     between = torch.cdist(means, means) / unit
     reach = Reach.of(between.fill_diagonal_(float("inf")).min(dim=1).values.numpy())
     radius, variance = state.radius(), state.sampling_variance
-    distance = float(distances[nearest])
-    if distance > reach.distance:
-        warnings.append(reach.warning())
-    return Trust(
+    trust = Trust(
         n=state.count,
-        warnings=tuple(warnings),
+        warnings=(),
         radius95=None if radius is None else radius / unit,
         expected_error=None if variance is None else (variance / state.count) ** 0.5 / unit,
         nearest_domain=table.names[nearest],
-        nearest_distance=distance,
+        nearest_distance=float(distances[nearest]),
         typical_distance=reach.distance,
         warned_share=reach.beyond,
     )
+    if (trust.beyond_chance or 0.0) > reach.distance:
+        warnings.append(reach.warning())
+    return replace(trust, warnings=tuple(warnings))

@@ -130,7 +130,7 @@ def _show(site: Any) -> None:
 def _show_place(trust: Any) -> None:
     like = (
         "lies no farther off than a domain like those in training may"
-        if trust.nearest_distance <= trust.typical_distance
+        if trust.beyond_chance <= trust.typical_distance
         else ("is unlike every training domain")
     )
     say(
