@@ -301,6 +301,33 @@ def scoring(bench: Bench) -> list[Row]:
     return rows
 
 
+def long_tail(bench: Bench) -> list[Row]:
+    """Ten domains that draw the same images again and again, seven rows to an image."""
+    rng = np.random.default_rng(0)
+    base = bench.manifest
+    lines = ["image,label,domain"]
+    for domain in range(10):
+        for row in rng.permutation(len(base))[: int(0.7 * len(base))]:
+            label = base.classes[base.label_index[row]]
+            lines.append(f"{base.image_name(int(row))},{label},domain{domain}")
+    folder = bench.folder / "long tail"
+    folder.mkdir()
+    (folder / "rows.csv").write_text("\n".join(lines))
+    manifest = Manifest.from_table(folder / "rows.csv", root=base.root)
+    scale = replace(bench.scale, size=min(bench.scale.size, 96))
+    here = replace(bench, folder=folder, manifest=manifest, scale=scale)
+    with one_batch():
+        ceiling = rate_of(here.trained("ceiling", here.config())[0])
+    decoded = mock.Mock(side_effect=read_pixels)
+    with mock.patch("acclimate.data.source.read_pixels", decoded):
+        rate = rate_of(here.trained("cached", here.config())[0])
+    images = len(np.unique(manifest.image_ids))
+    facts: Row = {"rows": len(manifest), "images": images, "decoded": decoded.call_count}
+    trained = {"work": "training", **facts, "images/s": rate, "of ceiling": rate / ceiling}
+    scored = scoring(here)
+    return [trained, *({"work": row.pop("scored by"), **row} for row in scored)]
+
+
 def penalties(bench: Bench) -> list[Row]:
     width, per_domain, classes = 256, 8, 16
     rows = []
@@ -409,6 +436,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "training": training,
     "compiled": compiled,
     "scoring": scoring,
+    "long tail": long_tail,
     "penalties": penalties,
     "samplers": samplers,
     "adapting": adapting,
