@@ -100,10 +100,12 @@ def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Source
             x[torch.from_numpy(places)] = lowest(to_float(stored, world.device)).float()
             good[places] = True
     features = Features(x, good, source.labels)
-    if backbone.extractor is not None:  # what is put on an extractor takes its features as well
-        return features, trained
-    assert isinstance(trained.predictor, Plain)
-    return features, replace(trained, predictor=over_features(trained.predictor))
+    plain = trained.predictor
+    assert isinstance(plain, Plain)
+    on_top = over_features(plain)
+    if backbone.extractor is not None:
+        on_top = Plain.of(backbone.alone(), plain.head)
+    return features, replace(trained, predictor=on_top)
 
 
 def _scored(

@@ -3,13 +3,20 @@
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from acclimate.config import RunConfig
+from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
+from acclimate.learn.models import build_backbone
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.training import train
 from fixtures.settings import TINY, as_flags
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -184,3 +191,40 @@ def test_every_domain_unseen_in_turn(
     rehearsed.main()
     assert capsys.readouterr().out == said
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.slow
+def test_scores_on_features_of_a_frozen_backbone_are_those_of_the_run(
+    promises: ModuleType, tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Each chain's too, as `evaluate` has it from images."""
+    unseen = importlib.import_module("unseen")
+    weights = build_backbone("small-cnn").body.state_dict()
+    save_tensors(tmp_path / "weights.safetensors", weights)
+    rng = np.random.default_rng(0)
+    domains, labels = np.repeat([f"site-{i}" for i in range(6)], 24), np.tile(["ant", "bee"], 72)
+    pixels = rng.integers(0, 128, (144, 8, 8, 3)) + 100 * (labels == "bee")[:, None, None, None]
+    manifest = Manifest.from_arrays(pixels.astype(np.uint8), labels, domains)
+    config = tiny(
+        "erm",
+        **{
+            "test_domains": "site-5",
+            "adapt.rehearse": True,
+            "adapt.site.steps": 5,
+            "model.backbone": "small-cnn",
+            "model.freeze": "backbone",
+            "model.weights": str(tmp_path / "weights.safetensors"),
+        },
+    )
+    train(config, manifest, tmp_path / "run")
+    asked = ["prior", "embedding", "embedding+prior"]
+    wanted = {
+        score.method: score.top1
+        for score in evaluate_run(tmp_path / "run", manifest, methods=asked).scores
+        if score.role == "test"
+    }
+    found = unseen.measure(tmp_path / "run", manifest, [config.adapt.points])
+    mine = {row["method"]: row["top1"] for row in found["rows"]}
+    del wanted["black-box-prior"]
+    assert {method: mine[method] for method in wanted} == wanted
+    assert {*wanted} == {"none", "auto", "oracle-prior", *asked}
