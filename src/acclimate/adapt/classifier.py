@@ -26,9 +26,11 @@ from acclimate.config import DataConfig, merged, nested
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.core.watch import Watch, unwatched
+from acclimate.core.wording import count
 from acclimate.data.quarantine import NoQuarantine, Quarantine
 from acclimate.data.source import Given, Images, Source, open_source, readable, to_float
 from acclimate.learn.embeddings import DomainState
+from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
 
@@ -160,7 +162,20 @@ def adapt(
     # A mistake is told of before an image is opened.
     named = None if method == "auto" else _chain(trained, method, settings or {})
     source, rows = opened(images, trained.predictor, trained.size, most, quarantine)
-    read: Iterable[Tensor] = (stored for _, stored in readable(source, rows, watch))
+    noted: list[Tensor] = []
+    read = _noted((stored for _, stored in readable(source, rows, watch)), noted)
+    return _remembered(_by(trained, read, named, settings or {}, into, quarantine), noted)
+
+
+def _by(
+    trained: Trained,
+    read: Iterable[Tensor],
+    named: Chain | None,
+    settings: Mapping[str, Any],
+    into: DomainState | None,
+    quarantine: Quarantine,
+) -> Adapted:
+    """By the chain that was asked for, or by one that is chosen."""
     if named is None or named.head_only:
         read = _as_features(trained, read)
     if named is not None and not named.methods:
@@ -171,7 +186,7 @@ def adapt(
     choice, guard = choose_method(trained, sum(map(len, stored)), into), Guard.of(trained)
     device = next(trained.predictor.parameters()).device
     while True:
-        chain = _chain(trained, choice.method, {**choice.settings, **(settings or {})})
+        chain = _chain(trained, choice.method, {**choice.settings, **settings})
         site = _adapted(trained, stored, chain, into, quarantine)
         seen = Images(torch.cat(stored), device)
         simpler = None
@@ -239,6 +254,28 @@ def _adapted(
         seen, earlier = Images(torch.cat(kept), device), state.payloads
         state = replace(state, payloads=chain.adapt(base, seen, context, earlier)[1])
     return apply_state(trained, state)
+
+
+def _noted(read: Iterable[Tensor], hashes: list[Tensor]) -> Iterator[Tensor]:
+    """Images as they come, written down by their hashes on the way."""
+    for stored in read:
+        hashes.append(image_hashes(stored))
+        yield stored
+
+
+def _remembered(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
+    """With what its state has seen, and a word on what it saw more than once."""
+    assert site.state is not None
+    state, repeats = site.state.having_seen(torch.cat(list(hashes)))
+    found = replace(site, state=state)
+    if not repeats:
+        return found
+    were = "was" if repeats == 1 else "were"
+    note = (
+        f"note: {count(repeats, 'image')} {were} seen before in this state, or given twice, and "
+        f"count again; leave them out if they are no new images"
+    )
+    return replace(found, notes=(*site.notes, note))
 
 
 def unadapted(trained: Trained) -> Adapted:

@@ -1,5 +1,6 @@
 """DomainState: all that adaptation keeps of a domain, a few kilobytes."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from acclimate.core.tensors import (
 from acclimate.learn.theory import mean_radius
 
 FORMAT = "acclimate-domain-state-1"
+MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class DomainState:
     reference: Tensor  # [d]
     reach: float = 0.0
     payloads: Mapping[str, Payload] = field(default_factory=dict)
+    # [k] int64: a hash of each image, sorted, of the first that were seen; not of rows of features,
+    # since two measurements may agree.
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     @classmethod
     def empty(cls, model: str, dim: int) -> "DomainState":
@@ -100,6 +105,13 @@ class DomainState:
             reach=max(self.reach, float((rows - reference).norm(dim=1).max())),
         )
 
+    def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
+        """With images of these `hashes` written down, and how many of them it had seen before, or
+        stand there twice."""
+        known = torch.cat([self.seen, hashes]).unique()
+        repeats = len(self.seen) + len(hashes) - len(known)
+        return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
+
     def removed(self, phi: Tensor) -> "DomainState":
         """Without images that were counted before."""
         rows = phi.detach().to("cpu", torch.float64)
@@ -143,6 +155,7 @@ class DomainState:
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + self._apart(other)),
             payloads=_added(self.payloads, other.payloads),
+            seen=torch.cat([self.seen, other.seen]).unique()[:MOST_SEEN],
         )
 
     def _apart(self, other: "DomainState") -> float:
@@ -161,6 +174,8 @@ class DomainState:
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
         tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
+        if len(self.seen):
+            tensors["seen"] = self.seen
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
         metadata = {
@@ -207,7 +222,9 @@ class DomainState:
         }
         merge = facts.table("payloads")
         known = all(isinstance(mergeable, bool) for mergeable in merge.values())
-        if not alike or not known or not all_finite(tensors.values()):
+        seen = tensors.get("seen", torch.zeros(0, dtype=torch.int64))  # earlier versions keep none
+        told = seen.ndim == 1 and seen.dtype == torch.int64 and len(seen) <= MOST_SEEN
+        if not alike or not known or not told or not all_finite(tensors.values()):
             raise DamagedFile(path)
         return cls(
             model=model,
@@ -216,11 +233,22 @@ class DomainState:
             count=facts.whole("count"),
             reference=reference,
             reach=facts.number("reach"),
+            seen=seen,
             payloads={
                 name: Payload(below(tensors, f"payload/{name}/"), mergeable)
                 for name, mergeable in merge.items()
             },
         )
+
+
+def image_hashes(images: Tensor) -> Tensor:
+    """A number for each of `images` as a source stores them; none for rows of features."""
+    if images.dtype != torch.uint8:
+        return torch.zeros(0, dtype=torch.int64)
+    contents = (image.contiguous().numpy().data for image in images)
+    found = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
+    numbers = [int.from_bytes(digest, "big", signed=True) for digest in found]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:

@@ -1,0 +1,73 @@
+"""Images that count twice are told of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate.adapt.classifier import adapt
+from acclimate.learn.embeddings import DomainState, state
+from fixtures.models import FEATURES, SIZE, make_trained
+
+
+def pictures(count: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return list(rng.integers(0, 256, (count, SIZE, SIZE, 3)).astype(np.uint8))
+
+
+def note(number: str) -> tuple[str, ...]:
+    return (
+        f"note: {number} seen before in this state, or given twice, and count again; leave them "
+        f"out if they are no new images",
+    )
+
+
+def test_images_that_were_seen_before_are_noticed(tmp_path: Path) -> None:
+    trained, images = make_trained("concat"), pictures(6)
+    first = adapt(trained, images[:4], method="embedding")
+    assert first.notes == () and first.state is not None
+    first.state.save(tmp_path / "state")
+    stored = DomainState.load(tmp_path / "state")
+    assert torch.equal(stored.seen, first.state.seen) and len(stored.seen) == 4
+    assert adapt(trained, images[4:], method="embedding", into=stored).notes == ()
+    again = adapt(trained, images[3:], method="embedding", into=stored)
+    assert again.notes == note("1 image was")
+    assert again.state is not None and (again.state.count, len(again.state.seen)) == (7, 6)
+
+
+def test_images_that_are_given_twice_are_noticed() -> None:
+    images = pictures(3)
+    for method in ("auto", "embedding", "prior"):
+        assert adapt(make_trained("concat"), images * 2, method=method).notes[-1:] == note(
+            "3 images were"
+        )
+
+
+def test_images_of_a_frozen_backbone_are_noticed_too() -> None:
+    images = pictures(3)
+    for method in ("prior", "none"):
+        found = adapt(make_trained("frozen"), [*images, images[0]], method=method)
+        assert found.notes[-1:] == note("1 image was")
+
+
+def test_equal_rows_of_features_are_no_repeats() -> None:
+    rows = np.ones((5, FEATURES), dtype=np.float32)
+    found = adapt(make_trained("features concat"), rows, method="embedding")
+    assert found.notes == () and found.state is not None and len(found.state.seen) == 0
+
+
+def test_merged_states_know_the_images_of_both() -> None:
+    trained = make_trained("concat")
+    one, two = (adapt(trained, pictures(3, seed), method="embedding").state for seed in (1, 2))
+    assert one is not None and two is not None
+    assert len(one.merged(two).seen) == 6 and len(one.merged(one).seen) == 3
+
+
+def test_a_state_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_SEEN", 4)
+    images = state.image_hashes(torch.from_numpy(np.stack(pictures(9))))
+    found, again = DomainState.empty("m", 2).having_seen(images[:3])
+    assert (len(found.seen), again) == (3, 0)
+    found, again = found.having_seen(images[2:6])
+    assert (len(found.seen), again) == (3, 1)
