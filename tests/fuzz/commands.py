@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError
+from acclimate.core.plain_text import printable
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def judged(case: Callable[[], Verdict]) -> Verdict:
     try:
         return case()
     except AcclimateError as error:
-        return refused(f"error: {error}")
-    except OSError as error:  # as `main` says it
+        return refused(f"error: {printable(' '.join(str(error).splitlines()))}")  # as `main` does
+    except OSError as error:
         return refused(f"error: {error}; check the path")
     except Exception:
         return Verdict("traceback", traceback.format_exc(limit=-6))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.core.errors import SweepError
+from acclimate.core.sealed import read_sealed, write_sealed
 from acclimate.results.protocol import (
     Axis,
     DataSet,
@@ -162,3 +163,28 @@ def test_a_failure_survives_the_disk_and_damage(tmp_path: Path) -> None:
     damaged = SweepFolder(tmp_path).failure("j")
     assert damaged is not None
     assert damaged.error == "j.json is damaged"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("variant", []), ("needs", 1), ("drawn", {}), ("draw", "0"), ("id", "../x"), ("dataset", "z")],
+)
+def test_a_job_of_another_kind_is_damage(tmp_path: Path, name: str, value: object) -> None:
+    config = {"algorithm": "erm", "seed": 0}
+    job = Job(
+        id="j", dataset="d", algorithm="erm", groups=(("a",),), draw=0, trial=0, config=config
+    )
+    data = DataSet(name="d", digest="x", source="d.parquet", domains=("a", "b"))
+    sweep = Sweep(
+        title="t", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=(job,)
+    )
+    SweepFolder(tmp_path).write(sweep)
+    assert SweepFolder(tmp_path).read().jobs[0].id == "j"
+    stored = read_sealed(tmp_path / "sweep.json")
+    stored["jobs"][0][name] = value
+    write_sealed(tmp_path / "sweep.json", stored)
+    with pytest.raises(SweepError) as error:
+        SweepFolder(tmp_path).read()
+    assert str(error.value) == (
+        f"{tmp_path}/sweep.json is damaged; restore it, or choose another --out"
+    )

@@ -173,7 +173,10 @@ def _sweep(stored: Fields) -> Sweep:
         "axis": Axis(**stored.table("axis")) if "axis" in stored else None,
     }
     rest = {key: value for key, value in stored.values.items() if key != "format"}
-    return Sweep(**{**rest, **parts})
+    sweep = Sweep(**{**rest, **parts})
+    if not {job.dataset for job in sweep.jobs} <= {data.name for data in sweep.datasets}:
+        raise DamagedFile(stored.path)
+    return sweep
 
 
 def _datasets(stored: Iterable[Fields]) -> tuple[DataSet, ...]:
@@ -188,6 +191,9 @@ def _datasets(stored: Iterable[Fields]) -> tuple[DataSet, ...]:
 def _job(found: Fields) -> Job:
     for name in ("draw", "trial"):
         found.whole(name)
+    for name in ("variant", "needs", "drawn"):
+        if name in found:
+            found.text(name)
     groups = tuple(tuple(map(str, group)) for group in found.values["groups"])
     named = {**_named(found), "algorithm": found.text("algorithm"), "groups": groups}
     return Job(**named)

@@ -108,7 +108,7 @@ class DomainState:
     def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
         stand there twice."""
-        known = torch.cat([self.seen, hashes]).unique()
+        known = _each_once(self.seen, hashes)
         repeats = len(self.seen) + len(hashes) - len(known)
         return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
 
@@ -155,7 +155,7 @@ class DomainState:
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + self._apart(other)),
             payloads=_added(self.payloads, other.payloads),
-            seen=torch.cat([self.seen, other.seen]).unique()[:MOST_SEEN],
+            seen=_each_once(self.seen, other.seen)[:MOST_SEEN],
         )
 
     def _apart(self, other: "DomainState") -> float:
@@ -249,6 +249,11 @@ def image_hashes(images: Tensor) -> Tensor:
     found = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
     numbers = [int.from_bytes(digest, "big", signed=True) for digest in found]
     return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _each_once(one: Tensor, two: Tensor) -> Tensor:
+    found: Tensor = torch.unique(torch.cat([one, two]))
+    return found
 
 
 def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:
