@@ -157,3 +157,19 @@ def test_the_same_is_said_when_it_starts(cli: Any, tree: Path, tmp_path: Path) -
     code, _, err = cli(*command, "--dry-run", "--seed", 3)
     assert code == 1  # as without --dry-run
     assert "holds another run" in err
+
+
+def test_help_groups_commands_by_what_people_do(cli: Any) -> None:
+    from acclimate.cli import GROUPS, app
+
+    _, out, _ = cli("--help")
+    headings = [line.rstrip(":") for line in out.splitlines() if line and not line.startswith(" ")]
+    assert [heading for heading in headings if heading in GROUPS] == list(GROUPS)
+    shown = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    import typer
+
+    every = typer.main.get_command(app)
+    assert [name for name in shown if name in every.commands] == [
+        name for names in GROUPS.values() for name in names
+    ]
+    assert {*every.commands} == {name for names in GROUPS.values() for name in names}

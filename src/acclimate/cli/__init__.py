@@ -3,16 +3,40 @@
 import io
 import sys
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from acclimate import __version__
 from acclimate.core.errors import AcclimateError
 from acclimate.core.plain_text import printable
 
+GROUPS = {  # by what people do, in the order of work
+    "Your images, from folders to a file that predicts": (
+        *("inspect", "train", "adapt", "predict", "evaluate", "export"),
+    ),
+    "Data sets": ("build", "pack"),
+    "Comparisons": ("sweep", "report", "ablate", "reproduce"),
+    "To look around": ("demo", "list", "theory"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+
+
+class _Grouped(TyperGroup):
+    """`--help` under headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, names in GROUPS.items():
+            room = formatter.width - 6 - max(map(len, names))
+            lines = [(name, self.commands[name].get_short_help_str(room)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
+
 app = typer.Typer(
     name="acclimate",
+    cls=_Grouped,
     help="Classifiers that adapt themselves to a domain they have never seen.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,12 +58,6 @@ def _options(
     ] = False,
 ) -> None:
     """Classifiers that adapt themselves to a domain they have never seen."""
-
-
-COMMANDS = (  # in the order of work, which is also the order of --help
-    *("build", "inspect", "pack", "train", "evaluate", "adapt"),
-    *("predict", "export", "sweep", "ablate", "reproduce", "theory", "demo", "report", "list"),
-)
 
 
 def load_commands() -> None:
