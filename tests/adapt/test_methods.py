@@ -863,7 +863,9 @@ def test_adapt_and_predict_on_a_plain_run(cli: Any, tree: Path, tmp_path: Path) 
     assert one.count("\n") == 25
     assert one != table.read_text()
     said = cli("adapt", run, west, "--method", "tent", "--out", site)
-    assert said.splitlines() == ["adapted on 24 images by tent", f"state: {site}"]
+    first, changed, last = said.splitlines()
+    assert (first, last) == ("adapted on 24 images by tent", f"state: {site}")
+    assert changed.startswith("adaptation changed ")
     said = cli("adapt", run, west, "--method", "tent+prior", "--out", site)
     assert said.startswith("adapted on 24 images by tent+prior\nclasses: ")
     assert cli("adapt", run, west, "--method", "bn", "--out", site) == (
