@@ -125,6 +125,26 @@ def test_the_rule_switch(wide: Any) -> None:
     assert parts.first.is_visible() and not parts.nth(1).is_visible()
 
 
+def test_tables_say_that_they_scroll_where_they_do(browser: Any, address: str) -> None:
+    page = opened(browser, address, width=400)
+
+    def tables() -> list[list[bool]]:
+        found: list[list[bool]] = page.evaluate(
+            """() => [...document.querySelectorAll(".scroll")].filter(
+                 box => box.clientWidth && box.querySelector("caption span")).map(box => [
+                 box.scrollWidth > box.clientWidth + 1,
+                 getComputedStyle(box.querySelector("caption span"), "::after")
+                   .content.includes("scrolls sideways")])"""
+        )
+        return found
+
+    assert [True, True] in tables() and all(scrolls == said for scrolls, said in tables())
+    page.locator("#results select").select_option("oracle")
+    assert [True, True] in tables() and all(scrolls == said for scrolls, said in tables())
+    page.set_viewport_size({"width": 4000, "height": 900})
+    assert all(scrolls == said for scrolls, said in tables())
+
+
 def test_without_script_everything_is_there(browser: Any, address: str) -> None:
     page = opened(browser, address, java_script_enabled=False)
     assert page.locator("#results [data-rule]:visible").count() == 2

@@ -477,6 +477,33 @@ def test_figures_become_png(summary: Summary, tmp_path: Path) -> None:
     assert math.isclose(drawing.figure.axes[0].patches[0].get_width(), 55.0)
 
 
+def test_accuracies_that_are_high_and_near_are_marks_on_a_short_axis(summary: Summary) -> None:
+    estimates = [Estimate(0.955, 0.004, 3), Estimate(0.962, 0.003, 3)]
+    lines = [
+        replace(line, unseen=unseen)
+        for line, unseen in zip(summary.lines[:2], estimates, strict=True)
+    ]
+    near, colours = replace(summary, lines=lines), canvas.palette({"erm", "da-erm"}, "erm")
+    drawing = bars.draw(near, colours)
+    assert drawing is not None and not drawing.figure.axes[0].patches
+    low, high = drawing.figure.axes[0].get_xlim()
+    # Whiskers reach from 95.1 to 96.5: a tenth of that on either side, and room for the numbers.
+    assert (low, high) == pytest.approx((94.9, 94.9 + 1.38 * 1.8), abs=1e-6)
+    far = replace(summary, lines=[lines[0], replace(lines[1], unseen=Estimate(0.7, 0.01, 3))])
+    drawing = bars.draw(far, colours)
+    assert drawing is not None and drawing.figure.axes[0].get_xlim() == (0, 138)
+
+
+def test_a_map_of_few_domains_is_small() -> None:
+    def height(sites: int) -> float:
+        mu = np.random.default_rng(0).normal(size=(sites, 3))
+        names = tuple(f"s{i}" for i in range(sites))
+        found = domain_map.DomainMap(names, ("train",) * sites, mu, np.full(sites, 9))
+        return domain_map.draw(found).figure.get_figheight()
+
+    assert height(4) <= height(12) / 2
+
+
 def test_a_report_needs_no_torch() -> None:
     code = (
         "import sys, acclimate.report; print({'torch', 'matplotlib', 'sklearn'} & set(sys.modules))"

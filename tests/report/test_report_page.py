@@ -500,15 +500,34 @@ def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
     assert len(lines) == 30 and all(line.get_alpha() < 0.5 for line in lines)
 
 
-def test_a_curve_of_one_point_is_a_mark(report: Report) -> None:
+def test_one_point_is_a_mark_beside_curves_and_no_curve_by_itself(report: Report) -> None:
     def cut(run: RunView) -> RunView:
         first = next(record for record in run.records.all if isinstance(record, Loss))
         return replace(run, records=Records((first,)))
 
-    drawing = learning.draw([cut(run) for run in report.runs[1:21]], COLOURS)
+    runs = report.runs[1:21]
+    assert learning.draw([cut(run) for run in runs], COLOURS) is None
+    phase = next(record for record in runs[0].records.all if isinstance(record, Loss)).phase
+    same = [run for run in runs if run.records.losses[0].phase == phase]
+    drawing = learning.draw([same[0], *map(cut, same[1:])], COLOURS)
     assert drawing is not None
-    lines = [one for ax in drawing.figure.axes for one in ax.get_lines() if len(one.get_xdata())]
-    assert len(lines) == 20 and {line.get_marker() for line in lines} == {"o"}
+    ax = next(ax for ax in drawing.figure.axes if len(ax.get_lines()) > 1)
+    drawn = [line for line in ax.get_lines() if len(line.get_xdata())]
+    assert [line.get_marker() == "o" for line in drawn].count(True) == len(same) - 1
+
+
+def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Report) -> None:
+    shown = next(iter(dumbbells.illustrate(report)))
+    summary = report.summary
+    gains = {
+        key: found.gain.mean
+        for key in summary.contenders
+        if (found := summary.versus(key)) is not None and found.gain is not None
+    }
+    winner = max(gains, key=lambda key: gains[key])
+    assert len(gains) > 1
+    assert f"to {winner.label} (diamond)" in shown.caption
+    assert f"Of {len(gains)} methods {winner.label} gained most" in shown.caption
 
 
 def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:

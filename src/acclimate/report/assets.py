@@ -46,6 +46,7 @@ nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; m
   padding: 0; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 0.5rem; }
 .scroll + .scroll { margin-top: 1.25rem; }
+.scroll.more caption span::after { content: " The table scrolls sideways →"; }
 :focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 0.92rem;
   font-variant-numeric: tabular-nums; }
@@ -126,12 +127,20 @@ for (const table of document.querySelectorAll("table")) {
   }));
 }
 
+const told = () => document.querySelectorAll(".scroll").forEach(box => {
+  box.classList.toggle("more", box.scrollWidth > box.clientWidth + 1);
+});
+addEventListener("load", told);
+addEventListener("resize", told);
+document.querySelectorAll("details").forEach(one => one.addEventListener("toggle", told));
+
 const switches = [...document.querySelectorAll(".switch select")];
 const choose = rule => {
   switches.forEach(other => { other.value = rule; });
   document.querySelectorAll("[data-rule]").forEach(part => {
     part.hidden = part.dataset.rule !== rule;
   });
+  told();
 };
 switches.forEach(one => {
   one.closest(".switch").hidden = false;

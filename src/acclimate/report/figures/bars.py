@@ -13,6 +13,8 @@ from acclimate.results.runs import Key
 from acclimate.results.statistics import in_percent
 from acclimate.results.summary import Summary
 
+HIGH, NEAR = 60.0, 15.0  # percent
+
 
 def illustrate(report: Report) -> Iterable[Illustration]:
     if report.axis is not None:
@@ -20,13 +22,28 @@ def illustrate(report: Report) -> Iterable[Illustration]:
     drawing = draw(report.summary, canvas.colours_of(report))
     if drawing is not None:
         kinds = {line.key.kind for line in report.summary.lines}
-        caption = (
-            "Each bar is the mean accuracy over the unseen domains, longer is better; the whisker "
-            "is one standard error over seeds."
-        )
-        caption += " Hatched: a control, meant to fail." * ("control" in kinds)
-        caption += " Dashed: a ceiling, which uses what no method may know." * ("ceiling" in kinds)
+        whisker = "the whisker is one standard error over seeds."
+        if close(report.summary):
+            caption = (
+                "Each mark is the mean accuracy over the unseen domains, farther right is better; "
+                f"the axis does not start at 0; {whisker}"
+            )
+            caption += " Hollow: controls and ceilings." if kinds > {"method"} else ""
+        else:
+            caption = (
+                "Each bar is the mean accuracy over the unseen domains, longer is better; "
+                f"{whisker}"
+            )
+            caption += " Hatched: a control, meant to fail." * ("control" in kinds)
+            ceiling = " Dashed: a ceiling, which uses what no method may know."
+            caption += ceiling * ("ceiling" in kinds)
         yield Illustration("Unseen domains", caption, drawing)
+
+
+def close(summary: Summary) -> bool:
+    """Whether accuracies are so high and so near each other that bars from 0 would look alike."""
+    means = [100 * line.unseen.mean for line in summary.lines if line.unseen is not None]
+    return len(means) > 1 and min(means) >= HIGH and max(means) - min(means) <= NEAR
 
 
 def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
@@ -45,22 +62,47 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
         place += room
         mean, se = 100 * line.unseen.mean, 100 * (line.unseen.se or 0.0)
         gid = f"bar-{len(ticks)}"
-        ax.barh(place, mean, height=0.7, **_style(line.key, colours), gid=gid)
+        if close(summary):
+            colour = colours[line.key.algorithm]
+            inside = colour if line.key.kind == "method" else "none"
+            ax.plot(mean, place, "o", color=colour, markerfacecolor=inside, gid=gid)
+        else:
+            ax.barh(place, mean, height=0.7, **_style(line.key, colours), gid=gid)
         if se:
             ax.errorbar(mean, place, xerr=se, color=INKS["ink"], capsize=3, linewidth=1.2)
         note = in_percent(line.unseen)
         titles[gid] = f"{line.key.label}: {note} % on {count(line.domains, 'domain')}"
-        ax.text(mean + se + 3, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
+        gap = 0.03 * _width(summary)
+        ax.text(mean + se + gap, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
         ticks.append(place)
         place += room
     ax.set_yticks(ticks, names, parse_math=False)
     ax.set_ylim(place, 0)
-    ax.set_xlim(0, 138)  # room for the figures right of a full bar
-    ax.set_xticks(range(0, 101, 20))
+    if close(summary):
+        low, high = _reach(summary)
+        ax.set_xlim(low, low + 1.38 * (high - low))
+    else:
+        ax.set_xlim(0, 138)  # room for the figures right of a full bar
+        ax.set_xticks(range(0, 101, 20))
     ax.set_xlabel("accuracy on unseen domains, %")
     canvas.plain(ax, "x")
     ax.tick_params(axis="y", length=0)
     return Drawing(figure, titles)
+
+
+def _reach(summary: Summary) -> tuple[float, float]:
+    """From the lowest whisker to the highest, with some room."""
+    found = [line.unseen for line in summary.lines if line.unseen is not None]
+    low = min(100 * (one.mean - (one.se or 0.0)) for one in found)
+    high = max(100 * (one.mean + (one.se or 0.0)) for one in found)
+    room = max(0.1 * (high - low), 0.2)
+    return low - room, high + room
+
+
+def _width(summary: Summary) -> float:
+    """Of the axis, in points of accuracy."""
+    low, high = _reach(summary) if close(summary) else (0.0, 100.0)
+    return high - low
 
 
 def _style(key: Key, colours: Mapping[str, str]) -> dict[str, Any]:

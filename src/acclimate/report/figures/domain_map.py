@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _NAMED = 30  # up to as many points, training domains carry their names on the map too
 _LONGEST = 18
+_FEW = 8  # domains up to which half a page is room enough
 # Where a name may stand beside its mark, the first choice first.
 _BESIDE: tuple[tuple[float, float, str, str], ...] = (
     *((5, 0, "left", "center"), (-5, 0, "right", "center")),
@@ -107,7 +108,7 @@ def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = 
     """
     inks = _inks(groups or {})
     places = flattened(found.mu, seed)
-    figure = canvas.figure_of(4.4)
+    figure = canvas.figure_of(2.2 if len(places) <= _FEW else 4.4)
     ax, titles = figure.subplots(), {}
     few = len(places) <= _NAMED
     marks = {

@@ -92,4 +92,9 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
         if scores:
             means = [fmean(scores[step]) for step in sorted(scores)]
             panels["validation"].append((run, sorted(scores), means))
-    return panels
+    # One point of each run makes no curve.
+    return {
+        name: found
+        for name, found in panels.items()
+        if any(len(steps) > 1 for _, steps, _ in found)
+    }
