@@ -1,6 +1,7 @@
 """`theory`: what the paper's theorems say about a run."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,12 +47,26 @@ def theory(
         radius=radius, delta=delta, domains=domains, points=points, budget=budget, ratio=ratio
     )
     found = answer(read_consistency(run), asked)
+    found["adapt_unit"] = _unit_of_adapt(run)
     if json:
         say_json({"run": str(run), "delta": delta, **found})
         return
     _show_theorem_1(found, delta)
     if found["theorem_2"]:
         _show_theorem_2(found)
+
+
+def _unit_of_adapt(run: Path) -> float | None:
+    """What `adapt` divides distances by; None where the run has no map of its domains."""
+    from safetensors import SafetensorError, safe_open
+
+    from acclimate.core.layout import DOMAINS
+
+    try:
+        with safe_open(run / DOMAINS, "numpy") as file:
+            return math.sqrt(file.get_slice("mu").get_shape()[1])
+    except (OSError, SafetensorError, IndexError):
+        return None
 
 
 def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
@@ -83,7 +98,20 @@ def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
         say(sentence)
     if wanted is not None:
         most = max(row["images"] for row in found["domains"])
-        say(f"For a radius of {_number(wanted)} in each of them, Theorem 1 asks for {most} images.")
+        say(
+            f"For a radius of {_number(wanted)} in each of them, Theorem 1 asks for {most} images; "
+            f"{_measured(found['points'], wanted)}."
+        )
+
+
+def _measured(points: Sequence[dict[str, Any]], wanted: float) -> str:
+    """How many images it took: a bound that holds for every distribution asks for many more."""
+    enough = [point["n"] for point in points if point["error95"] <= wanted]
+    if enough:
+        return f"measured, {count(min(enough), 'image')} were enough in 95 % of cases"
+    if not points:
+        return "nothing was measured"
+    return f"{count(max(point['n'] for point in points), 'image')}, the most measured, were not"
 
 
 def _in_words(found: dict[str, Any], share: str) -> list[str]:
@@ -105,7 +133,16 @@ def _in_words(found: dict[str, Any], share: str) -> list[str]:
         )
     between, within = found["between"], found["within"]
     if between is not None:
-        said.append(f"Training domains lie {_number(between)} apart.")
+        unit = found["adapt_unit"]
+        said.append(
+            f"Training domains lie {_number(between)} apart"
+            + (
+                f", which is {_number(between / unit)} as `adapt` says it: that divides distances "
+                f"by {_number(unit)}, the root of their dimensions."
+                if unit
+                else "."
+            )
+        )
     if between is not None and within:
         verdict = (
             "they differ by more than the choice of images does"
