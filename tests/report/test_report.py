@@ -18,7 +18,7 @@ from acclimate.report import find_runs, grid, load_report, sentences, summarise,
 from acclimate.report.export import summary_values
 from acclimate.report.figures import bars, canvas, domain_map
 from acclimate.report.html import page
-from acclimate.results.runs import ERM, Key
+from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
 from acclimate.results.summary import Difference, Summary
 from acclimate.runs.records import Score
@@ -492,6 +492,32 @@ def test_accuracies_that_are_high_and_near_are_marks_on_a_short_axis(summary: Su
     far = replace(summary, lines=[lines[0], replace(lines[1], unseen=Estimate(0.7, 0.01, 3))])
     drawing = bars.draw(far, colours)
     assert drawing is not None and drawing.figure.axes[0].get_xlim() == (0, 138)
+
+
+def test_a_ceiling_below_a_method_is_explained(summary: Summary) -> None:
+    def gained(key: Key, mean: float) -> Difference:
+        return Difference(key, ERM, Estimate(mean, 0.001, 5), 0.55, 0.55 + mean, 5, 5, ())
+
+    above = "DA-ERM is above it, for frequencies are not all that a domain tells."
+    for gain, said in ((0.05, True), (0.01, False)):
+        told = replace(summary, differences=(gained(ORACLE, 0.02), gained(DA, gain)))
+        ceiling = next(one for one in sentences.findings(told) if one.startswith("Ceiling: "))
+        assert ceiling.endswith(above) == said
+
+
+def test_heads_that_differ_are_noted() -> None:
+    def run(algorithm: str, head: str) -> RunView:
+        config = {"model": {"head": head}}
+        where = Path(algorithm)
+        return RunView(name=algorithm, folder=where, algorithm=algorithm, config=config)
+
+    adaptive = run("da-erm", "linear")
+    assert list(sentences._heads([run("erm", "linear"), run("coral", "mlp"), adaptive])) == [
+        "ERM: a linear head, where adaptive algorithms have hidden layers; with model.head=mlp "
+        "both have the same."
+    ]
+    assert not list(sentences._heads([run("erm", "mlp"), adaptive]))
+    assert not list(sentences._heads([run("erm", "linear")]))
 
 
 def test_a_map_of_few_domains_is_small() -> None:

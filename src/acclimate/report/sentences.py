@@ -186,7 +186,34 @@ def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
     if rival and rival.gain and rival.verdict == "better" and difference.verdict == "better":
         share = rival.gain.mean / difference.gain.mean
         sentence += f"; {rival.line.label} gains {100 * share:.0f} % of that without labels"
+    above = _above(summary, difference)
+    if above:
+        sentence += f"; {above} is above it, for frequencies are not all that a domain tells"
     yield sentence + "."
+
+
+def _above(summary: Summary, ceiling: Difference) -> str:
+    """Methods that score more than a ceiling does, by name."""
+    assert ceiling.gain is not None
+    found = (summary.difference(key, ceiling.against) for key in summary.contenders)
+    higher = [one for one in found if one and one.gain and one.gain.mean > ceiling.gain.mean]
+    return ", ".join(one.line.label for one in higher)
+
+
+def _heads(runs: Sequence[RunView]) -> Iterable[str]:
+    """An adaptive predictor has hidden layers on its features, which a linear head has not."""
+    plain = {
+        run.algorithm
+        for run in runs
+        if not AlgorithmName.of(run.algorithm).adaptive
+        and run.config.get("model", {}).get("head") == "linear"
+    }
+    if plain and any(AlgorithmName.of(run.algorithm).adaptive for run in runs):
+        listed = ", ".join(Key.usual(name).label for name in sorted(plain))
+        yield (
+            f"{listed}: a linear head, where adaptive algorithms have hidden layers; with "
+            "model.head=mlp both have the same."
+        )
 
 
 def notes(summary: Summary) -> Iterable[str]:
@@ -196,6 +223,7 @@ def notes(summary: Summary) -> Iterable[str]:
         for found in summary.differences
         if found.remark and found.gain and found.line.kind == "method"  # others only repeat it
     )
+    yield from _heads(summary.finished)
     families: dict[Key, list[RunView]] = defaultdict(list)
     for run in summary.finished:
         families[Key.usual(run.algorithm, run.variant)].append(run)
