@@ -133,8 +133,9 @@ def _measured(
         extraction = _extraction(plan, device)
         width, size = extraction.network.features, extraction.size
         missing = images - extraction.kept(plan.manifest, plan.rows, beside=folder.path)
-        took = missing * _per_image(plan, size, extraction) if missing else 0.0
-        seconds[f"features of {count(missing, 'image')}"] = took
+        if missing:
+            took = missing * _per_image(plan, size, extraction)
+            seconds[f"features of {count(missing, 'image')}"] = took
     elif width is None:
         counts = len(plan.classes), len(plan.train_domains), None
         network = build_networks(config, *counts, pretrained=False)[0]
