@@ -33,8 +33,8 @@ from acclimate.runs.plan import make_plan
 from acclimate.runs.records import Score, Validated, read
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import set_statistics
+from acclimate.runs.timing import _learning
 from acclimate.runs.training import train
-from acclimate.sweep.estimate import _learning
 from fixtures.interruption import assert_same_weights, stable, weights
 from fixtures.settings import as_flags
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from acclimate.runs.folder import RunFolder
 
 SOURCE = Path(acclimate.__file__).parent
 OWNERS = {"core/layout.py", "results/sweep_folder.py"}
-# The name that Hugging Face gives to weights happens to be ours too.
-OTHERS = {("learn/models/weights.py", layout.WEIGHTS)}
+# The name that Hugging Face gives to weights happens to be ours too, and a state has a lock of its
+# own beside it.
+OTHERS = {("learn/models/weights.py", layout.WEIGHTS), ("cli/adapt.py", layout.LOCK)}
 FILES = sorted(name for name in vars(layout) if name.isupper())
 SWEEP_FOLDERS = {"runs", "embeddings", "failures", "labels", "logs", "slurm"}
 
@@ -36,7 +38,8 @@ def spelt(path: Path) -> Iterator[str]:
     names = [getattr(layout, name).partition("{")[0] for name in FILES] + ["sweep.json"]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
-            yield from (name for name in names if name in node.value)
+            # A name of its own, not the end of another, such as new-site.safetensors.
+            yield from (n for n in names if re.search(rf"(?<![\w-]){re.escape(n)}", node.value))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             right = getattr(node.right, "value", None)
             if isinstance(right, str) and right in SWEEP_FOLDERS:

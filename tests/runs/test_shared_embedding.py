@@ -269,7 +269,8 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
 def test_only_what_step_a_depends_on_is_its_identity(tiny: Tiny) -> None:
     config = tiny("da-erm")
     inside = set(flat(embedding_identity(config, "data", [])["config"]))
-    asked = {"model.weights", "test_domains", "val_domains"}  # by content; as training domains
+    # By content; as training domains.
+    asked = {"model.weights", "test_domains", "val_domains", "data.min_images"}
     assert set(flat(as_dict(config))) - inside - asked == LATER.keys()
 
 

@@ -433,7 +433,7 @@ def test_an_embedding_is_made_of_a_finished_run_or_learns_its_own(
 
     own = made(tmp_path / "own")  # the run is not there
     assert perform(task_of(tmp_path / "two", sweep, data, "erm-0")).state == "done"
-    monkeypatch.setattr(embedding_step, "main_loop", None)
+    monkeypatch.setattr(embedding_step, "_learn", None)
     assert made(tmp_path / "two") == own
 
 
@@ -672,7 +672,7 @@ def test_a_folder_that_cannot_be_locked_is_not_called_busy(
 
 def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Path) -> None:
     sweep = sweep_of([job("one")])
-    left = [tmp_path / part / ".x.json.123.tmp" for part in (".", "failures", "labels")]
+    left = [tmp_path / part / ".x.json.0123abcd.tmp" for part in (".", "failures", "labels")]
     SweepFolder(tmp_path).write(sweep)
     for path in left:
         path.parent.mkdir(exist_ok=True)
