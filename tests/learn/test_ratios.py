@@ -133,6 +133,11 @@ def test_a_class_that_training_lacked_keeps_its_nothing() -> None:
     prior = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     found, _ = learned_prior(rows, prior, weights)
     assert found[2] == 0 and found.isfinite().all()
+    # Nor does it take images from the others, whatever the classifier thinks of it.
+    doubtful = torch.tensor([[0.6, 0.1, 0.3], [0.2, 0.4, 0.4]], dtype=torch.float64)
+    known = doubtful[:, :2] / doubtful[:, :2].sum(1, keepdim=True)
+    alone, _ = learned_prior(known, prior[:2], weights)
+    torch.testing.assert_close(learned_prior(doubtful, prior, weights)[0][:2], alone)
 
 
 def test_it_finds_frequencies_better_than_em_where_they_vary_so() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from acclimate.adapt.choice import MethodChoice, rehearsal_of
 from acclimate.adapt.methods import chain_of
 from acclimate.adapt.methods.prior import posteriors
-from acclimate.adapt.rehearsal import Rehearsal
+from acclimate.adapt.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.adapt.trust import Trust, judge
 from acclimate.data.source import Images
@@ -68,10 +68,11 @@ class Guard:
         # Who corrects for frequencies has divided by the temperature already.
         adapted = "prior" in chain.split("+")
         temperature = 1.0 if adapted else self.rehearsal.temperature(chain)
-        sure = None
-        if temperature is not None:
+        promise, sure = self.rehearsal.promise(chain, len(images)), None
+        # How sure it is of fewer images than were ever rehearsed with tells too little.
+        if temperature is not None and len(images) >= promise.n:
             sure = float(posteriors(predictor, images, temperature).amax(1).mean())
-        return self.rehearsal.promise(chain, len(images)).expected(sure)
+        return promise.expected(sure)
 
     def _without(self, part: str, choice: MethodChoice, against: str) -> MethodChoice:
         rest = "+".join(name for name in choice.method.split("+") if name != part) or "none"
@@ -112,7 +113,7 @@ def outlook(
         trust = replace(trust, warnings=())  # of an adaptation that there is not
     if guard is None or chain not in guard.rehearsal.chains:
         return trust
-    if guard.rehearsal.promise(chain, len(images)).domains < 2:
+    if guard.rehearsal.promise(chain, len(images)).domains < ENOUGH_DOMAINS_TO_TELL:
         return trust
     return replace(
         trust,

@@ -24,6 +24,7 @@ ENOUGH_DOMAINS = 10  # from here on, the domains themselves tell how label frequ
 FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
 EM_TOLERANCE, EM_ITERATIONS = 1e-4, 200  # thousands of estimates are made: enough to be of use
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
+LEAST_SPREAD = 0.01  # of accuracies: a few domains that agree do so by chance
 ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
 PRIOR = "prior"
 LEARNED: Literal["learned"] = "learned"
@@ -67,7 +68,7 @@ class Promise:
         more."""
         if confidence is None or self.beyond_confidence is None or self.spread is None:
             return self.low, self.high
-        reach = _reach(self.domains, self.spread)
+        reach = _reach(self.domains, max(self.spread, LEAST_SPREAD))
         if 2 * reach > self.high - self.low:
             return self.low, self.high
         middle = confidence + self.beyond_confidence
@@ -194,7 +195,9 @@ def conclude(
         for chain in table.chains
         if (promise := table.promise(chain, n, frequencies)) is not None
     )
-    chosen = {n: _choose([p for p in promises if p.n == n]) for n in table.sizes}
+    chosen: dict[int, str] = {}
+    for n in table.sizes:
+        chosen[n] = _choose([p for p in promises if p.n == n], before=_at(promises, chosen))
     return Rehearsal(
         promises=promises,
         chosen=chosen,
@@ -210,12 +213,21 @@ def conclude(
     )
 
 
-def _choose(promises: Sequence[Promise]) -> str:
+def _at(promises: Sequence[Promise], chosen: Mapping[int, str]) -> Promise | None:
+    """What the chain promised that was chosen for the largest size so far."""
+    most = max(chosen, default=0)
+    found = (p for p in promises if p.n == most and p.chain == chosen[most])
+    return next(found, None)
+
+
+def _choose(promises: Sequence[Promise], before: Promise | None = None) -> str:
     """The simplest chain that does as well as the best one, as far as can be told.
 
     A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
     frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
-    site. One standard error less than the best gain is as good as it.
+    site. One standard error less than the best gain is as good as it. Where fewer domains could
+    play than `before`, with fewer images, their silence is no evidence: what was chosen there
+    stays, unless it lost.
     """
     by_chain: dict[str, list[Promise]] = {}
     for promise in promises:
@@ -232,6 +244,9 @@ def _choose(promises: Sequence[Promise]) -> str:
             and all(p.gain >= -FREE for p in found if p.frequencies == "as they are")
         )
     ]
+    stays = before is not None and promises[0].domains < before.domains
+    if able == ["none"] and before is not None and stays and gains.get(before.chain, -1.0) >= 0:
+        return before.chain
     best = max(able, key=lambda chain: gains[chain])
     enough = gains[best] - errors[best] * _quantile(by_chain[best][0].domains, ONE_SIGMA)
     return next(chain for chain in CHAINS if chain in able and gains[chain] >= enough)
@@ -262,6 +277,7 @@ class _Gains:
     chains: tuple[str, ...]
     accuracy: Mapping[_Cell, float]
     confidence: Mapping[_Cell, float]
+    scatter: Mapping[_Cell, float]  # of accuracy less confidence, between draws: see `_hidden`
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Gains":
@@ -276,7 +292,8 @@ class _Gains:
         domains = tuple(dict.fromkeys(t.domain for t in trials))
         playing = {n: len({t.domain for t in trials if t.n == n}) for n in {t.n for t in trials}}
         # What only a few large domains could play says little of the others.
-        sizes = [n for n, count in playing.items() if 2 * count >= len(domains)]
+        few = min(len(domains), ENOUGH_DOMAINS_TO_TELL)
+        sizes = [n for n, count in playing.items() if count >= max(len(domains) / 2, few)]
         return cls(
             domains,
             tuple(sorted(sizes)),
@@ -284,6 +301,7 @@ class _Gains:
             tuple(chain for chain in CHAINS if any(t.chain == chain for t in trials)),
             {key: fmean(values) for key, values in cells.items()},
             {key: fmean(values) for key, values in sure.items()},
+            {key: _hidden(cells[key], values) for key, values in sure.items()},
         )
 
     def strengths(self, chain: str) -> list[Strength | None]:
@@ -317,7 +335,7 @@ class _Gains:
     def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
         """Each domain with the strength that the others chose: a promise is not its own judge."""
         several = len(self.strengths(chain)) > 1
-        gains, accuracies, beyond = [], [], []
+        gains, accuracies, beyond, hidden = [], [], [], []
         for domain in self.domains:
             own = self.strengths(chain)[0]
             if several:
@@ -329,6 +347,7 @@ class _Gains:
                 accuracies.append(self.accuracy[cell])
                 if cell in self.confidence:
                     beyond.append(self.accuracy[cell] - self.confidence[cell])
+                    hidden.append(self.scatter[cell])
         if not gains:
             return None
         low, high = _expected(accuracies)
@@ -343,15 +362,30 @@ class _Gains:
             high=high,
             domains=len(gains),
             beyond_confidence=fmean(beyond) if len(beyond) == len(gains) else None,
-            spread=stdev(beyond) if len(beyond) == len(gains) > 1 else None,
+            spread=(
+                math.sqrt(stdev(beyond) ** 2 + fmean(hidden))
+                if len(beyond) == len(gains) > 1
+                else None
+            ),
         )
+
+
+def _hidden(accuracies: Sequence[float], confidences: Sequence[float]) -> float:
+    """Of the variance of accuracy less confidence between draws of a domain, what their mean leaves
+    out: a new site is one draw."""
+    draws = len(accuracies)
+    if draws < 2 or len(confidences) != draws:
+        return 0.0
+    beyond = [a - c for a, c in zip(accuracies, confidences, strict=True)]
+    return stdev(beyond) ** 2 * (1 - 1 / draws)
 
 
 def _expected(accuracies: Sequence[float]) -> tuple[float, float]:
     """Where the next one lies, in nine cases of ten, if it is drawn as these were."""
     if len(accuracies) < 2:
         return 0.0, 1.0
-    middle, reach = fmean(accuracies), _reach(len(accuracies), stdev(accuracies))
+    spread = max(stdev(accuracies), LEAST_SPREAD)
+    middle, reach = fmean(accuracies), _reach(len(accuracies), spread)
     return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -116,7 +117,9 @@ def joined(device: str = "auto") -> Iterator[World]:
         return
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    # One process rehearses, and builds graphs and packs, while the others wait for it.
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=12))
     try:
         yield World(dist.get_rank(), dist.get_world_size(), chosen)
     finally:

@@ -8,6 +8,7 @@ seen them, and the rehearsal says so.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,12 @@ class Stage:
         rows = np.concatenate(self.rows.domains)
         beside: np.ndarray = rows[self.scored[rows] & ~self.fitted[rows]]
         return beside
+
+
+class Beside(NamedTuple):
+    rows: np.ndarray
+    logits: Tensor
+    labels: Tensor
 
 
 class Rehearsed(NamedTuple):
@@ -197,16 +204,19 @@ def rehearse(
 
 
 def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
-    """How much surer the plain model itself is than the heads that stood in for it, by rows of
-    domains that it and they were trained on, but not of those rows."""
-    if stage.logits is None:
+    """How much larger the logits of the plain model itself are than those of the heads that stood
+    in for it, on new rows of domains that both know: labels play no part."""
+    told = [scene.beside for scene in scenes if len(scene.beside.rows)]
+    if stage.logits is None or not told:
         return 1.0
-    rows = stage.beside
-    told = [scene.beside for scene in scenes if len(scene.beside[1])]
-    if not len(rows) or not told:
-        return 1.0
-    stand_in = _coolest(torch.stack([_losses(*beside) for beside in told]).sum(0))
-    return _coolest(_losses(stage.logits[rows], stage.rows.y[rows])) / stand_in
+    own = fmean(_spread(stage.logits[beside.rows]) for beside in told)
+    stood_in = fmean(_spread(beside.logits) for beside in told)
+    return min(max(own / max(stood_in, 1e-9), 0.1), 10.0)
+
+
+def _spread(logits: Tensor) -> float:
+    """Standard deviation of the logits of a row, on average: [n, C]"""
+    return float(logits.double().std(1, correction=0).mean())
 
 
 def folds_of(domains: int) -> int:
@@ -285,7 +295,8 @@ class _Scene:
         self.plain: Tensor = plain(self.x).logits
         self.whole = {"plain": self.plain}
         # What the heads say of new rows of the domains that they were fitted on.
-        self.beside = plain(stage.rows.x[beside]).logits, stage.rows.y[beside]
+        logits = plain(stage.rows.x[beside]).logits
+        self.beside = Beside(beside, logits, stage.rows.y[beside])
         x = self.x
         if site is not None:
             self.phi = site.embedding.phi(x)
@@ -323,6 +334,9 @@ class _Scene:
             return seen, scored
         labels, classes = self.y.cpu().numpy(), len(self.prior)
         wanted = rng.dirichlet(np.full(classes, CONCENTRATION))
+        # Both halves must be able to have the frequencies.
+        both = np.intersect1d(labels[seen], labels[scored])
+        wanted = np.where(np.isin(np.arange(classes), both), wanted, 0.0)
         return (
             _resampled(seen, labels, wanted, rng),
             _resampled(scored, labels, wanted, rng),
@@ -364,7 +378,7 @@ class _Scene:
                 yield n, share
 
     def _confusion(self, temperature: float) -> Tensor | None:
-        logits, labels = self.beside
+        _, logits, labels = self.beside
         if not len(labels) or len(self.prior) > MOST_CONFUSED:
             return None
         return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())

@@ -72,7 +72,9 @@ def learned_prior(
     the frequencies, and how many images a class has is known up to a variance. A class of prior 0
     in training keeps it.
     """
-    rows, train = posteriors.double(), train_prior.double()
+    train = train_prior.double()
+    rows = torch.where(train > 0, posteriors.double(), 0.0)
+    rows = rows / rows.sum(1, keepdim=True).clamp(min=torch.finfo(torch.double).tiny)
     kept = torch.from_numpy(weights > TINY)
     ratios, log_weights = torch.from_numpy(RATIOS)[kept], torch.from_numpy(weights)[kept].log()
     expected = len(rows) * train
