@@ -1,11 +1,12 @@
 """What follows from a rehearsal, on trials made by hand."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude, unrehearsed, verdict
+from acclimate.adapt.rehearsal import Promise, Rehearsal, Trial, conclude, unrehearsed, verdict
 from acclimate.core.errors import RunError
 
 SITES = ("north", "south", "east", "west")
@@ -39,6 +40,22 @@ def trials(
 def concluded(*parts: list[Trial]) -> Rehearsal:
     temperatures = {"prior": 2.0, "embedding+prior": 3.0}
     return conclude([trial for part in parts for trial in part], temperatures, exact=True)
+
+
+def plain_promise(n: int, told: Iterable[tuple[str, float, float]]) -> Promise:
+    """Of the plain model, from sites, accuracies there and confidences, a triple for each draw."""
+    trials = [
+        Trial(
+            domain=site,
+            chain="none",
+            n=n,
+            frequencies="as they are",
+            accuracy=accuracy,
+            confidence=confidence,
+        )
+        for site, accuracy, confidence in told
+    ]
+    return conclude(trials, {}, exact=True).promise("none", n)
 
 
 def test_a_gain_is_the_mean_over_domains_with_its_standard_error() -> None:
@@ -206,23 +223,15 @@ def test_one_site_is_told_apart_from_small_ones() -> None:
 
 def test_accuracy_is_expected_by_confidence_where_that_says_more() -> None:
     """Sites of 60 to 90 %, each within a point of what the classifier thinks: so is the next."""
-    found = conclude(
-        [
-            Trial(
-                domain=site,
-                chain="none",
-                n=100,
-                frequencies="as they are",
-                accuracy=accuracy,
-                confidence=accuracy + off,
-            )
+    found = plain_promise(
+        100,
+        (
+            (site, accuracy, accuracy + off)
             for site, accuracy, off in zip(
                 SITES, (0.6, 0.7, 0.8, 0.9), (0.01, 0.03, 0.01, 0.03), strict=True
             )
-        ],
-        {},
-        exact=True,
-    ).promise("none", 100)
+        ),
+    )
     assert found.beyond_confidence == pytest.approx(-0.02)
     reach = 2.353363 * math.sqrt(4 / 3) / 100 * math.sqrt(1.25)  # t(3), s = √(4/3) points
     assert found.expected(0.72) == pytest.approx((0.7 - reach, 0.7 + reach), abs=1e-6)
@@ -233,21 +242,13 @@ def test_accuracy_is_expected_by_confidence_where_that_says_more() -> None:
 
 
 def test_confidence_that_says_less_is_left_aside() -> None:
-    found = conclude(
-        [
-            Trial(
-                domain=site,
-                chain="none",
-                n=100,
-                frequencies="as they are",
-                accuracy=0.8,
-                confidence=confidence,
-            )
+    found = plain_promise(
+        100,
+        (
+            (site, 0.8, confidence)
             for site, confidence in zip(SITES, (0.6, 0.7, 0.8, 0.9), strict=True)
-        ],
-        {},
-        exact=True,
-    ).promise("none", 100)
+        ),
+    )
     assert found.expected(0.2) == (found.low, found.high)
     # Four sites that agree to the last digit do so by chance: a point of spread is left to them.
     reach = 2.353363 * 0.01 * math.sqrt(1.25)
@@ -301,22 +302,14 @@ def test_what_label_shift_explains_at_least() -> None:
 
 def test_a_new_site_is_one_draw_not_the_mean_of_three() -> None:
     """Confidence that differs between draws of a site widens the range, mean or no mean."""
-    found = conclude(
-        [
-            Trial(
-                domain=site,
-                chain="none",
-                n=5,
-                frequencies="as they are",
-                accuracy=accuracy,
-                confidence=accuracy + off,
-            )
+    found = plain_promise(
+        5,
+        (
+            (site, accuracy, accuracy + off)
             for site, accuracy in zip(SITES, (0.5, 0.6, 0.8, 0.9), strict=True)
             for off in (-0.03, 0.0, 0.03)
-        ],
-        {},
-        exact=True,
-    ).promise("none", 5)
+        ),
+    )
     assert found.spread == pytest.approx(0.03 * math.sqrt(2 / 3))  # s = 0.03, less what means have
 
 

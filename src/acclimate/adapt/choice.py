@@ -31,6 +31,11 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
         why = "too few sites or images to rehearse with" if asked else "nothing was rehearsed"
         remedy = "" if asked else "; see adapt.rehearse"
         return MethodChoice("none", why=(f"{why}: the plain model is used as it is{remedy}",))
+    return rehearsed_choice(found, images)
+
+
+def rehearsed_choice(found: Rehearsal, images: int) -> MethodChoice:
+    """What rehearsal chose for so many images of a new domain."""
     chain = found.chain_for(images)
     return MethodChoice(chain, found.settings_for(chain), (_why(found, chain, images),))
 

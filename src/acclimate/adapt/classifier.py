@@ -187,9 +187,8 @@ def _by(
     device = next(trained.predictor.parameters()).device
     while True:
         chain = _chain(trained, choice.method, {**choice.settings, **settings})
-        site = _adapted(trained, stored, chain, into, quarantine)
-        seen = Images(torch.cat(stored), device)
-        simpler = None
+        site = _adapted(trained, stored, chain, into, quarantine)  # refuses where nothing was read
+        seen, simpler = Images(torch.cat(stored), device), None
         if guard is not None and into is None:
             simpler = guard.reconsidered(choice, site.state, seen)
         if simpler is None:

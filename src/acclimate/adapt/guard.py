@@ -39,11 +39,6 @@ class Guard:
         table = trained.start(embedding=True).table
         return cls(found, trained.predictor, trained.label_prior, trained.confusion, table)
 
-    def choice(self, images: int) -> MethodChoice:
-        """What rehearsal chose for so many images of a new domain."""
-        chain = self.rehearsal.chain_for(images)
-        return MethodChoice(chain, self.rehearsal.settings_for(chain))
-
     def reconsidered(
         self, choice: MethodChoice, state: DomainState | None, images: Images
     ) -> MethodChoice | None:

@@ -6,7 +6,7 @@ frozen this is what training without those domains would have given; where it wa
 seen them, and the rehearsal says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -61,18 +61,20 @@ class Stage:
     prior_aware: bool = False
     dropout: float = 0.0
 
-    @property
-    def beside(self) -> np.ndarray:
-        """New rows of the domains themselves, which no head was fitted on."""
-        rows = np.concatenate(self.rows.domains)
-        beside: np.ndarray = rows[self.scored[rows] & ~self.fitted[rows]]
-        return beside
-
 
 class Beside(NamedTuple):
+    """What a classifier says of new rows of domains that it knows, which it was not fitted on."""
+
     rows: np.ndarray
     logits: Tensor
     labels: Tensor
+
+    def confusion(self, temperature: float) -> Tensor | None:
+        """[C predicted, C true], None without rows, or for too many classes."""
+        if not len(self.rows) or self.logits.shape[1] > MOST_CONFUSED:
+            return None
+        found = (self.logits.double().cpu() / temperature).softmax(1)
+        return soft_confusion(found, self.labels.cpu())
 
 
 class Rehearsed(NamedTuple):
@@ -114,15 +116,9 @@ def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
         part = rows.among(range(len(plan.train_domains)), stage.fitted)
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
         site = replace(site, scale=rehearsal.plain_scale)
-    return Rehearsed(site, rehearsal, _confusion(stage, rehearsal.temperatures["prior"]))
-
-
-def _confusion(stage: Stage, temperature: float) -> Tensor | None:
-    rows = stage.beside
-    if stage.logits is None or not len(rows) or stage.rows.classes > MOST_CONFUSED:
-        return None
-    found = (stage.logits[rows].double().cpu() / temperature).softmax(1)
-    return soft_confusion(found, stage.rows.y[rows].cpu())
+    new = _new_rows(stage, range(len(plan.train_domains)))
+    own = Beside(new, logits[new], rows.y[new])
+    return Rehearsed(site, rehearsal, own.confusion(rehearsal.temperatures["prior"]))
 
 
 def site_of(now: Session, predictor: Predictor) -> Site:
@@ -238,6 +234,13 @@ def _playing(stage: Stage, domain: int) -> np.ndarray:
     return playing
 
 
+def _new_rows(stage: Stage, domains: Iterable[int]) -> np.ndarray:
+    """Those of these domains that may play, and that no head is fitted on."""
+    playing = np.concatenate([_playing(stage, domain) for domain in domains])
+    new: np.ndarray = playing[~stage.fitted[playing]]
+    return new
+
+
 def _sizes(rows: np.ndarray) -> list[int]:
     """Numbers of images to adapt on; as many at least are left to score."""
     return [n for n in SIZES if 2 * n <= len(rows)]
@@ -267,8 +270,9 @@ def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "
     names, site = [stage.names[d] for d in kept], None
     if stage.second and len(kept) >= LEAST_DOMAINS:
         site = fit_site(part, names, config, seed=seed)
-    beside = np.concatenate([_playing(stage, d) for d in kept])
-    beside = beside[~stage.fitted[beside]]
+    new = _new_rows(stage, kept)
+    with torch.no_grad():
+        beside = Beside(new, plain(stage.rows.x[new]).logits, stage.rows.y[new])
     return [_Scene(stage, d, part, plain, site, beside) for d in held]
 
 
@@ -283,23 +287,19 @@ class _Scene:
         part: FeatureRows,
         plain: Plain,
         site: Site | None,
-        beside: np.ndarray,
+        beside: Beside,
     ) -> None:
         rows = _playing(stage, domain)
         self.name, self.images = stage.names[domain], stage.images[rows]
         self.x, self.y = stage.rows.x[rows], stage.rows.y[rows]
-        self.prior, self.site = part.prior.cpu(), site
+        self.prior, self.site, self.beside = part.prior.cpu(), site, beside
         enough = len(part.domains) >= LEAST_DOMAINS
         self.ratios = part.ratios if enough else None
         self.strengths = (*STRENGTHS, LEARNED) if enough else STRENGTHS
         self.plain: Tensor = plain(self.x).logits
         self.whole = {"plain": self.plain}
-        # What the heads say of new rows of the domains that they were fitted on.
-        logits = plain(stage.rows.x[beside]).logits
-        self.beside = Beside(beside, logits, stage.rows.y[beside])
-        x = self.x
         if site is not None:
-            self.phi = site.embedding.phi(x)
+            self.phi = site.embedding.phi(self.x)
             self.whole["site"] = self._conditioned(self.phi.double().mean(0))
 
     def _conditioned(self, mu: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ class _Scene:
     def explained(self, temperature: float, seed: int) -> Iterator[tuple[int, float]]:
         """Of how predictions differ here from those at the other domains, the share that label
         shift explains, by the number of images that are seen."""
-        confusion = self._confusion(temperature)
+        confusion = self.beside.confusion(temperature)
         if confusion is None:
             return
         seen, _ = self._split(stream(seed, "rehearsal", self.name, "as they are", 0), anew=False)
@@ -376,12 +376,6 @@ class _Scene:
             share = explained_by_em(found[seen[:n]], self.prior, confusion)
             if share is not None:
                 yield n, share
-
-    def _confusion(self, temperature: float) -> Tensor | None:
-        _, logits, labels = self.beside
-        if not len(labels) or len(self.prior) > MOST_CONFUSED:
-            return None
-        return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
 
     def _trial(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import MethodChoice
+from acclimate.adapt.choice import MethodChoice, rehearsed_choice
 from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import Chain, Context, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
@@ -285,7 +285,8 @@ class Evaluator:
                 "nothing was rehearsed, so there is no 'auto' to score; train with "
                 "--set adapt.rehearse=true, or name a method"
             )
-        choice: MethodChoice | None = self.guard.choice(int(held.good.sum()))
+        images = int(held.good.sum())
+        choice: MethodChoice | None = rehearsed_choice(self.guard.rehearsal, images)
         config = self.plan.config.adapt
         while choice is not None:
             tables = merged(config.components, nested(choice.settings))
