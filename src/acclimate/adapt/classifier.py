@@ -22,7 +22,7 @@ from acclimate.adapt.methods import (
     nothing_to_embed,
 )
 from acclimate.adapt.trust import Trust, judge
-from acclimate.config import DataConfig, merged, nested
+from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.core.watch import Watch, unwatched
@@ -160,7 +160,7 @@ def adapt(
     quarantine = NoQuarantine() if quarantine is None else quarantine
     most = trained.config.data.max_pixels
     # A mistake is told of before an image is opened.
-    named = None if method == "auto" else _chain(trained, method, settings or {})
+    named = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
     source, rows = opened(images, trained.predictor, trained.size, most, quarantine)
     noted: list[Tensor] = []
     read = _noted((stored for _, stored in readable(source, rows, watch)), noted)
@@ -186,7 +186,8 @@ def _by(
     choice, guard = choose_method(trained, sum(map(len, stored)), into), Guard.of(trained)
     device = next(trained.predictor.parameters()).device
     while True:
-        chain = _chain(trained, choice.method, {**choice.settings, **settings})
+        wanted = {**choice.settings, **settings}
+        chain = find_chain(choice.method, trained.config.adapt, wanted)
         site = _adapted(trained, stored, chain, into, quarantine)  # refuses where nothing was read
         seen, simpler = Images(torch.cat(stored), device), None
         if guard is not None and into is None:
@@ -300,12 +301,6 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     table = start.table if chain.embedding else None
     trust = None if table is None else judge(state, table)
     return Adapted(predictor, trained, state, trust)
-
-
-def _chain(trained: Trained, method: str, settings: Mapping[str, Any]) -> Chain:
-    config = trained.config.adapt
-    tables = merged(config.components, nested(settings))
-    return find_chain(method, replace(config, components=tables))
 
 
 def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:

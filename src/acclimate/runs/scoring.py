@@ -13,7 +13,6 @@ from acclimate.adapt.choice import MethodChoice, rehearsed_choice
 from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import Chain, Context, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
-from acclimate.config import merged, nested
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
@@ -289,8 +288,7 @@ class Evaluator:
         choice: MethodChoice | None = rehearsed_choice(self.guard.rehearsal, images)
         config = self.plan.config.adapt
         while choice is not None:
-            tables = merged(config.components, nested(choice.settings))
-            chain = find_chain(choice.method, replace(config, components=tables))
+            chain = find_chain(choice.method, config, choice.settings)
             predictor, used, state = self._by(chain, domain, held)
             # Without a readable image nothing was chosen, and nothing speaks against that.
             choice = self.guard.reconsidered(choice, state, held.images) if used else None

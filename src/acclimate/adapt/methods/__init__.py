@@ -1,5 +1,7 @@
 """Test-time adaptation on unlabelled images: THE table, and chains of its rows."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from acclimate.adapt.methods.base import Context, Method
@@ -8,7 +10,7 @@ from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_ph
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
-from acclimate.config import AdaptConfig, component_settings
+from acclimate.config import AdaptConfig, component_settings, merged, nested
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.embeddings import DomainState
 
@@ -50,8 +52,11 @@ def method_settings(config: AdaptConfig) -> dict[str, Any]:
     return component_settings(config, kinds, prefix="adapt.")
 
 
-def find_chain(text: str, config: AdaptConfig | None = None) -> Chain:
-    """`prior`, `embedding+prior`, ...: left to right, with the methods' settings in `config`."""
+def find_chain(
+    text: str, config: AdaptConfig | None = None, settings: Mapping[str, Any] | None = None
+) -> Chain:
+    """`prior`, `embedding+prior`, ...: left to right, with the methods' settings in `config`, and
+    before those `settings`, such as {"tent.steps": 3}."""
     names = text.split("+")
     for name in names:
         if name not in METHODS:
@@ -72,10 +77,12 @@ def find_chain(text: str, config: AdaptConfig | None = None) -> Chain:
             f"method '{text}': the others work on the classifier that the embedding makes; "
             f"write 'embedding+{rest}'"
         )
-    settings = method_settings(config or AdaptConfig())
+    config = config or AdaptConfig()
+    tables = merged(config.components, nested(settings or {}))
+    chosen = method_settings(replace(config, components=tables))
     rows = {name: METHODS[name].method for name in names}
     return Chain(
-        "embedding" in names, {name: make(settings[name]) for name, make in rows.items() if make}
+        "embedding" in names, {name: make(chosen[name]) for name, make in rows.items() if make}
     )
 
 
