@@ -35,7 +35,9 @@ class AdaptiveClassifier(DomainClassifier):
     how to adapt is chosen on the training domains. Settings are those of `RunConfig`, by dotted
     name: `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
     resumes by itself; otherwise `save` keeps the model. `fit` shows a bar in terminals and
-    notebooks; a `watch` is told instead (`acclimate.core.watch.unwatched`: nobody is).
+    notebooks; a `watch` is told instead (`acclimate.core.watch.unwatched`: nobody is). Several
+    threads may `fit`: each gets what it would alone, and torch's random state stays the caller's
+    (with a backbone of timm's that is none of ours, it is put back after each step).
 
     An estimator of scikit-learn. Without `domains` all rows are of one.
     """

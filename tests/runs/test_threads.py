@@ -12,7 +12,6 @@ import torch
 
 from acclimate.adapt.classifier import adapt
 from acclimate.config import RunConfig
-from acclimate.core.generators import borrowed
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
@@ -49,18 +48,20 @@ def test_threads_train_what_each_would_alone(
         assert_same_weights(tmp_path / f"alone-{number}", tmp_path / f"together-{number}")
 
 
-def test_a_borrowed_generator_is_one_threads_alone() -> None:
-    def draw(seed: int) -> list[float]:
-        found = []
-        for _ in range(200):
-            with borrowed():
-                torch.manual_seed(seed)
-                found += [float(torch.rand(())) for _ in range(3)]
-        return found
-
-    alone = [draw(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(draw, range(4))) == alone
+def test_draws_of_a_caller_are_its_own_while_a_thread_trains(
+    features: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    config = tiny("dann", **{"model.dropout": 0.5, "hparams.dropout": 0.5})
+    with ThreadPoolExecutor(1) as pool:
+        torch.manual_seed(5)
+        training = pool.submit(train, config, features, tmp_path / "run")
+        drawn = [float(torch.rand(()))]
+        while not training.done():
+            drawn.append(float(torch.rand(())))
+        training.result()
+    assert len(drawn) > 100
+    torch.manual_seed(5)
+    assert drawn == [float(torch.rand(())) for _ in drawn]
 
 
 @pytest.mark.slow

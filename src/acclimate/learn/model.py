@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import own_weights
 from acclimate.core.layout import AGAIN, MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.sealed import Fields, json_checksum, write_sealed
 from acclimate.core.tensors import (
@@ -233,7 +233,7 @@ def _networks(
     with torch.device("meta"):  # shapes alone first: what is not in the file is not allocated
         for part, network in zip(_PARTS, _built_whole(config, *counts), strict=True):
             _require_shapes(network, below(tensors, part), path)
-    with borrowed():
+    with own_weights(0):  # all of which the file's take the place of
         predictor, embedding = _built_whole(config, *counts)
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:

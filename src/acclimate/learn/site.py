@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import own_generator, own_weights
 from acclimate.core.randomness import derive
 from acclimate.core.tensors import below, fill
 from acclimate.data.batches import (
@@ -175,8 +175,7 @@ def fit_plain(
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
     """
-    with borrowed():
-        torch.manual_seed(derive(seed, "plain head"))
+    with own_weights(derive(seed, "plain head")):
         backbone = rows.backbone(layers=layers)
         plain = Plain(backbone, rows.classes, dropout=dropout).to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
@@ -186,8 +185,7 @@ def fit_plain(
 
 def fit_site(rows: FeatureRows, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
     """Φ by prototypes, then F(x, μ) in prior-aware training."""
-    with borrowed():
-        torch.manual_seed(derive(seed, "site"))
+    with own_weights(derive(seed, "site")):
         embedding, predictor = build_site(
             rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
         )
@@ -275,8 +273,8 @@ def _fit(
             None if shift is None else shift[domain],
         )
         optimiser.zero_grad(set_to_none=True)
-        with borrowed():
-            torch.manual_seed(derive(seed, "step", step))  # dropout is the step's, as in the loop
+        # Dropout is the step's, as in the loop.
+        with own_generator(derive(seed, "step", step), rows.x.device):
             total = objective(batch, step).total
         total.backward()
         optimiser.step()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.core.distributed import World
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import turns
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 
@@ -84,7 +84,7 @@ def _tried(backbone: Backbone, wish: Wish, device: torch.device) -> str:
     try:
         backbone.compiled = compile_body(backbone)
         backbone.train()
-        with borrowed(device):
+        with turns():
             for _ in range(3):  # CUDA graphs are recorded after a first pass
                 _step_on_nothing(backbone, wish, device)
     except Exception as error:  # whatever the compiler and its tools raise

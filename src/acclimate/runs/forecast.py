@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from acclimate.core.distributed import pick_device
+from acclimate.core.generators import turns
 from acclimate.core.randomness import stream
 from acclimate.core.wording import count, duration
 from acclimate.data.quarantine import Quarantine
@@ -121,6 +122,7 @@ def what_it_learns_from(plan: Plan) -> str:
     return f"{count(rows, kind)} of {classes} from {count(sites, 'site')}: {named}{further}"
 
 
+@turns()
 def _measured(
     plan: Plan, folder: RunFolder, device: torch.device
 ) -> tuple[dict[str, float], float]:

@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import own_generator, turns
 from acclimate.core.progress import phase_name
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
+from acclimate.learn.models import may_draw
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average, Running
 from acclimate.runs.checkpoint import (
@@ -89,8 +90,10 @@ class Loop:
     _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
+    _in_turn: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self._in_turn = may_draw(self.objective)
         check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
 
     def run(self) -> Position:
@@ -157,10 +160,10 @@ class Loop:
         planned = self.phase.planned or self.phase.steps
         for group in take.optimiser.param_groups:
             group["lr"] = learning_rate(group["settings"], step, planned)
-        # Dropout draws from the global generator: seeded per step and process, it needs no saving.
+        # Dropout is seeded per step and process, so that nothing of it needs saving.
         name = self.phase.seeded_as or self.phase.name
-        with borrowed():
-            torch.manual_seed(derive(self.seed, name, "step", step, self.world.rank))
+        seed = derive(self.seed, name, "step", step, self.world.rank)
+        with turns(seed) if self._in_turn else own_generator(seed, self.world.device):
             parts = take(batch, step)
         for losses in parts:
             penalised = not adversary_moves(self.objective, step)

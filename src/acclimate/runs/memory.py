@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import turns
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Conditioned, Predictor
 from acclimate.runs.plan import Plan
@@ -135,7 +135,7 @@ def available() -> int | None:
 def _as_in_training(network: nn.Module) -> Iterator[None]:
     modes = [(part, part.training) for part in network.modules()]
     try:
-        with borrowed(), torch.enable_grad():
+        with turns(), torch.enable_grad():
             network.train()
             yield
     finally:

@@ -13,7 +13,7 @@ import torch
 from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.files import clear_temporary
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import own_weights
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch
 from acclimate.core.wording import count
@@ -72,11 +72,10 @@ class Session:
         """Fresh networks, whose random weights are the seed's, fitted to data and device."""
         plan, width = self.plan, self.plan.in_features
         if plan.frozen:
-            with borrowed():
+            with own_weights(0):
                 self.extractor = build_extractor(plan.config, pretrained=True)
             width = self.extractor.features
-        with borrowed():
-            torch.manual_seed(derive(plan.config.seed, "initial weights"))
+        with own_weights(derive(plan.config.seed, "initial weights")):
             counts = len(plan.classes), len(plan.train_domains), width
             if self.folder.kind is SHARED:
                 self.embedding = build_embedding(

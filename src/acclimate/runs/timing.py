@@ -8,6 +8,7 @@ import torch
 
 from acclimate.config import EmbeddingConfig, TrainConfig
 from acclimate.core.distributed import World
+from acclimate.core.generators import turns
 from acclimate.data.batches import Batch
 from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.frozen import BATCH
@@ -33,6 +34,7 @@ class Timing:
     extract: float = 0.0
 
 
+@turns()
 def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> Timing:
     """Build a plan's networks and time them; weights do not matter, so none are fetched."""
     config, world, width = plan.config, World(device=device), plan.in_features

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from acclimate.config import OptimiserConfig, choice, log2, log10, setting
-from acclimate.core.generators import borrowed
+from acclimate.core.generators import own_weights
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms.base import Algorithm
@@ -63,8 +63,7 @@ class DANN(Algorithm):
         config: DANNConfig = self.config
         last = cast(nn.Linear, self.predictor.get_submodule("head.last"))
         # Seeded by name: what was drawn before, and on resuming was not, must not matter.
-        with borrowed():
-            torch.manual_seed(derive(self.seed, "discriminator"))
+        with own_weights(derive(self.seed, "discriminator")):
             self.discriminator = Discriminator(
                 last.in_features,
                 self.domains,

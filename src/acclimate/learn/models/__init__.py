@@ -7,6 +7,7 @@ from acclimate.learn.models.backbones import (
     default_backbone,
     freeze_batch_norm,
     list_backbones,
+    may_draw,
 )
 from acclimate.learn.models.engine import accelerate, engine_used
 from acclimate.learn.models.predictors import (
@@ -37,6 +38,7 @@ __all__ = [
     "fit_weights",
     "freeze_batch_norm",
     "list_backbones",
+    "may_draw",
     "over_features",
     "read_weights",
     "takes_features",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.generators import turns
 from acclimate.learn.models.engine import Engines
 from acclimate.learn.models.timm_import import import_timm
 from acclimate.learn.models.weights import (
@@ -58,6 +59,7 @@ class Backbone(nn.Module):
         self.compiled: Callable[[Tensor], Tensor] | None = None  # while it is trained
         self.extractor = None
         self.engines = None
+        self.may_draw = False  # from torch's generator: dropout or the like
         self.features = features
         self.size = preprocess.size
         # [3, 1, 1] against [b, 3, h, w], or [f] against [b, f].
@@ -174,6 +176,11 @@ def freeze_batch_norm(module: nn.Module, *, affine: bool = True) -> None:
                 parameter.requires_grad_(not affine)
 
 
+def may_draw(module: nn.Module) -> bool:
+    """Whether a step of `module` may draw from torch's own generator."""
+    return any(isinstance(part, Backbone) and part.may_draw for part in module.modules())
+
+
 @contextmanager
 def held_still(module: nn.Module) -> Iterator[None]:
     """`module` in eval mode, whoever calls `train`, and without gradients of its weights."""
@@ -276,7 +283,8 @@ def _timm(name: str, source: Any, *, pretrained: bool) -> Backbone:
     if pretrained:
         options = {"pretrained": True, **_cached_options(name, source)}
     try:
-        body = import_timm().create_model(name, num_classes=0, **options)
+        with turns():
+            body = import_timm().create_model(name, num_classes=0, **options)
     except Exception as error:
         if not pretrained:
             raise
@@ -286,7 +294,9 @@ def _timm(name: str, source: Any, *, pretrained: bool) -> Backbone:
         ) from error
     config = body.pretrained_cfg
     size = int(config["input_size"][-1])
-    return Backbone(body, _width(body), Preprocess(config["mean"], config["std"], size))
+    backbone = Backbone(body, _width(body), Preprocess(config["mean"], config["std"], size))
+    backbone.may_draw = True
+    return backbone
 
 
 def _cached_options(name: str, source: Any) -> dict[str, Any]:

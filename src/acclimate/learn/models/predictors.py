@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from acclimate.config import ModelConfig
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.generators import dropout
 from acclimate.learn.models.backbones import Backbone, Preprocess
 
 
@@ -227,7 +228,7 @@ class _LinearHead(nn.Module):
 
     def forward(self, features: Tensor) -> Output:
         """[b, features] -> logits [b, classes], hidden = the features."""
-        dropped = F.dropout(features, self.dropout, self.training)
+        dropped = dropout(features, self.dropout, self.training)
         return Output(self.last(dropped), features)
 
 
@@ -257,7 +258,7 @@ class _MlpHead(nn.Module):
     def classify(self, z: Tensor) -> Output:
         """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
         hidden = F.relu(self.first(z))
-        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
+        return Output(self.last(dropout(hidden, self.dropout, self.training)), hidden)
 
 
 class _PairHead(nn.Module):

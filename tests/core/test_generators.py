@@ -1,0 +1,128 @@
+"""Generators of our own: the numbers of torch's, and none of torch's taken."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from acclimate.core.generators import Dropout, dropout, own_generator, own_weights, turns
+from acclimate.learn.models import build_backbone, list_backbones, may_draw
+from acclimate.learn.models.timm_import import import_timm
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("share", (0.0, 0.3, 0.5))
+@pytest.mark.parametrize("kind", (torch.float32, torch.bfloat16))
+def test_dropout_is_torchs_own(share: float, kind: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 700).view(70, 10).to(kind)
+    torch.manual_seed(3)
+    expected = F.dropout(x, share)
+    with untouched(), own_generator(3):
+        layer = Dropout(share)
+        assert torch.equal(layer(x), expected)
+        assert torch.equal(layer.eval()(x), x)
+    assert torch.equal(dropout(x, share, training=False), x)
+
+
+def test_dropout_outside_draws_as_torch_does() -> None:
+    torch.manual_seed(3)
+    expected = F.dropout(torch.ones(50), 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(torch.ones(50), 0.5, training=True), expected)
+
+
+def _several() -> nn.Module:
+    network = nn.Sequential(
+        nn.Linear(5, 7), nn.Conv2d(3, 4, 3), nn.Embedding(4, 3), nn.LSTM(3, 4), nn.Bilinear(2, 3, 4)
+    )
+    network.register_buffer("noise", torch.rand(3) + torch.randn(3) + torch.randperm(3))
+    fills: tuple[Callable[[Tensor], object], ...] = (
+        nn.init.trunc_normal_,
+        nn.init.xavier_normal_,
+        nn.init.kaiming_normal_,
+        nn.init.orthogonal_,
+        lambda weights: weights.bernoulli_(0.5),
+        lambda weights: weights.exponential_(),
+    )
+    for number, fill in enumerate(fills):
+        weights = torch.empty(4, 5)
+        fill(weights)
+        network.register_buffer(f"filled_{number}", weights)
+    return network
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "layers": _several,
+    "small-cnn": lambda: build_backbone("small-cnn"),
+    "mlp": lambda: build_backbone("mlp", in_features=3),
+    "efficientnet-lite0": lambda: build_backbone("efficientnet-lite0", pretrained=False),
+    "resnet50-v1": lambda: build_backbone("resnet50-v1", pretrained=False),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_weights_are_those_that_torch_would_draw(name: str) -> None:
+    build = BUILDERS[name]
+    torch.manual_seed(4)
+    expected, after = build().state_dict(), torch.rand(3)
+    torch.manual_seed(99)
+    with untouched(), own_weights(4):
+        found = build().state_dict()
+        assert torch.equal(torch.rand(3), after)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("row", list_backbones(), ids=lambda row: row["name"])
+def test_our_backbones_draw_nothing_in_a_step(row: dict[str, str]) -> None:
+    network = BUILDERS[row["name"]]().train()
+    x = torch.rand(2, 3) if row["name"] == "mlp" else torch.rand(2, 3, 64, 64)
+    with untouched():
+        network(x)
+    assert not may_draw(network)
+
+
+def test_layers_of_others_draw_in_turn() -> None:
+    """Whatever they draw by, it goes on from the thread's own generator."""
+    torch.manual_seed(4)
+    expected, after = import_timm().create_model("test_vit", num_classes=0), torch.rand(3)
+    with untouched(), own_weights(4):
+        found = build_backbone("test_vit", pretrained=False)
+        assert torch.equal(torch.rand(3), after)
+    assert may_draw(nn.Sequential(found))
+    for key, value in expected.state_dict().items():
+        assert torch.equal(found.body.state_dict()[key], value), key
+
+
+def test_in_a_turn_torchs_generator_is_one_threads_alone() -> None:
+    def draw(seed: int) -> list[float]:
+        found = []
+        for _ in range(200):
+            with turns(seed):
+                found += [float(torch.rand(())) for _ in range(3)]
+        return found
+
+    alone = [draw(seed) for seed in range(4)]
+    with untouched(), ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draw, range(4))) == alone
+
+
+def test_a_turn_goes_on_from_the_threads_own_generator() -> None:
+    torch.manual_seed(6)
+    expected = torch.rand(6)
+    with untouched(), own_weights(6):
+        first = torch.rand(2)
+        with turns():
+            middle = torch.rand(2)
+        assert torch.equal(torch.cat([first, middle, torch.rand(2)]), expected)
