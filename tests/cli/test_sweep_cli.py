@@ -53,6 +53,32 @@ def run(line: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
+def test_methods_are_lines_of_their_own(data: Path, tmp_path: Path) -> None:
+    """In the table, in --json, in the report and in its --json."""
+    asked = ["--methods", "prior,embedding+prior", "--algorithms", "erm,da-erm", "--trials", "1"]
+    asked += ["--test-domains", "site-0", "--device", "cpu", *as_flags(TINY)]
+    line = command(str(data), *asked, "--out", str(tmp_path / "s"))
+    done = run(line)
+    assert done.returncode == 0, done.stderr
+    assert [row.split("  ")[0] for row in done.stdout.splitlines()][2:7] == [
+        "erm",
+        "erm by prior",
+        "da-erm",
+        "da-erm by prior",
+        "da-erm by embedding+prior",
+    ]
+    assert "2 of 2 runs done" in done.stdout
+    found = json.loads(run([*line, "--json"]).stdout)["choices"]["training-domains"]
+    methods = [("da-erm", m) for m in ("embedding", "embedding+prior", "prior")]
+    methods += [("erm", m) for m in ("none", "prior")]
+    assert [(one["algorithm"], one["method"]) for one in found] == methods
+    assert all(one["top1"] is not None for one in found)
+    report = [sys.executable, "-m", "acclimate", "report", str(tmp_path / "s"), "--json"]
+    rows = json.loads(run(report).stdout)["results"][0]["rows"]
+    assert {(row["algorithm"], row["method"]) for row in rows} >= {*methods}
+
+
+@pytest.mark.slow
 def test_a_sweep_from_plan_to_table(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "s"
     plan = run(small(data, out, "--dry-run"))

@@ -19,8 +19,8 @@ from acclimate.results.selection import (
     Candidate,
     Choice,
     applicable,
-    candidate,
     candidates,
+    candidates_of,
     select,
 )
 from acclimate.results.sweep_folder import SweepFolder
@@ -38,6 +38,7 @@ def run(
     dataset: str = "pacs",
     algorithm: str = "erm",
     variant: str = "",
+    method: str = "none",
     **unseen: float | None,
 ) -> Candidate:
     """A run whose groups are written as "a" or "a b"."""
@@ -53,7 +54,9 @@ def run(
         groups=groups,
         config={},
     )
-    return Candidate(job=job, training=training, validation=validation, unseen=unseen)
+    return Candidate(
+        job=job, method=method, training=training, validation=validation, unseen=unseen
+    )
 
 
 def as_job(one: Candidate, **changes: Any) -> Candidate:
@@ -82,6 +85,7 @@ def test_training_domains_take_the_largest_validation_accuracy() -> None:
         dataset="pacs",
         algorithm="erm",
         variant="",
+        method="none",
         trial=0,
         target=("a",),
         run="pacs-erm-a-0-1",
@@ -476,17 +480,71 @@ JOB = Job(
 def test_a_run_is_read_as_its_algorithm_is_used(algorithm: str, method: str) -> None:
     records = Records(tuple(recorded(method)))
     job = replace(JOB, algorithm=algorithm)
-    assert candidate(job, records) == Candidate(
-        job=job,
-        training=pytest.approx(0.7),
-        validation=None,
-        unseen={"t": 0.5},
-    )
+    assert candidates_of(job, records) == [
+        Candidate(
+            job=job,
+            method=method,
+            training=pytest.approx(0.7),
+            validation=None,
+            unseen={"t": 0.5},
+        )
+    ]
+
+
+def test_a_run_serves_each_method_that_it_was_to_be_scored_by() -> None:
+    """Validation domains and unseen ones by the method itself; training domains as meant."""
+    records = [
+        *list(recorded())[:-1],
+        score("validation", 20, "v", "val", "all", 0.4, "none"),
+        score("final", 20, "v", "val", "all", 0.4, "none"),
+        score("final", 20, "v", "val", "all", 0.6, "prior"),
+        score("final", 20, "t", "test", "all", 0.7, "prior"),
+        score("final", 20, "v", "val", "all", 0.9, "auto"),
+        FINISHED,
+    ]
+    job = replace(JOB, config={"adapt": {"methods": ["prior", "t3a"]}})
+    plain, prior, t3a = candidates_of(job, Records(tuple(records)))
+    seen = pytest.approx(0.7)
+    assert (plain.training, plain.validation, plain.unseen) == (seen, 0.4, {"t": 0.5})
+    assert (prior.training, prior.validation, prior.unseen) == (seen, 0.6, {"t": 0.7})
+    assert (t3a.training, t3a.validation, t3a.unseen) == (seen, None, {})
+    assert [one.method for one in (plain, prior, t3a)] == ["none", "prior", "t3a"]
+
+
+def test_each_method_is_chosen_by_its_own_scores() -> None:
+    runs = [
+        run(0, "a", training=0.9, validation=0.5, a=0.1),
+        run(1, "a", training=0.8, validation=0.6, a=0.2),
+        run(0, "a", training=0.9, validation=0.7, a=0.3, method="prior"),
+        run(1, "a", training=0.8, validation=0.6, a=0.4, method="prior"),
+    ]
+
+    def by(rule: str) -> dict[str, int | None]:
+        return {one.method: one.draw for one in select(runs, rule)}
+
+    assert by("validation-domains") == {"none": 1, "prior": 0}
+    assert by("training-domains") == {"none": 0, "prior": 0}
+    helping = [
+        run(draw, "a", "b", b=top1, method=method)
+        for method, found in {"none": (0.5, 0.6), "prior": (0.9, 0.8)}.items()
+        for draw, top1 in enumerate(found)
+    ]
+    chosen = select([*runs, *helping], "leave-one-out")
+    assert {(one.target, one.method): one.draw for one in chosen} == {
+        (("a",), "none"): 1,
+        (("a",), "prior"): 0,
+    }
+
+
+def test_a_method_that_no_run_was_scored_by_is_missing_by_name() -> None:
+    jobs = [replace(JOB, config={"adapt": {"methods": ["prior"]}})]
+    found = select([], "oracle", expected=jobs)
+    assert [(one.method, one.run) for one in found] == [("none", None), ("prior", None)]
 
 
 def test_an_unfinished_run_is_no_candidate() -> None:
-    assert candidate(JOB, Records(tuple(recorded())[:-1])) is None
-    assert candidate(JOB, Records(())) is None
+    assert candidates_of(JOB, Records(tuple(recorded())[:-1])) == []
+    assert candidates_of(JOB, Records(())) == []
 
 
 def test_with_validation_domains_the_training_domains_are_read_from_the_final_scores() -> None:
@@ -501,8 +559,7 @@ def test_with_validation_domains_the_training_domains_are_read_from_the_final_sc
         score("final", 20, "t", "test", "all", 0.5, "none"),
         FINISHED,
     ]
-    found = candidate(JOB, Records(tuple(records)))
-    assert found is not None
+    (found,) = candidates_of(JOB, Records(tuple(records)))
     assert (found.training, found.validation) == (0.6, pytest.approx(0.5))
 
 

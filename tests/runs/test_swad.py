@@ -20,7 +20,7 @@ from acclimate.learn.algorithms import choose
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Objective
 from acclimate.results.protocol import Job
-from acclimate.results.selection import candidate
+from acclimate.results.selection import candidates_of
 from acclimate.runs.checkpoint import Position
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
@@ -233,8 +233,8 @@ def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:
         id="one", dataset="d", algorithm="erm", variant="", draw=0, trial=0, groups=(("t",),),
         config={}, needs=None,
     )  # fmt: skip
-    found = candidate(job, Records((score("validation", 0.9), score("averaged", 0.5), end)))
-    assert found is not None and found.training == 0.5
+    records = Records((score("validation", 0.9), score("averaged", 0.5), end))
+    assert [one.training for one in candidates_of(job, records)] == [0.5]
 
 
 def test_too_few_validations_are_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:

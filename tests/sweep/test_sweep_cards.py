@@ -116,6 +116,7 @@ def choice(job: Job, **changes: Any) -> Choice:
         "dataset": job.dataset,
         "algorithm": job.algorithm,
         "variant": job.variant,
+        "method": job.methods[0],
         "trial": job.trial,
         "target": job.groups[0],
         "run": job.id,

@@ -51,6 +51,13 @@ def sweep(
     algorithms: Annotated[
         list[str] | None, typer.Option(help="See `acclimate list algorithms`; commas or repeat.")
     ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Test-time methods, each a row of its own; see `acclimate list methods`; commas "
+            "or repeat."
+        ),
+    ] = None,
     test_domains: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,6 +123,7 @@ def sweep(
     flags = {
         "data": tuple(str(path) for path in data or ()),
         "algorithms": names(algorithms),
+        "methods": names(methods),
         "test_domains": tuple(test_domains or ()),
         "val_domains": names(val_domains),
         "rule": rule,

@@ -8,6 +8,7 @@ import typer
 
 from acclimate.cli.output import remark, say, say_json, say_table, stoppable
 from acclimate.cli.sweep_live import progress_shown
+from acclimate.config import AlgorithmName
 from acclimate.core.wording import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.statistics import Estimate
@@ -121,13 +122,7 @@ def _as_json(folder: Path, sweep: Sweep, tally: Tally, chosen: Chosen) -> dict[s
         "done_before": tally.already,
         "failed": len(tally.failures),
         "choices": {
-            rule: [
-                {
-                    **asdict(choice),
-                    "top1": chosen.accuracy.get((choice.run or "", choice.target)),
-                }
-                for choice in choices
-            ]
+            rule: [{**asdict(choice), "top1": chosen.top1(choice)} for choice in choices]
             for rule, choices in chosen.by_rule.items()
         },
         "failures": [asdict(failure) for failure in tally.failures],
@@ -146,24 +141,31 @@ def _show(folder: Path, sweep: Sweep, tally: Tally, chosen: Chosen) -> None:
 
 
 def _show_choices(sweep: Sweep, chosen: Chosen) -> None:
-    """Mean accuracy on unseen domains of the chosen runs: a line per algorithm, a column per
-    rule."""
+    """Mean accuracy on unseen domains of the chosen runs: a line per algorithm and method, a column
+    per rule."""
     rules = sorted(chosen.by_rule, key=lambda rule: rule != sweep.rule)
     several = len(sweep.datasets) > 1
-    keys = dict.fromkeys((job.dataset, job.algorithm, job.variant) for job in sweep.jobs)
+    keys = dict.fromkeys(
+        (job.dataset, job.algorithm, job.variant, method)
+        for job in sweep.jobs
+        for method in job.methods
+    )
     rows = []
-    for dataset, algorithm, variant in keys:
-        cells = [_cell(chosen, rule, (dataset, algorithm, variant)) for rule in rules]
-        name = f"{algorithm} {variant}".strip()
+    for dataset, algorithm, variant, method in keys:
+        cells = [_cell(chosen, rule, (dataset, algorithm, variant, method)) for rule in rules]
+        usual = method == AlgorithmName.of(algorithm).usual_method
+        name = " ".join(filter(None, (algorithm, variant, "" if usual else f"by {method}")))
         rows.append(((dataset,) if several else ()) + (name, *cells))
     header = (("data",) if several else ()) + ("algorithm", *rules)
     say("top-1 on unseen domains in percent, mean over them and over trials, by selection rule")
     say_table(header, rows)
 
 
-def _cell(chosen: Chosen, rule: str, key: tuple[str, str, str]) -> str:
-    choices = [c for c in chosen.by_rule[rule] if (c.dataset, c.algorithm, c.variant) == key]
-    found = Estimate.of(chosen.accuracy.get((c.run or "", c.target)) for c in choices)
+def _cell(chosen: Chosen, rule: str, key: tuple[str, str, str, str]) -> str:
+    choices = [
+        c for c in chosen.by_rule[rule] if (c.dataset, c.algorithm, c.variant, c.method) == key
+    ]
+    found = Estimate.of(map(chosen.top1, choices))
     if found is None:
         return DASH
     # A mean over some of the domains is no mean over all: it says how many there are.

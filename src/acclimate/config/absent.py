@@ -19,6 +19,7 @@ _DEFAULT: Mapping[str, Any] = {
     "train.average.tolerance": AverageConfig().tolerance,
     "train.average.ratio": AverageConfig().ratio,
     "adapt.rehearse": False,
+    "adapt.methods": [],
     "adapt.site": as_dict(SiteConfig()),
 }
 

@@ -208,6 +208,9 @@ class AdaptConfig:
     rehearse: bool = setting(
         False, "let training domains play new site at the end, and choose how to adapt by that"
     )
+    methods: tuple[str, ...] = setting(
+        (), "methods that unseen domains are scored by as well, when training ends"
+    )
     site: SiteConfig = field(default_factory=SiteConfig)
     components: dict[str, Any] = field(
         default_factory=dict,

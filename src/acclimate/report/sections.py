@@ -33,7 +33,7 @@ ADAPTED_ON = {
 def sweep_line(sweep: Sweep, finished: int) -> str:
     """The sweep in a sentence or two."""
     jobs = sweep.jobs
-    methods = {(job.algorithm, job.variant) for job in jobs}
+    methods = {(job.algorithm, job.variant, method) for job in jobs for method in job.methods}
     parts = [
         count(len(methods), "method"),
         count(len({job.draw for job in jobs}), "draw") + " of the settings",

@@ -139,7 +139,7 @@ def choices_grid(
         settings = ", ".join(f"{path} {_value(config[path])}" for path in paths if path in config)
         rows.append(
             (
-                Cell(Key.usual(choice.algorithm, choice.variant).label),
+                Cell(Key(choice.algorithm, choice.method, choice.variant).label),
                 Cell(choice.dataset),
                 Cell(", ".join(choice.target), long=len(choice.target) > 3),
                 number(choice.trial),

@@ -29,7 +29,7 @@ from acclimate.results.observations import (
 from acclimate.results.protocol import Sweep
 from acclimate.results.published import with_published
 from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs
-from acclimate.results.selection import Candidate, applicable, candidate, select
+from acclimate.results.selection import Candidate, Choice, applicable, candidates_of, select
 from acclimate.results.summary import summarise, summary_of
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 from acclimate.results.tabulate import Results, merged, tabulate
@@ -99,7 +99,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     frames = planned_frames(sweep, empty)
     summaries, results = {}, {}
     for rule in rules:
-        chosen = [views[choice.run] for choice in choices[rule] if choice.run is not None]
+        chosen = _chosen(views, sweep, choices[rule])
         summaries[rule] = summarise(chosen, baseline, domains_of_a_trial(frames.values()))
         results[rule] = tabulate(observations(chosen), frames, rule=rule, baseline=baseline)
     failures = tuple(_failures(folder, sweep, views))
@@ -157,8 +157,25 @@ def _of_its_variant(baseline: Key, sweep: Sweep) -> Key:
 
 def _candidates(sweep: Sweep, views: Mapping[str, RunView]) -> list[Candidate]:
     """The finished runs; what cannot be read is listed as a problem, and chosen by no rule."""
-    found = [candidate(job, views[job.id].records) for job in sweep.jobs if job.id in views]
-    return [one for one in found if one is not None]
+    known = (job for job in sweep.jobs if job.id in views)
+    return [one for job in known for one in candidates_of(job, views[job.id].records)]
+
+
+def _chosen(views: Mapping[str, RunView], sweep: Sweep, choices: Iterable[Choice]) -> list[RunView]:
+    """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
+    nobody chooses by, are those of the run that is used as its algorithm is meant."""
+    rows: dict[str, set[str]] = defaultdict(set)
+    for choice in choices:
+        if choice.run is not None:
+            rows[choice.run].add(choice.method)
+    own = {job.id: job.methods for job in sweep.jobs}
+    found = []
+    for name, methods in rows.items():
+        if own[name][0] in methods:
+            others = {score.method for score in views[name].final}
+            methods |= others.difference(own[name])
+        found.append(replace(views[name], rows=frozenset(methods)))
+    return found
 
 
 def _failures(folder: Path, sweep: Sweep, views: Mapping[str, RunView]) -> Iterable[Failure]:

@@ -15,8 +15,8 @@ def of_choices(choices: Mapping[str, Sequence[Choice]]) -> Iterable[str]:
     told: set[tuple[object, ...]] = set()
     for rule, found in choices.items():
         missing = {
-            (one.dataset, one.algorithm, one.variant, one.trial, one.target): (
-                f"{Key.usual(one.algorithm, one.variant).label} on {one.dataset} "
+            (one.dataset, one.algorithm, one.variant, one.method, one.trial, one.target): (
+                f"{Key(one.algorithm, one.method, one.variant).label} on {one.dataset} "
                 f"{group_named(one.target)} in trial {one.trial} ({one.reason})"
             )
             for one in found

@@ -138,7 +138,9 @@ def planned_frames(sweep: Sweep, empty: Container[tuple[str, str]]) -> dict[str,
     for data in sweep.datasets:
         jobs = [job for job in sweep.jobs if job.dataset == data.name]
         columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
-        keys = dict.fromkeys(Key.usual(job.algorithm, job.variant) for job in jobs)
+        keys = dict.fromkeys(
+            Key(job.algorithm, method, job.variant) for job in jobs for method in job.methods
+        )
         needed = frozenset(name for name in columns if (data.name, name) not in empty)
         frames[data.name] = Frame(columns, tuple(keys), {"": needed})
     return frames
@@ -155,6 +157,6 @@ def domains_of_a_trial(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
     """How many test domains a complete trial has, over all data sets, by algorithm and variant."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for frame in frames:
-        for key in frame.keys:
-            counts[key.algorithm, key.variant] += len(frame.domains(""))
+        for line in {(key.algorithm, key.variant) for key in frame.keys}:
+            counts[line] += len(frame.domains(""))
     return counts

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import digestible
+from acclimate.config import AlgorithmName, digestible
 
 FORMAT = "acclimate-sweep-1"
 RULES = {
@@ -77,6 +77,13 @@ class Job:
         """The data set that it runs on, which is also what its results are of unless it is drawn
         anew for the trial."""
         return self.drawn or self.dataset
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """How its model is used on unseen domains, each a row of its own: as the algorithm is
+        meant, then by the further methods that were asked for."""
+        usual = AlgorithmName.of(self.algorithm).usual_method
+        return tuple(dict.fromkeys([usual, *self.config.get("adapt", {}).get("methods", ())]))
 
     @property
     def held_out(self) -> Group:

@@ -48,7 +48,7 @@ class Key:
         return (
             rank,
             self.algorithm.lower(),
-            self.method,
+            "" if self.method == Key.usual(self.algorithm).method else self.method,
             tuple((float(n or -1), t) for n, t in parts),
         )
 
@@ -98,6 +98,7 @@ class RunView:
     quarantined: tuple[tuple[str, str], ...] = ()  # (image, reason)
     consistency: Mapping[str, Any] | None = None
     rehearsal: Rehearsal | None = None
+    rows: frozenset[str] | None = None  # methods that its scores count for; None: all of them
 
     @property
     def replicate(self) -> int:
@@ -110,7 +111,11 @@ class RunView:
 
     @property
     def final(self) -> list[Score]:
-        return [score for score in self.records.scores if score.moment == "final"]
+        return [
+            score
+            for score in self.records.scores
+            if score.moment == "final" and (self.rows is None or score.method in self.rows)
+        ]
 
     @property
     def starts(self) -> list[Started]:

@@ -1,8 +1,10 @@
 """Which run counts: each selection rule is a pure function of what the runs wrote down.
 
-For one data set, algorithm, variant, trial and target there is one scored run per draw of the
-settings. A rule gives each draw the value it compares by; the largest wins, the smaller draw (0:
-the default settings) where two are equal. What a rule cannot know is left out, never taken as 0.
+For one data set, algorithm, variant, method, trial and target there is one scored run per draw of
+the settings. A rule gives each draw the value it compares by; the largest wins, the smaller draw
+(0: the default settings) where two are equal. What a rule cannot know is left out, never taken as
+0. One run serves all its methods, and each method chooses by its own scores; training domains alone
+are only scored as the algorithm is meant, so that by them all methods choose the same run.
 """
 
 from collections import defaultdict
@@ -12,24 +14,24 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from acclimate.config import AlgorithmName
 from acclimate.core.errors import RecordError, unknown
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.records import Records, Score
 
-Key = tuple[str, str, str, int]  # data set, algorithm, variant, trial
+Key = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
 _MOST_NAMED = 3  # domains in a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What selection may know of a job that is done."""
+    """What selection may know of a job that is done, its model being used by one method."""
 
     job: Job
+    method: str
     training: float | None  # mean over the training domains' validation splits, kept weights
     validation: float | None  # mean over the validation domains, kept weights
-    unseen: Mapping[str, float | None]  # held-out domain -> accuracy, used as the algorithm is used
+    unseen: Mapping[str, float | None]  # held-out domain -> accuracy by the method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Choice:
     dataset: str
     algorithm: str
     variant: str
+    method: str
     trial: int
     target: Group
     run: str | None  # the run that is scored on `target`; None where the rule cannot choose
@@ -91,50 +94,56 @@ RULES_BY_NAME: Mapping[str, Rule] = {
 }
 
 
-def candidate(job: Job, records: Records) -> Candidate | None:
-    """What `records` say of a job; None as long as it is not finished."""
+def candidates_of(job: Job, records: Records) -> list[Candidate]:
+    """What `records` say of a job, for each of its methods; nothing before it is finished."""
     finished = records.finished
     if finished is None:
-        return None
-    usual = AlgorithmName.of(job.algorithm).usual_method
-    scores = [
-        score
-        for score in records.scores
-        if score.method == usual and score.step == finished.kept_step
-    ]
-    held_out = set(job.held_out)
-    return Candidate(
-        job=job,
-        training=_while_training(s for s in scores if s.role == "train" and s.split == "val"),
-        validation=_while_training(s for s in scores if s.role == "val"),
-        unseen={s.domain: s.top1 for s in scores if s.moment == "final" and s.domain in held_out},
-    )
+        return []
+    scores = [score for score in records.scores if score.step == finished.kept_step]
+    usual, held_out = job.methods[0], set(job.held_out)
+    seen = (s for s in scores if s.role == "train" and s.split == "val" and s.method == usual)
+    training = _while_training(seen)
+    found = []
+    for method in job.methods:
+        mine = [score for score in scores if score.method == method]
+        final = (s for s in mine if s.moment == "final" and s.domain in held_out)
+        found.append(
+            Candidate(
+                job=job,
+                method=method,
+                training=training,
+                validation=_while_training(s for s in mine if s.role == "val"),
+                unseen={s.domain: s.top1 for s in final},
+            )
+        )
+    return found
 
 
 def candidates(folder: Path, sweep: Sweep) -> list[Candidate]:
     """The finished runs of the sweep in `folder`, in the order of its jobs."""
     runs = SweepFolder(folder)
-    found = (candidate(job, runs.run(job.id).records()) for job in sweep.jobs)
-    return [one for one in found if one is not None]
+    return [one for job in sweep.jobs for one in candidates_of(job, runs.run(job.id).records())]
 
 
 def select(
     candidates: Sequence[Candidate], rule: str, *, expected: Sequence[Job] = ()
 ) -> list[Choice]:
-    """One choice per data set, algorithm, variant, trial and target, in that order.
+    """One choice per data set, algorithm, variant, method, trial and target, in that order.
 
     `expected` are the jobs of the sweep: with them a target without any finished run is named
     too, and a fold that no draw has finished is known to be missing.
     """
     if rule not in RULES_BY_NAME:
         raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
-    _refuse_duplicates(one.job for one in candidates)
+    _refuse_duplicates(candidates)
     runs: dict[Key, list[Candidate]] = defaultdict(list)
     known: dict[Key, list[Job]] = defaultdict(list)
     for one in candidates:
-        runs[_key(one.job)].append(one)
-    for job in (*expected, *(one.job for one in candidates)):
-        known[_key(job)].append(job)
+        runs[_key(one.job, one.method)].append(one)
+        known[_key(one.job, one.method)].append(one.job)
+    for job in expected:
+        for method in job.methods:
+            known[_key(job, method)].append(job)
     choices = []
     for key, jobs in sorted(known.items()):
         draws = {job.draw for job in jobs}
@@ -165,7 +174,7 @@ def applicable(
 
 
 def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice:
-    dataset, algorithm, variant, trial = key
+    dataset, algorithm, variant, method, trial = key
     usable = _means(contest.scored, contest.target)
     values = RULES_BY_NAME[rule](contest)
     fit = {draw: value for draw, value in values.items() if draw in usable}
@@ -178,6 +187,7 @@ def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice
         dataset=dataset,
         algorithm=algorithm,
         variant=variant,
+        method=method,
         trial=trial,
         target=contest.target,
         run=None if draw is None else contest.scored[draw].job.id,
@@ -233,14 +243,15 @@ def _folds(target: Group, known: Iterable[Job]) -> list[Group]:
     return sorted(own | shared)
 
 
-def _key(job: Job) -> Key:
-    return (job.dataset, job.algorithm, job.variant, job.trial)
+def _key(job: Job, method: str) -> Key:
+    return (job.dataset, job.algorithm, job.variant, method, job.trial)
 
 
-def _refuse_duplicates(jobs: Iterable[Job]) -> None:
+def _refuse_duplicates(candidates: Iterable[Candidate]) -> None:
     runs: dict[object, str] = {}
-    for job in jobs:
-        place = (*_key(job), job.draw, frozenset(job.groups))
+    for one in candidates:
+        job = one.job
+        place = (*_key(job, one.method), job.draw, frozenset(job.groups))
         if place in runs:
             first, second = sorted((runs[place], job.id))
             raise RecordError(

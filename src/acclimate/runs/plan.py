@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from acclimate.adapt.methods import method_settings
+from acclimate.adapt.methods import method_settings, scored_chains
 from acclimate.config import AlgorithmName, OptimiserConfig, RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError, unknown
@@ -161,6 +161,7 @@ def check_components(config: RunConfig) -> ChosenAlgorithm:
     find_embedding(config.embedding.name)
     embedding_settings(config.embedding)
     method_settings(config.adapt)
+    scored_chains(config.adapt, config.algorithm)
     return algorithm
 
 

@@ -124,11 +124,12 @@ class Evaluator:
     def final(self, step: int, methods: Sequence[str] = ()) -> Iterator[Score]:
         """Every domain, with the controls: a wrong embedding, and the true label prior.
 
-        Unseen domains are scored by `methods` as well.
+        Unseen domains are scored by the run's own further methods and by `methods` as well.
         """
         usual = "none" if self.embedding is None else "embedding"
         rehearsed = [] if self.guard is None else ["auto"]
-        further = [name for name in dict.fromkeys([*rehearsed, *methods]) if name != usual]
+        asked = [*rehearsed, *self.plan.config.adapt.methods, *methods]
+        further = [name for name in dict.fromkeys(asked) if name != usual]
         confused = self.embedding is None and "prior" in further
         self._confused.clear()  # of a predictor that may have gone on since
         fitted = {"val"} if self.plan.config.train.last_fit else set()
@@ -148,7 +149,8 @@ class Evaluator:
         for method in methods:
             assert held is not None
             yield self._by_method(domain, method, held)
-            if method == "prior" and self.embedding is None and self._confusion.any():
+            checked = method == "prior" and self.embedding is None and held.good.any()
+            if checked and self._confusion.any():
                 yield self._black_box(domain, held)
 
     def _counted(
@@ -272,8 +274,10 @@ class Evaluator:
             name = method
         else:
             chain = find_chain(method, self.plan.config.adapt)
+            name, readable = chain.name, int(held.good.sum())
+            if method in self.plan.config.adapt.methods and readable < chain.least_images:
+                return Pending(name, self.plan.config.adapt.source, readable, None)
             predictor, used, _ = self._by(chain, domain, held)
-            name = chain.name
         on = None if used is None else self.plan.config.adapt.source
         return Pending(name, on, used, Candidate(predictor))
 

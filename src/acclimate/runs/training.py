@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acclimate.adapt.guard import Guard
+from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
@@ -101,6 +102,8 @@ def train_embedding(
 def _train(now: Session, shared: SharedEmbedding | None) -> None:
     plan, embedding, table = now.plan, now.embedding, None
     assert now.predictor is not None
+    for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
+        chain.require(now.predictor, frozen=plan.frozen)
     if embedding is not None:
         if shared is not None and not now.folder.phi.exists():
             shared.adopt(now.folder, embedding, now.quarantine, now.world)

@@ -171,6 +171,8 @@ def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> Iterable[str]
     for choice in choices:
         compared = "" if choice.score is None else f" at {percent(choice.score)} %"
         variant = f", variant {markdown(choice.variant)}" if choice.variant else ""
+        if choice.method != AlgorithmName.of(choice.algorithm).usual_method:
+            variant += f", used by {choice.method}"
         yield (
             f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
             f"the settings, out of {choice.candidates}, by {rule} ({RULES[rule]}){compared}"

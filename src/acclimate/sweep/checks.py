@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
@@ -25,7 +26,7 @@ def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:
     built: set[tuple[object, ...]] = set()
     for job in jobs:
         model = job.config["model"]
-        network = (model["backbone"], model["pretrained"], model["weights"])
+        network = (model["backbone"], model["pretrained"], model["weights"], *job.methods)
         whole = (job.data, repr(job.config["data"]), network)
         rows = (job.data, job.held_out, *_looked_at_in(job))
         if whole in planned and rows in planned:
@@ -37,7 +38,7 @@ def check_runs(jobs: Iterable[Job], manifests: Mapping[str, Manifest]) -> None:
             manifest = manifests[job.data]
             plan = _planned(job, config, manifest, check_files=job.data not in looked_at)
             looked_at.add(job.data)
-            _check_backbone(plan.config, manifest, built)
+            _check_backbone(plan, manifest, built)
         planned |= {whole, rows}
 
 
@@ -80,15 +81,18 @@ def _looked_at_in(job: Job) -> tuple[object, ...]:
     )
 
 
-def _check_backbone(config: RunConfig, manifest: Manifest, built: set[tuple[object, ...]]) -> None:
-    model = config.model
+def _check_backbone(plan: Plan, manifest: Manifest, built: set[tuple[object, ...]]) -> None:
+    """That it can be built, and adapted by the methods that are to score it."""
+    config, model = plan.config, plan.config.model
     width = manifest.features().shape[1] if manifest.has_features else None
-    key = (model.backbone, model.pretrained, model.weights, width)
+    key = (model.backbone, model.pretrained, model.weights, width, config.adapt.methods)
     if key not in built:
-        build_backbone(
+        backbone = build_backbone(
             model.backbone,
             pretrained=model.pretrained,
             weights=model.weights or None,
             in_features=width,
         )
+        for chain in scored_chains(config.adapt, config.algorithm):
+            chain.require(backbone, frozen=plan.frozen)
         built.add(key)

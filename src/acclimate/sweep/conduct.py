@@ -42,7 +42,11 @@ class Chosen:
     of each run."""
 
     by_rule: Mapping[str, Sequence[Choice]]
-    accuracy: Mapping[tuple[str, tuple[str, ...]], float]  # by run and target
+    accuracy: Mapping[tuple[str, str, tuple[str, ...]], float]  # by run, method and target
+
+    def top1(self, choice: Choice) -> float | None:
+        """On its target; None where the rule could not choose."""
+        return self.accuracy.get((choice.run or "", choice.method, choice.target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +85,15 @@ def choose(folder: Path, sweep: Sweep) -> Chosen:
     able = applicable(found, expected=sweep.jobs, asked=sweep.rule)
     rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
     by_rule = {rule: select(found, rule, expected=sweep.jobs) for rule in rules}
-    runs = {candidate.job.id: candidate for candidate in found}
+    runs = {(candidate.job.id, candidate.method): candidate for candidate in found}
     taken = [choice for choices in by_rule.values() for choice in choices]
     accuracy = {}
     for choice in taken:
         if choice.run is not None:
-            scored = Estimate.of(runs[choice.run].unseen.get(name) for name in choice.target)
+            unseen = runs[choice.run, choice.method].unseen
+            scored = Estimate.of(unseen.get(name) for name in choice.target)
             if scored is not None:
-                accuracy[choice.run, choice.target] = scored.mean
+                accuracy[choice.run, choice.method, choice.target] = scored.mean
     return Chosen(by_rule, accuracy)
 
 

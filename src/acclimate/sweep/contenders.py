@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from acclimate.adapt.methods import Chain, find_chain
 from acclimate.config import (
     AlgorithmName,
     EmbeddingConfig,
@@ -74,6 +75,7 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
     for name, settings in {"settings": config.settings, **variants}.items():
         _check_hparams(name, settings, config.algorithms)
     asked = parse_search(config.search, config.algorithms)
+    chains = _chains(config)
     found = []
     for label, changes in (variants or {"": {}}).items():
         for algorithm in config.algorithms:
@@ -83,7 +85,7 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
                 _owned(changes, algorithm),
             )
             searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
-            settings = layered(_owned(base, algorithm), own)
+            settings = layered(_owned(base, algorithm), own, _scored_by(chains, algorithm))
             draws = config.draws if searched else 1
             found.append(Contender(algorithm, label, settings, searched, draws))
     if config.draws > 1 and all(one.draws == 1 for one in found):
@@ -92,6 +94,33 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
             f"under search, or use draws = 1"
         )
     return found
+
+
+def _chains(config: SweepConfig) -> list[Chain]:
+    """The test-time methods, by what each is called in records."""
+    chains = [find_chain(name) for name in config.methods]
+    names = [chain.name for chain in chains]
+    for chain in chains:
+        if names.count(chain.name) > 1:
+            raise ConfigError(f"methods names '{chain.name}' twice; name it once")
+        if not any(_can(name, chain) for name in config.algorithms):
+            adaptive = AlgorithmName.of(config.algorithms[0]).adaptive_version
+            raise ConfigError(
+                f"methods: '{chain.name}' starts from an embedding, and none of the algorithms has "
+                f"one; add {adaptive}, or leave the method out"
+            )
+    return chains
+
+
+def _can(algorithm: str, chain: Chain) -> bool:
+    return AlgorithmName.of(algorithm).adaptive or not chain.embedding
+
+
+def _scored_by(chains: Iterable[Chain], algorithm: str) -> dict[str, Any]:
+    """The setting that scores `algorithm` by those that it can be used by, beside the usual one."""
+    usual = AlgorithmName.of(algorithm).usual_method
+    names = [one.name for one in chains if _can(algorithm, one) and one.name != usual]
+    return {"adapt": {"methods": names}} if names else {}
 
 
 def _check_algorithms(config: SweepConfig) -> None:

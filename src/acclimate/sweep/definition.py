@@ -30,6 +30,11 @@ class SweepConfig:
     title: str = setting("", "heads tables and reports; empty: the data sets' names")
     data: tuple[str, ...] = setting((), "manifests, tables or domain/class/image folders")
     algorithms: tuple[str, ...] = setting(("erm", "da-erm"), "see `acclimate list algorithms`")
+    methods: tuple[str, ...] = setting(
+        (),
+        "test-time methods: each algorithm is also scored by each, in a row of its own; those that "
+        "start from an embedding are for adaptive algorithms; see `acclimate list methods`",
+    )
     test_domains: tuple[str, ...] = setting(
         (),
         "each: every domain unseen in turn; roles: the data's test domains together; folds: random "

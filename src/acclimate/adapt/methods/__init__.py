@@ -10,7 +10,7 @@ from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_ph
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
-from acclimate.config import AdaptConfig, component_settings, merged, nested
+from acclimate.config import AdaptConfig, AlgorithmName, component_settings, merged, nested
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.embeddings import DomainState
 
@@ -26,6 +26,7 @@ __all__ = [
     "method_settings",
     "no_phi",
     "nothing_to_embed",
+    "scored_chains",
 ]
 
 
@@ -84,6 +85,14 @@ def find_chain(
     return Chain(
         "embedding" in names, {name: make(chosen[name]) for name, make in rows.items() if make}
     )
+
+
+def scored_chains(config: AdaptConfig, algorithm: str) -> list[Chain]:
+    """What unseen domains are scored by as well when a run of `algorithm` ends, checked."""
+    chains = [find_chain(name, config) for name in config.methods]
+    if any(chain.embedding for chain in chains) and not AlgorithmName.of(algorithm).adaptive:
+        raise nothing_to_embed(algorithm)
+    return chains
 
 
 def chain_of(state: DomainState) -> Chain:

@@ -44,6 +44,9 @@ class Method(ABC):
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
 
+    def require(self, network: nn.Module) -> None:  # noqa: B027 (most work on any network)
+        """Refuse a network that lacks what it works on; a backbone alone tells as well."""
+
     @abstractmethod
     def observe(
         self, predictor: Predictor, images: Images, context: Context

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate.adapt.methods.base import Context, Method, with_tensors
 from acclimate.adapt.methods.norms import (
@@ -31,12 +31,15 @@ class BatchNorm(Method):
 
     Config = BatchNormConfig
 
+    def require(self, network: nn.Module) -> None:
+        if not batch_norms(network):
+            raise without_norms("bn", "batch norm", network)
+
     def observe(
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
         require_images("bn", predictor, images)
-        if not batch_norms(predictor):
-            raise without_norms("bn", "batch norm", predictor)
+        self.require(predictor)
         found = image_statistics(with_tensors(predictor, {}), images)
         return {
             name: predictor.get_buffer(name).cpu().lerp(new, self.config.weight)

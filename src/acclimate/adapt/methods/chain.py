@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate.adapt.methods.base import Context, Method
+from acclimate.adapt.methods.norms import only_features
 from acclimate.core.errors import StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images
@@ -30,6 +31,19 @@ class Chain:
     @property
     def head_only(self) -> bool:
         return all(method.head_only for method in self.methods.values())
+
+    @property
+    def least_images(self) -> int:
+        """Statistics of batch norm need two, and the model as it is none."""
+        return 0 if not self.methods else 1 if self.head_only else 2
+
+    def require(self, network: nn.Module, *, frozen: bool = False) -> None:
+        """Refuse a model that its methods cannot adapt, before it is trained. Of a backbone that is
+        `frozen`, scoring sees the features only."""
+        for name, method in self.methods.items():
+            if frozen and not method.head_only:
+                raise only_features(name)
+            method.require(network)
 
     def context(
         self,

@@ -18,24 +18,24 @@ _KINDS: dict[str, type[nn.Module]] = {
 }
 
 
-def norm_layers(predictor: Predictor) -> dict[str, nn.Module]:
-    """Normalisation layers by their names in the predictor."""
+def norm_layers(network: nn.Module) -> dict[str, nn.Module]:
+    """Normalisation layers by their names in the network."""
     kinds = tuple(_KINDS.values())
-    return {name: part for name, part in predictor.named_modules() if isinstance(part, kinds)}
+    return {name: part for name, part in network.named_modules() if isinstance(part, kinds)}
 
 
-def batch_norms(predictor: Predictor) -> dict[str, _BatchNorm]:
+def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
     """Batch norms that keep statistics."""
     return {
         name: part
-        for name, part in norm_layers(predictor).items()
+        for name, part in norm_layers(network).items()
         if isinstance(part, _BatchNorm) and part.running_mean is not None
     }
 
 
-def without_norms(method: str, works_on: str, predictor: Predictor) -> ConfigError:
+def without_norms(method: str, works_on: str, network: nn.Module) -> ConfigError:
     """The error of a method whose layers the model lacks."""
-    found = norm_layers(predictor).values()
+    found = norm_layers(network).values()
     names = [name for name, kind in _KINDS.items() if any(isinstance(p, kind) for p in found)]
     has = f"only {' and '.join(names)}" if names else "no normalisation layer"
     use = "prior, t3a or tent" if names and method != "tent" else "prior or t3a"
@@ -47,10 +47,15 @@ def without_norms(method: str, works_on: str, predictor: Predictor) -> ConfigErr
 def require_images(method: str, predictor: Predictor, images: Images) -> None:
     """Refuse features that a frozen backbone made before: nothing in it can change them now."""
     if predictor.backbone.extractor is not None and images.stored.ndim == 2:
-        raise ConfigError(
-            f"method '{method}' changes layers of the backbone, and these are features that it "
-            f"made before; use prior or t3a, or score images with `acclimate evaluate`"
-        )
+        raise only_features(method)
+
+
+def only_features(method: str) -> ConfigError:
+    """The error of a method that changes a backbone where only its features are there."""
+    return ConfigError(
+        f"method '{method}' changes layers of the backbone, and these are features that it "
+        f"made before; use prior or t3a, or score images with `acclimate evaluate`"
+    )
 
 
 def set_batch_mode(predictor: Predictor, *, on: bool) -> None:

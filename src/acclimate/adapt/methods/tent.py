@@ -38,6 +38,15 @@ def mean_entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(1).mean()
 
 
+def _scales(network: nn.Module) -> dict[str, Tensor]:
+    """Scale and shift of each normalisation layer, by name."""
+    return {
+        f"{name}.{part}": value.detach()
+        for name, layer in norm_layers(network).items()
+        for part, value in layer.named_parameters(recurse=False)
+    }
+
+
 @final
 class Tent(Method):
     """Minimises the entropy over scale and shift of the normalisation layers, by Adam.
@@ -50,17 +59,16 @@ class Tent(Method):
     Config = TentConfig
     gradient_free = False
 
+    def require(self, network: nn.Module) -> None:
+        if not _scales(network):
+            raise without_norms("tent", "the scales of normalisation layers", network)
+
     def observe(
         self, predictor: Predictor, images: Images, context: Context
     ) -> Mapping[str, Tensor]:
         require_images("tent", predictor, images)
-        affine = {
-            f"{name}.{part}": value.detach()
-            for name, layer in norm_layers(predictor).items()
-            for part, value in layer.named_parameters(recurse=False)
-        }
-        if not affine:
-            raise without_norms("tent", "the scales of normalisation layers", predictor)
+        self.require(predictor)
+        affine = _scales(predictor)
         if batch_norms(predictor) and len(images) < 2:
             raise ConfigError("tent with batch norm needs at least 2 images; give more")
         copied = with_tensors(predictor, affine)

@@ -13,7 +13,7 @@ from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.runs import NAMES, Key
-from acclimate.results.selection import Candidate, Choice, candidate, select
+from acclimate.results.selection import Candidate, Choice, candidates_of, select
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,8 @@ def tried(report: Report, rule: str, dataset: str) -> list[Tried]:
         return []
     jobs = [job for job in report.sweep.jobs if job.dataset == dataset]
     runs = {run.folder.name: run.records for run in report.runs if run.problem is None}
-    found = [candidate(job, runs[job.id]) for job in jobs if job.id in runs]
-    known = [one for one in found if one is not None]
+    found = [one for job in jobs if job.id in runs for one in candidates_of(job, runs[job.id])]
+    known = [one for one in found if one.method == one.job.methods[0]]
     winners = {(_contest(choice), choice.draw) for choice in report.choices.get(rule, ())}
     configs = resolved_settings(report)
     points = []
@@ -87,8 +87,9 @@ def _unopposed(
     return select(mine, rule, expected=[job for job in jobs if job.draw == draw])
 
 
-def _contest(choice: Choice) -> tuple[str, str, str, int, tuple[str, ...]]:
-    return choice.dataset, choice.algorithm, choice.variant, choice.trial, choice.target
+def _contest(choice: Choice) -> tuple[str, str, str, str, int, tuple[str, ...]]:
+    line = choice.dataset, choice.algorithm, choice.variant, choice.method
+    return *line, choice.trial, choice.target
 
 
 def drawn_settings(sweep: Sweep, dataset: str) -> list[str]:

@@ -1,0 +1,169 @@
+"""Test-time methods as rows of a sweep: one run serves them all, and each chooses for itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from acclimate.adapt.methods import find_chain
+from acclimate.config import RunConfig, as_dict, digestible, from_dict, nested
+from acclimate.core.errors import AcclimateError, ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.report.export import to_dict
+from acclimate.results.load import load_report
+from acclimate.results.protocol import Sweep
+from acclimate.results.selection import candidates, select
+from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.training import train
+from acclimate.sweep.cards import write_cards
+from acclimate.sweep.conduct import choose
+from acclimate.sweep.contenders import contenders
+from acclimate.sweep.definition import gather
+from acclimate.sweep.jobs import define
+from fixtures.settings import TINY
+
+METHODS = ("none", "prior", "embedding+prior")
+
+
+def asked(**changes: Any) -> Any:
+    flags = {"data": ("sites",), "settings": TINY, "trials": 1, "methods": METHODS}
+    return gather(None, {**flags, **changes})
+
+
+@pytest.fixture(scope="module")
+def swept(features: Manifest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sweep]:
+    """One unseen domain, two draws, chosen by a validation domain; trained."""
+    config = asked(test_domains=("site-0",), val_domains=("site-2",), draws=2)
+    folder, sweep = tmp_path_factory.mktemp("sweep"), define(config, {"sites": features})
+    SweepFolder(folder).write(sweep)
+    for job in sweep.jobs:
+        run = from_dict(RunConfig, job.config, where=job.id)
+        train(run, features, SweepFolder(folder).run(job.id).path, device="cpu")
+    return folder, sweep
+
+
+def test_each_algorithm_gets_the_methods_that_it_can_be_used_by(features: Manifest) -> None:
+    plain, adaptive = contenders(asked(), {})
+    assert plain.settings["adapt"]["methods"] == ["prior"]  # "none" is how it is used anyway
+    assert adaptive.settings["adapt"]["methods"] == ["none", "prior", "embedding+prior"]
+    jobs = define(asked(), {"sites": features}).jobs
+    assert len(jobs) == len(define(asked(methods=()), {"sites": features}).jobs)
+    assert {job.methods for job in jobs} == {
+        ("none", "prior"),
+        ("embedding", "none", "prior", "embedding+prior"),
+    }
+
+
+def test_a_sweep_without_methods_has_the_jobs_it_always_had() -> None:
+    assert "methods" not in digestible(as_dict(RunConfig()))["adapt"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "algorithms", "message"),
+    [
+        (("priro",), ("erm",), "there is no adaptation method 'priro'; did you mean 'prior'?"),
+        (("prior", "prior"), ("erm",), "methods names 'prior' twice; name it once"),
+        (
+            ("embedding+prior",),
+            ("erm", "coral"),
+            "methods: 'embedding+prior' starts from an embedding, and none of the algorithms has "
+            "one; add da-erm, or leave the method out",
+        ),
+        (
+            ("bn",),
+            ("erm",),
+            "method 'bn' works on batch norm, and this model has no normalisation layer; use prior "
+            "or t3a",
+        ),
+    ],
+)
+def test_methods_that_could_not_be_scored_are_refused_before_any_run(
+    features: Manifest, methods: tuple[str, ...], algorithms: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(AcclimateError) as error:
+        define(asked(methods=methods, algorithms=algorithms), {"sites": features})
+    assert str(error.value) == message
+
+
+def test_a_run_on_its_own_refuses_them_before_it_trains(features: Manifest, tmp_path: Path) -> None:
+    config = from_dict(
+        RunConfig, {"algorithm": "erm", "adapt": {"methods": ["embedding"]}}, where=""
+    )
+    with pytest.raises(ConfigError, match="a plain model \\(erm\\) has no embedding to adapt"):
+        train(config, features, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_method_has_a_row_with_its_own_choice_and_test(swept: tuple[Path, Sweep]) -> None:
+    folder, sweep = swept
+    report = load_report(folder)
+    (results,) = report.tables
+    labels = {row.key.label: row for row in results.rows if row.key.kind == "method"}
+    assert {"ERM", "ERM, prior", "DA-ERM", "DA-ERM, not adapted", "DA-ERM, embedding+prior"} <= {
+        *labels
+    }
+    assert all(row.test for name, row in labels.items() if name != "ERM")
+    found = {(one.job.id, one.method): one for one in candidates(folder, sweep)}
+    scored = {(row.key.algorithm, row.key.method): row.cells for row in results.rows}
+    for choice in report.choices["validation-domains"]:
+        assert choice.run is not None
+        rivals = [
+            one
+            for one in found.values()
+            if (one.job.algorithm, one.method, one.job.groups)
+            == (choice.algorithm, choice.method, (choice.target,))
+        ]
+        assert choice.score == max(one.validation for one in rivals if one.validation is not None)
+        cell = scored[choice.algorithm, choice.method][choice.target[0]]
+        assert cell is not None
+        assert cell.mean == found[choice.run, choice.method].unseen[choice.target[0]]
+    assert report.summary.contenders[0].label == "DA-ERM"  # as it is meant, before other methods
+    values = to_dict(report)
+    chosen = {(one["algorithm"], one["method"]) for one in values["choices"]["validation-domains"]}
+    assert ("da-erm", "embedding+prior") in chosen and ("erm", "prior") in chosen
+
+
+def test_the_choices_and_the_cards_name_the_method(swept: tuple[Path, Sweep]) -> None:
+    folder, sweep = swept
+    chosen = choose(folder, sweep)
+    assert all(chosen.top1(one) is not None for one in chosen.by_rule["validation-domains"])
+    paths = write_cards(folder, sweep, select(candidates(folder, sweep), sweep.rule), sweep.rule)
+    text = "\n".join(path.read_text() for path in paths)
+    assert "For site-0, used by prior, trial 0: draw " in text
+    assert "For site-0, trial 0: draw " in text
+
+
+def test_evaluating_such_a_run_scores_by_its_methods_again(
+    swept: tuple[Path, Sweep], features: Manifest
+) -> None:
+    folder, sweep = swept
+    job = next(job for job in sweep.jobs if job.algorithm == "da-erm")
+    run = SweepFolder(folder).run(job.id)
+    again = evaluate_run(run.path, features, device="cpu").scores
+    was = [score for score in run.records().scores if score.moment == "final"]
+    assert {(s.domain, s.split, s.method): s.top1 for s in again} == {
+        (s.domain, s.split, s.method): s.top1 for s in was
+    }
+
+
+@pytest.mark.parametrize(("points", "scored"), [(1, False), (2, True)])
+def test_too_few_images_for_a_method_are_a_dash_and_no_failure(
+    tree: Path, tmp_path: Path, points: int, scored: bool
+) -> None:
+    changes = {"adapt.methods": ["tent", "prior"], "adapt.points": points, "train.steps": 1}
+    values = {**TINY, **changes, "algorithm": "erm", "test_domains": ["west"]}
+    config = from_dict(RunConfig, nested(values), where="")
+    train(config, Manifest.open(tree), tmp_path / "run", device="cpu")
+    found = {s.method: s for s in RunFolder(tmp_path / "run").records().scores if s.role == "test"}
+    assert found["prior"].top1 is not None and found["prior"].adapt_n == points
+    assert (found["tent"].top1 is not None) is scored and found["tent"].adapt_n == points
+
+
+def test_of_a_frozen_backbone_only_the_head_can_be_adapted() -> None:
+    with pytest.raises(ConfigError, match="method 'tent' changes layers of the backbone"):
+        find_chain("tent").require(nn.LayerNorm(2), frozen=True)
+    find_chain("tent").require(nn.LayerNorm(2))
+    find_chain("prior").require(nn.Linear(2, 2), frozen=True)
