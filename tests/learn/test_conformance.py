@@ -1,6 +1,8 @@
 """One suite for every row of the tables: algorithms over both predictors, and embeddings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig, from_dict, setting
+from acclimate.config import EmbeddingConfig, RunConfig, from_dict, setting
 from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError
 from acclimate.data.batches import Batch
-from acclimate.learn.algorithms import ALGORITHMS, names
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import ALGORITHMS, Algorithm, names
 from acclimate.learn.embeddings import (
     EMBEDDINGS,
     Embedding,
@@ -21,6 +24,10 @@ from acclimate.learn.embeddings import (
 )
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import build_backbone
+from acclimate.learn.objective import Losses
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.training import train
+from acclimate.sweep.contenders import ranges
 from fixtures.objectives import (
     CLASSES,
     DOMAINS,
@@ -108,6 +115,54 @@ def test_a_new_algorithm_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatc
     for name in ("twice", "da-twice"):
         once = make_algorithm(name.replace("twice", "erm"))(batch_for(name), 0)
         assert torch.equal(make_algorithm(name)(batch_for(name), 0).risk, 2 * once.risk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothedConfig:
+    smoothing: float = setting(0.1, "share of the target that all classes get", at_least=0)
+
+
+class Smoothed(Algorithm):
+    """Label smoothing, and each class of a batch counts equally: losses without a penalty."""
+
+    Config = SmoothedConfig
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        weight = 1 / torch.bincount(batch.y, minlength=self.classes).clamp(min=1).float()
+        logits, smoothing = self.predict(batch).logits, self.config.smoothing
+        risk = F.cross_entropy(logits, batch.y, weight=weight, label_smoothing=smoothing)
+        return Losses(risk=risk)
+
+
+CHECKS = [name for name in vars(TestAlgorithm) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("name", ["smoothed", "da-smoothed"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_an_algorithm_without_a_penalty_passes(
+    name: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "smoothed", (Smoothed, "label smoothing"))
+    getattr(TestAlgorithm(), check)(name)
+
+
+@pytest.mark.parametrize("name", ["smoothed", "da-smoothed"])
+def test_an_algorithm_without_a_penalty_trains_and_is_drawn(
+    name: str,
+    tiny: Callable[..., RunConfig],
+    features: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one with a penalty does; its records have none, and a sweep finds nothing to draw of it
+    that others have not."""
+    monkeypatch.setitem(ALGORITHMS, "smoothed", (Smoothed, "label smoothing"))
+    config = tiny(name, hparams={"smoothing": 0.2}, test_domains=("site-0",))
+    train(config, features, tmp_path / "run", device="cpu")
+    losses = RunFolder(tmp_path / "run").records().losses
+    assert losses and {loss.penalty for loss in losses} == {None}
+    erm = name.replace("smoothed", "erm")
+    assert ranges(name) == ranges(erm)
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
