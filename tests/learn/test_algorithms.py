@@ -22,7 +22,7 @@ from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
-from acclimate.learn.algorithms import Algorithm, choose, names
+from acclimate.learn.algorithms import Algorithm, choose
 from acclimate.learn.algorithms.mixup import _mixed
 from acclimate.learn.models import Output, Plain, Predictor, build_backbone
 from acclimate.learn.models.discriminator import Discriminator
@@ -544,10 +544,6 @@ def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) ->
 
 
 # Two processes
-
-
-def test_every_algorithm_is_compared() -> None:
-    assert {*PARALLEL} == {*names()}
 
 
 @pytest.mark.slow

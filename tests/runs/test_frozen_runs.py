@@ -285,7 +285,7 @@ class TestRunsOnDisk:
         before = as_dict(RunConfig())
         del before["model"]["freeze"], before["train"]["prior_aware"], before["train"]["compile"]
         del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
-        del before["data"]["min_images"]
+        del before["data"]["min_images"], before["adapt"]["methods"]
         del before["train"]["last_fit"], before["train"]["probe"]
         for key in ("patience", "tolerance", "ratio"):
             del before["train"]["average"][key]
