@@ -15,14 +15,17 @@ from acclimate.adapt.choice import choose_method
 from acclimate.adapt.classifier import adapt
 from acclimate.adapt.guard import Guard
 from acclimate.config import RunConfig, SiteConfig
-from acclimate.core.errors import ConfigError
+from acclimate.core.errors import ConfigError, RunError
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import FeatureRows
+from acclimate.runs import plan as plans
 from acclimate.runs import rehearsal as module
+from acclimate.runs import retraining
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.folder import RunFolder
+from acclimate.runs.folder import RunFolder, runs_below
+from acclimate.runs.plan import make_plan
 from acclimate.runs.rehearsal import Stage, rehearse
 from acclimate.runs.training import train
 from fixtures.interruption import Killed, assert_same_weights, stable
@@ -437,4 +440,126 @@ def test_a_trained_backbone_is_rehearsed_on_its_features(
     assert stage.rows.x.shape[1] == trained.predictor.backbone.features
     assert site.notes == (
         "too few sites or images to rehearse with: the plain model is used as it is",
+    )
+
+
+def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np.ndarray]:
+    """A fifth of each site is held back from fitting; others draw from few pictures, painted anew
+    for each."""
+    given = stage(sites, per_site)
+    rng = np.random.default_rng(1)
+    shown = rng.integers(pictures, size=len(given.images))
+    back = np.arange(len(shown)) % 5 == 0
+    shown[back] = pictures + np.arange(back.sum())
+    return replace(given, fitted=~back, pictures=shown), shown
+
+
+def test_heads_know_no_picture_that_plays_however_it_is_painted() -> None:
+    given, shown = shared_pictures(4, 80, pictures=2000)
+    arranged, splits = module.splits(given, seed=0)
+    assert (arranged.scored == given.scored).all()
+    assert len(splits) == 4
+    for split in splits:
+        (held,) = split.held
+        theirs = shown[given.rows.domains[held]]
+        assert (split.apart == ~np.isin(shown, theirs)).all()
+
+
+def test_where_domains_share_their_pictures_others_play() -> None:
+    given, _ = shared_pictures(4, 1000, pictures=100)
+    arranged, splits = module.splits(given, seed=0)
+    assert (arranged.scored == ~given.fitted).all()
+    assert all(split.apart[given.fitted].all() for split in splits)
+    few, _ = shared_pictures(4, 80, pictures=20)  # 16 others each: too few to play
+    arranged, splits = module.splits(few, seed=0)
+    assert (arranged.scored == few.scored).all()
+    assert (arranged.images == few.images).all()  # painted otherwise is another picture
+
+
+@pytest.mark.slow
+def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes: dict[str, torch.Tensor] = {}
+    trials = module._Scene.trials
+
+    def watched(scene: Any, *args: Any) -> Any:
+        scenes[scene.name] = scene.plain
+        return trials(scene, *args)
+
+    monkeypatch.setattr(module._Scene, "trials", watched)
+    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 20})
+    seen: list[str] = []
+    train(config, sites, tmp_path / "run", watch=lambda phase, *_: seen.append(phase))
+    assert set(scenes) == {f"site-{i}" for i in range(6)}
+    assert any(phase.startswith("rehearsal 6 of 6, ") for phase in seen)
+    assert not (tmp_path / "run" / retraining.FOLDER).exists()
+    unseen = {"test_domains": ["site-3", "site-6", "site-7"], "adapt.rehearse": False}
+    train(rehearsed(tiny, **{"train.steps": 20, **unseen}), sites, tmp_path / "without")
+    alone = Trained.load(tmp_path / "without").predictor
+    x = torch.from_numpy(sites.features()[sites.rows(domain="site-3")])
+    with torch.no_grad():
+        torch.testing.assert_close(scenes["site-3"], alone(x).logits)
+
+
+@pytest.mark.slow
+def test_killed_in_a_fold_it_resumes_to_the_same(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 6})
+    train(config, sites, tmp_path / "whole")
+
+    def killed(phase: str, done: int, total: int, note: str) -> None:
+        if phase.startswith("rehearsal 3 of 6"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, sites, tmp_path / "killed", watch=killed)
+    assert runs_below(tmp_path / "killed") == []  # folds are no runs of their own to anybody
+    with pytest.raises(RunError, match="not empty"):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "note.txt").write_text("mine")
+        train(config, sites, tmp_path / "other")
+    assert not (tmp_path / "other" / retraining.FOLDER).exists()
+    train(config, sites, tmp_path / "killed")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
+
+
+@pytest.mark.slow
+def test_a_backbone_that_is_trained_anew_has_not_seen_who_plays(
+    tree: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    config = tiny("erm", **{"adapt.rehearse": True, "adapt.depth": "whole", **SITE})
+    train(config, manifest, tmp_path / "run")
+    found = RunFolder(tmp_path / "run").rehearsal()
+    assert found is not None
+    assert found["exact"]
+    assert found["domains"] == 4
+
+
+def test_few_sites_and_a_gpu_are_rehearsed_whole(
+    tree: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    config = tiny("erm", **{"adapt.rehearse": True})
+    here = make_plan(config, manifest)
+    assert (here.config.adapt.depth, here.rehearsing) == ("heads", "")
+    monkeypatch.setattr(plans, "pick_device", lambda name: torch.device("cuda"))
+    there = make_plan(config, manifest)
+    assert there.config.adapt.depth == "whole"
+    assert there.rehearsing == (
+        "rehearsal trains the model anew without some of the 4 sites, as often as needed for each "
+        "to play; for heads alone, --set adapt.depth=heads"
+    )
+    plain = make_plan(tiny("erm"), manifest)
+    assert plain.config.adapt.depth == "heads"
+    coral = tiny("coral", **{"adapt.rehearse": True, "adapt.depth": "whole"})
+    two = manifest.select(np.concatenate([manifest.rows(domain=d) for d in ("north", "south")]))
+    with pytest.raises(ConfigError) as error:
+        make_plan(coral, two)
+    assert str(error.value) == (
+        "coral needs 2 training domains, and whole rehearsal would train on 1; use "
+        "--set adapt.depth=heads"
     )

@@ -7,7 +7,8 @@ from typing import Any
 from acclimate.config.settings import AverageConfig, ProbeConfig, SiteConfig
 from acclimate.config.values import as_dict, merged, nested
 
-_MEANT: Mapping[str, Any] = {"model.freeze": "none"}  # where that is not the default of today
+# Where that is not the default of today.
+_MEANT: Mapping[str, Any] = {"model.freeze": "none", "adapt.depth": "heads"}
 _DEFAULT: Mapping[str, Any] = {
     "data.min_images": 0,
     "data.pack_gib": 32.0,

@@ -191,7 +191,9 @@ class SiteConfig:
     """How heads are fitted on features, in rehearsal and for the model itself."""
 
     steps: int = setting(400, "optimiser steps of each head", at_least=1)
-    batch: int = setting(512, "rows in a step, shared out over domains", at_least=2)
+    batch: int = setting(
+        512, "rows in a step at most; few rows are passed over 30 times and no more", at_least=2
+    )
     lr: float = setting(3e-3, "learning rate, falling to 0 along a cosine", at_least=0)
     weight_decay: float = setting(1e-2, "weight decay (of AdamW)", at_least=0)
     width: int = setting(256, "layers of the conditioned head", at_least=1, at_most=WIDEST)
@@ -210,6 +212,12 @@ class AdaptConfig:
     )
     methods: tuple[str, ...] = setting(
         (), "methods that unseen domains are scored by as well, when training ends"
+    )
+    depth: Literal["auto", "heads", "whole"] = setting(
+        "auto",
+        "of rehearsal. heads: refitted without the domains that play, on the features of the "
+        "finished backbone; whole: each time all is trained anew; auto: whole for a backbone that "
+        "learns, on a GPU, from 3 to 5 domains",
     )
     site: SiteConfig = field(default_factory=SiteConfig)
     components: dict[str, Any] = field(

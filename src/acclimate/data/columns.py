@@ -18,6 +18,7 @@ SPLITS = ("train", "val", "test")
 ROLES = ("train", "val", "test")
 TEXT = ("image", "label", "domain", "split", "role")
 CONTENT = ("image", "bytes", "features")
+BASE_IMAGE = "base_image"  # a free column that names the image a row was made from
 GROUPS = ("continent", "region", "group")  # free columns that may sort domains into groups
 CORE = (*CONTENT, "label", "domain", "split", "role")
 

@@ -14,6 +14,7 @@ from acclimate.core.sealed import Fields, parse_json
 from acclimate.data import readers
 from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
+    BASE_IMAGE,
     GROUPS,
     SPLITS,
     Content,
@@ -257,6 +258,11 @@ class Manifest:
         Rows of features are images of their own unless paths name them: two measurements may agree.
         """
         return image_codes(self.table, "bytes", "image")
+
+    @cached_property
+    def picture_ids(self) -> np.ndarray:
+        """int64 [n]: as `image_ids`, but images that were made of one count as the same."""
+        return image_codes(self.table, "bytes", "image", BASE_IMAGE)
 
     def one_row_each(self, rows: np.ndarray) -> np.ndarray:
         """The first of `rows`, which ascend, for each of their images, ascending."""

@@ -43,6 +43,7 @@ from acclimate.learn.ratios import fit_ratios
 
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
+PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
 _SHARED = "backbone."
 SCALE = "scale"  # the name of that tensor on disk
 
@@ -242,7 +243,8 @@ def _erm(predictor: Predictor, rows: FeatureRows, seed: int) -> ERM:
 
 def _sampler(rows: FeatureRows, config: SiteConfig, seed: int) -> DomainSampler:
     slots = min(len(rows.domains), MOST_DOMAINS_PER_STEP)
-    share = max(config.batch // slots, 1)
+    enough = PASSES * sum(map(len, rows.domains)) // config.steps
+    share = max(min(config.batch, max(enough, LEAST_BATCH)) // slots, 1)
     return DomainSampler(rows.domains, per_domain=share, domains_per_step=slots, seed=seed)
 
 
@@ -257,14 +259,18 @@ def _fit(
     shift: Tensor | None = None,
 ) -> None:
     """`config.steps` of AdamW; `mu` and `shift` are those of each domain."""
+    device = rows.x.device
     optimiser = torch.optim.AdamW(
-        objective.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        objective.parameters(),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
     objective.train()
-    for step in range(config.steps):
-        index, numbers = sampler.rows(step)
-        domain = torch.from_numpy(numbers).to(rows.x.device)
+    # Sent once: a GPU would wait longer for each step's than the step takes.
+    chosen = np.stack([np.stack(sampler.rows(step)) for step in range(config.steps)])
+    for step, (index, domain) in enumerate(torch.from_numpy(chosen).to(device)):
         batch = Batch(
             rows.x[index],
             rows.y[index],

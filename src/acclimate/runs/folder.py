@@ -199,10 +199,14 @@ class RunFolder:
 
     def settled(self, config: RunConfig) -> RunConfig:
         """`config` with what a run that began here decided by its device, wherever it goes on."""
-        if config.model.freeze != "auto" or not self.exists or not self._has_progress:
+        if not self.exists or not self._has_progress:
             return config
-        began = completed(self.comparable()["config"])["model"]["freeze"]
-        return replace(config, model=replace(config.model, freeze=began))
+        began = completed(self.comparable()["config"])
+        if config.model.freeze == "auto":
+            config = replace(config, model=replace(config.model, freeze=began["model"]["freeze"]))
+        if config.adapt.depth == "auto":
+            config = replace(config, adapt=replace(config.adapt, depth=began["adapt"]["depth"]))
+        return config
 
     @property
     def _has_progress(self) -> bool:
@@ -211,8 +215,13 @@ class RunFolder:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Every run folder below `folder`, in the order of their names."""
-    return sorted(path.parent for path in folder.rglob(layout.RUN))
+    """Every run folder below `folder`, in the order of their names, but for hidden ones."""
+    found = (path.parent for path in folder.rglob(layout.RUN))
+    return sorted(run for run in found if not _hidden(run.relative_to(folder)))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def holds_something(folder: Path) -> bool:

@@ -31,6 +31,7 @@ from acclimate.runs.memory import GIB, available, measure, stage_of
 from acclimate.runs.optimisation import uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.rehearsal import LEAST_DOMAINS, folds_of
+from acclimate.runs.retraining import folds
 from acclimate.runs.session import device_name
 from acclimate.runs.timing import seconds_a, seconds_b, time_plan
 
@@ -149,6 +150,9 @@ def _measured(
     seconds["Step B"] = seconds_b(plan, timing) * _left(plan, folder)
     if config.adapt.rehearse and len(plan.train_domains) > 1:
         seconds["rehearsal"] = _rehearsing(plan, width, device)
+        if config.adapt.depth == "whole":
+            anew = sum(not RunFolder(f.folder).complete() for f in folds(plan, folder.path))
+            seconds["rehearsal"] += anew * seconds_b(plan, timing)
     return seconds, _memory(plan, device, width, network, size)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from acclimate.adapt.methods import method_settings, scored_chains
 from acclimate.config import AlgorithmName, OptimiserConfig, RunConfig, TrainConfig
-from acclimate.core.distributed import World
+from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.wording import count
 from acclimate.data.batches import label_counts, label_prior, label_shifts
@@ -23,6 +23,7 @@ from acclimate.runs.backbone_choice import SMALL, WITHOUT_WEIGHTS, choose_backbo
 
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
+FEW_TO_TRAIN = 5  # domains, for whole models to be rehearsed unasked
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
 
 
@@ -38,11 +39,12 @@ class Plan:
     test_domains: tuple[str, ...]
     freezing: str = ""  # why the backbone learns or not, for people
     dropped: str = ""  # which domains are too small, for people
+    rehearsing: str = ""  # what rehearsal takes beyond a minute, for people
 
     @property
     def decided(self) -> list[str]:
         """What was decided for the user, and why, in lines."""
-        return [line for line in (self.dropped, self.freezing) if line]
+        return [line for line in (self.dropped, self.freezing, self.rehearsing) if line]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -135,6 +137,7 @@ def make_plan(
     _check_last_fit(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
     resolved, why = _resolved(config, manifest, train, device)
+    resolved, rehearsing = _with_depth(resolved, algorithm, manifest, train, device)
     if resolved.train.domains_per_step < algorithm.build.least_domains:
         raise ConfigError(
             f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
@@ -142,7 +145,7 @@ def make_plan(
         )
     _check_validations(resolved.train)
     dropped = said(small, config.data.min_images) if small else ""
-    return Plan(resolved, algorithm, manifest, train, val, test, why, dropped)
+    return Plan(resolved, algorithm, manifest, train, val, test, why, dropped, rehearsing)
 
 
 def _without(config: RunConfig, names: Container[str]) -> RunConfig:
@@ -307,6 +310,40 @@ def _resolved(
         train=_resolved_training(config, rows, len(train), rate),
     )
     return resolved, freeze.why
+
+
+def _with_depth(
+    config: RunConfig,
+    algorithm: ChosenAlgorithm,
+    manifest: Manifest,
+    train: Sequence[str],
+    device: str | None,
+) -> tuple[RunConfig, str]:
+    """The settings with the depth of rehearsal decided, and what it means.
+
+    A backbone that learns has seen the domains that play, unless it is trained without them. That
+    takes as much time again for each, and tells most where domains are few and differ much.
+    """
+    adapt, others = config.adapt, len(train) - 1
+    learns = not manifest.has_features and config.model.freeze != "backbone"
+    least = algorithm.build.least_domains
+    depth = adapt.depth
+    if depth == "auto":
+        fits = adapt.rehearse and learns and others >= max(least, 2) and len(train) <= FEW_TO_TRAIN
+        fast = device is not None and pick_device(device).type == "cuda"
+        depth = "whole" if fits and fast else "heads"
+    resolved = replace(config, adapt=replace(adapt, depth=depth))
+    if not adapt.rehearse or depth == "heads" or others < 1:
+        return resolved, ""
+    if others < least:
+        raise ConfigError(
+            f"{algorithm.name} needs {least} training domains, and whole rehearsal would train on "
+            f"{others}; use --set adapt.depth=heads"
+        )
+    return resolved, (
+        f"rehearsal trains the model anew without some of the {len(train)} sites, as often as "
+        f"needed for each to play; for heads alone, --set adapt.depth=heads"
+    )
 
 
 def _resolved_training(config: RunConfig, rows: int, domains: int, rate: float) -> TrainConfig:

@@ -2,11 +2,12 @@
 
 For each fold of domains, the heads are fitted on the others alone; each domain of the fold is then
 adapted to from some of its images, unlabelled, and scored on the rest. Where the backbone was
-frozen this is what training without those domains would have given; where it was trained, it has
-seen them, and the rehearsal says so.
+frozen this is what training without those domains would have given. Where it was trained, it has
+seen them, and the rehearsal says so; unless whole models were trained without them
+(`runs.retraining`), which then take the stage with the features of their own backbones.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.source import readable, to_float
 from acclimate.learn.models import Plain, Predictor
 from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
+from acclimate.runs.plan import Plan
 from acclimate.runs.session import Session
 
 SIZES = (5, 20, 100, 300)  # unlabelled images that a new site might offer
@@ -42,6 +44,8 @@ MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 MOST_FOLDS = 5
 LEAVE_ONE_OUT = 8  # up to so many domains, each is a fold of its own
+LEAST_LEFT = 0.5  # of the rows to fit on, once the pictures of held-out domains are left out
+ENOUGH_UNSEEN = 200  # pictures of a domain, for half of them to be adapted on
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 
 
@@ -60,6 +64,7 @@ class Stage:
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
     dropout: float = 0.0
+    pictures: np.ndarray | None = None  # as `images`, but painted otherwise it is still the same
 
 
 class Beside(NamedTuple):
@@ -83,32 +88,20 @@ class Rehearsed(NamedTuple):
     confusion: Tensor | None  # [C, C] of the plain model on new images of its own domains
 
 
-def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
-    """The second path of a finished plain predictor, and what rehearsal says of both."""
+def rehearse_run(
+    now: Session, predictor: Predictor, retrained: "Retrained | None" = None
+) -> Rehearsed:
+    """The second path of a finished plain predictor, and what rehearsal says of both.
+
+    `retrained` has whole models that were trained without some domains.
+    """
     assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan, config = now.plan, now.plan.config
-    # Features that were there before training tell of a new domain what they tell of these.
-    manifest, exact = plan.manifest, plan.frozen or plan.manifest.has_features
-    rows, logits, read = _feature_rows(now, predictor)
-    images, learned_on = manifest.image_ids, manifest.splits == "train"
-    fitted = read & learned_on
-    usable = read & (manifest.splits != "test")  # which are for the final scores alone
-    # A backbone that was trained knows the images it was trained on better than any new ones.
-    seen = np.isin(images, images[learned_on])
-    stage = Stage(
-        rows=rows,
-        names=plan.train_domains,
-        images=images,
-        fitted=fitted,
-        scored=usable if exact else usable & ~seen,
-        layers=exact,
-        exact=exact,
-        logits=logits,
-        second=all(fitted[own].sum() >= 2 for own in rows.domains),
-        prior_aware=config.train.prior_aware,
-        dropout=config.model.dropout,
+    rows, logits, read = feature_rows(now, predictor)
+    stage = replace(stage_of(plan, rows, read), logits=logits)
+    rehearsal = rehearse(
+        stage, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
     )
-    rehearsal = rehearse(stage, config.adapt.site, seed=config.seed, watch=now.watch)
     if rehearsal is None:
         return Rehearsed(None, None, None)
     site = None
@@ -121,11 +114,43 @@ def rehearse_run(now: Session, predictor: Predictor) -> Rehearsed:
     return Rehearsed(site, rehearsal, own.confusion(rehearsal.temperatures["prior"]))
 
 
+def stage_of(plan: Plan, rows: FeatureRows | None = None, read: np.ndarray | None = None) -> Stage:
+    """What a run is rehearsed on; without features and what could be `read`, who may do what."""
+    manifest, config = plan.manifest, plan.config
+    images, learned_on = manifest.image_ids, manifest.splits == "train"
+    if rows is None:
+        domains = [manifest.rows(domain=name) for name in plan.train_domains]
+        labels = torch.from_numpy(manifest.label_index)
+        rows = FeatureRows(torch.empty(len(manifest), 0), labels, domains, len(plan.classes))
+    if read is None:
+        read = np.ones(len(manifest), dtype=bool)
+    fitted = read & learned_on
+    usable = read & (manifest.splits != "test")  # which are for the final scores alone
+    # Features that were there before training tell of a new domain what they tell of these.
+    given = plan.frozen or manifest.has_features
+    exact = given or config.adapt.depth == "whole"
+    # A backbone that was trained knows the images it was trained on better than any new ones.
+    seen = np.isin(images, images[learned_on])
+    return Stage(
+        rows=rows,
+        names=plan.train_domains,
+        images=images,
+        fitted=fitted,
+        scored=usable if exact else usable & ~seen,
+        layers=given,
+        exact=exact,
+        second=all(fitted[own].sum() >= 2 for own in rows.domains),
+        prior_aware=config.train.prior_aware,
+        dropout=config.model.dropout,
+        pictures=manifest.picture_ids,
+    )
+
+
 def site_of(now: Session, predictor: Predictor) -> Site:
     """The second path over the backbone of a last fit, from all rows that this was on."""
     assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan = now.plan
-    rows, _, read = _feature_rows(now, predictor)
+    rows, _, read = feature_rows(now, predictor)
     fitted = np.zeros(len(plan.manifest), dtype=bool)
     fitted[np.concatenate(plan.fitted_rows)] = True
     part = rows.among(range(len(plan.train_domains)), read & fitted)
@@ -133,7 +158,7 @@ def site_of(now: Session, predictor: Predictor) -> Site:
 
 
 @torch.no_grad()
-def _feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, np.ndarray]:
+def feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, np.ndarray]:
     """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
     could be read: bool [n].
 
@@ -163,15 +188,31 @@ def _named(watch: Watch, phase: str) -> Watch:
     return lambda _, done, total, note: watch(phase, done, total, note)
 
 
+class Split(NamedTuple):
+    """Who plays, who is learned from, and which rows show nothing that plays."""
+
+    held: list[int]
+    kept: list[int]
+    apart: np.ndarray  # [n] bool
+
+
+Retrained = Callable[[Split], tuple[Tensor, Plain]]  # features of all rows, and who classifies them
+
+
 def rehearse(
-    stage: Stage, config: SiteConfig, *, seed: int, watch: Watch = unwatched
+    stage: Stage,
+    config: SiteConfig,
+    *,
+    seed: int,
+    watch: Watch = unwatched,
+    retrained: Retrained | None = None,
 ) -> Rehearsal | None:
     """None where too few domains or images are there to play with."""
-    folds = list(_folds(len(stage.names), seed))
+    stage, folds = splits(stage, seed)
     scenes: list[_Scene] = []
-    for done, held in enumerate(folds):
-        watch("rehearsal", done, len(folds), ", ".join(stage.names[d] for d in held)[:40])
-        scenes += _play(stage, held, config, seed)
+    for done, split in enumerate(folds):
+        watch("rehearsal", done, len(folds), ", ".join(stage.names[d] for d in split.held)[:40])
+        scenes += _play(stage, split, config, seed, retrained)
     watch("rehearsal", len(folds), len(folds), "")
     if not scenes:
         return None
@@ -215,6 +256,35 @@ def _spread(logits: Tensor) -> float:
     return float(logits.double().std(1, correction=0).mean())
 
 
+def _apart(stage: Stage, folds: Sequence[Sequence[int]]) -> Stage:
+    """The stage, arranged so that heads know no picture that plays.
+
+    Heads are not fitted on what a held-out domain shows. Where domains share so many pictures that
+    this would leave them little, the pictures that no head is fitted on play instead. Where those
+    are too few as well, the same picture painted otherwise counts as another.
+    """
+    if len(folds) < 2:
+        return stage
+    by_picture = stage if stage.pictures is None else replace(stage, images=stage.pictures)
+    if all(_left(by_picture, held) >= LEAST_LEFT for held in folds):
+        return by_picture
+    seen = np.isin(by_picture.images, by_picture.images[stage.fitted])
+    unseen = replace(by_picture, scored=stage.scored & ~seen)
+    playing = (np.unique(unseen.images[_playing(unseen, d)]) for d in range(len(stage.names)))
+    able = sum(len(images) >= ENOUGH_UNSEEN for images in playing)
+    return unseen if 2 * able >= len(stage.names) else stage
+
+
+def _left(stage: Stage, held: Sequence[int]) -> float:
+    """Share of the rows that heads could be fitted on without the domains `held`, once what these
+    show is left out."""
+    others = np.concatenate([r for d, r in enumerate(stage.rows.domains) if d not in held])
+    theirs = np.concatenate([_playing(stage, d) for d in held])
+    fitted = others[stage.fitted[others]]
+    known = np.isin(stage.images[fitted], stage.images[theirs])
+    return 1 - known.mean() if len(known) else 0.0
+
+
 def folds_of(domains: int) -> int:
     """Where there are few, each is its own."""
     return domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS
@@ -246,34 +316,50 @@ def _sizes(rows: np.ndarray) -> list[int]:
     return [n for n in SIZES if 2 * n <= len(rows)]
 
 
-def _play(stage: Stage, held: Sequence[int], config: SiteConfig, seed: int) -> "list[_Scene]":
-    """Fit the heads without the domains `held`, or any image of theirs, and look at these."""
+def splits(stage: Stage, seed: int) -> tuple[Stage, list[Split]]:
+    """Each domain that can play is held out once; the stage is arranged for it."""
+    folds = list(_folds(len(stage.names), seed))
+    stage = _apart(stage, folds)
+    found = (_split(stage, held) for held in folds)
+    return stage, [split for split in found if split is not None]
+
+
+def _split(stage: Stage, held: Sequence[int]) -> Split | None:
+    """Without these domains, or any image of theirs; None where nobody is left to play or teach."""
     held = [d for d in held if _sizes(np.unique(stage.images[_playing(stage, d)]))]
     others = [d for d in range(len(stage.names)) if d not in held]
     if not held or not others:
-        return []
-    theirs = np.concatenate([stage.rows.domains[d] for d in held])
-    allowed = stage.fitted & ~np.isin(stage.images, stage.images[theirs])
-    part = stage.rows.among(others, allowed)
-    kept = [d for d, rows in zip(others, part.domains, strict=True) if len(rows) >= 2]
-    if not kept:
-        return []
-    part = stage.rows.among(kept, allowed)
-    plain = fit_plain(
-        part,
-        config,
-        layers=stage.layers,
-        prior_aware=stage.prior_aware,
-        dropout=stage.dropout,
-        seed=seed,
-    )
-    names, site = [stage.names[d] for d in kept], None
-    if stage.second and len(kept) >= LEAST_DOMAINS:
+        return None
+    theirs = np.concatenate([_playing(stage, d) for d in held])
+    apart = ~np.isin(stage.images, stage.images[theirs])
+    kept = [d for d in others if (stage.fitted & apart)[stage.rows.domains[d]].sum() >= 2]
+    return Split(held, kept, apart) if kept else None
+
+
+def _play(
+    stage: Stage, split: Split, config: SiteConfig, seed: int, retrained: Retrained | None
+) -> "list[_Scene]":
+    """Fit the heads without the domains that are held out, and look at these."""
+    if retrained is not None:
+        x, plain = retrained(split)
+        stage = replace(stage, rows=replace(stage.rows, x=x))
+    part = stage.rows.among(split.kept, stage.fitted & split.apart)
+    if retrained is None:
+        plain = fit_plain(
+            part,
+            config,
+            layers=stage.layers,
+            prior_aware=stage.prior_aware,
+            dropout=stage.dropout,
+            seed=seed,
+        )
+    names, site = [stage.names[d] for d in split.kept], None
+    if stage.second and len(split.kept) >= LEAST_DOMAINS:
         site = fit_site(part, names, config, seed=seed)
-    new = _new_rows(stage, kept)
+    new = _new_rows(stage, split.kept)
     with torch.no_grad():
         beside = Beside(new, plain(stage.rows.x[new]).logits, stage.rows.y[new])
-    return [_Scene(stage, d, part, plain, site, beside) for d in held]
+    return [_Scene(stage, d, part, plain, site, beside) for d in split.held]
 
 
 class _Scene:

@@ -23,6 +23,7 @@ from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.predictor_step import Fit
 from acclimate.runs.records import Finished, Score
 from acclimate.runs.rehearsal import Rehearsed, rehearse_run, site_of
+from acclimate.runs.retraining import folds, remove_folds, retrained
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
@@ -57,6 +58,8 @@ def train(
         plan = make_plan(folder.settled(config), manifest, device=device)
         for line in plan.decided if folder.finished is None else ():
             say(line)
+    if folder.finished is None:
+        _train_folds(plan, folder, device, watch)
     shared = None
     if embedding is not None:
         wanted = learned_identity(plan, manifest.digest())
@@ -68,7 +71,22 @@ def train(
             _train(now, shared)
     finished = folder.finished
     assert finished is not None
+    remove_folds(out)
     return RunResult(out, finished, already=now is None)
+
+
+def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> None:
+    """Whole models for the rehearsal, each without some domains."""
+    needed = list(folds(plan, folder.path))
+    if needed:
+        folder.refuse_others(run_identity(plan))  # now, and not after hours
+    for number, fold in enumerate(needed, start=1):
+        part = f"rehearsal {number} of {len(needed)}, "
+
+        def within(phase: str, done: int, total: int, note: str, part: str = part) -> None:
+            watch(part + phase, done, total, note)
+
+        train(fold.config, fold.manifest, fold.folder, device=device, watch=within)
 
 
 def train_embedding(
@@ -119,7 +137,7 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     now.predictor.eval()
     rehearsed = Rehearsed(None, None, None)
     if plan.config.adapt.rehearse and now.world.main:  # one process: others might choose otherwise
-        rehearsed = rehearse_run(now, now.predictor)
+        rehearsed = rehearse_run(now, now.predictor, retrained(now))
     if plan.config.train.last_fit:
         # Whatever needs rows that the weights were not fitted on has its last chance here.
         _append(now, list(evaluator.before_last_fit(progress.kept(plan.config.train.keep))))

@@ -26,6 +26,7 @@ from acclimate.build.shift.settings import ShiftSettings
 from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count
+from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
 from acclimate.data.writing import require_name, write_parts
 
@@ -143,7 +144,7 @@ def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
         "label": pa.array(names[family.labels(rows, domain.latent)], pa.string()),
         "split": pa.array(splits.tolist(), pa.string()),
         "true_label": pa.array(names[family.true_labels(rows)], pa.string()),
-        "base_image": pa.array([base.image_name(row) for row in rows], pa.string()),
+        BASE_IMAGE: pa.array([base.image_name(row) for row in rows], pa.string()),
     }
     for name, (value, kind) in _constants(domain, settings).items():
         columns[name] = pa.repeat(pa.scalar(value, kind), len(rows))
