@@ -40,7 +40,7 @@ def folds(plan: Plan, run: Path) -> Iterator[Fold]:
     config = replace(
         plan.config,
         test_domains=(),
-        adapt=replace(plan.config.adapt, rehearse=False, depth="heads"),
+        adapt=replace(plan.config.adapt, rehearse=False, depth="heads", methods=()),
         # What was decided for the whole run must not stop a part of it.
         data=replace(plan.config.data, min_images=0, unseen_classes="drop"),
     )
