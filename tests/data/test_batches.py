@@ -263,6 +263,15 @@ def test_two_processes_share_the_batch_of_one(
             assert torch.equal(part.x, whole.x[rank::2])
             assert torch.equal(part.y, whole.y[rank::2])
             assert torch.equal(part.domain, whole.domain[rank::2])
+            assert torch.equal(World(rank=rank, size=2).whole(part.domain), whole.domain)
+
+
+def test_which_rows_are_whose_stays_with_the_host(folder: Path) -> None:
+    source = open_images(folder)
+    elsewhere = World(device=torch.device("meta"))
+    batch = loader(source, source.manifest, world=elsewhere).batch(0)
+    assert (batch.x.device.type, batch.y.device.type) == ("meta", "meta")
+    assert torch.equal(batch.domain, loader(source, source.manifest).batch(0).domain)
 
 
 def test_augmentation_changes_images_and_differs_by_step(folder: Path) -> None:

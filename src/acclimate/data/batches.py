@@ -21,13 +21,16 @@ from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, augment, draw
-from acclimate.data.on_device import SideStream
+from acclimate.data.on_device import SideStream, sent
 from acclimate.data.source import ImageSource, Source, to_float
 
 
 @dataclass(frozen=True)
 class Batch:
     """Rows of several domains. `domain` indexes the training domains; `mu` is each row's μ.
+
+    `domain` stays on the host: how many domains there are, and which rows are whose, must be known
+    without waiting for the device that the rest is on.
 
     `shift` is what knowing the label frequencies of a row's domain adds to its logits: their log,
     less that of the frequencies over all training domains.
@@ -43,9 +46,13 @@ class Batch:
         return len(self.y)
 
     def take(self, rows: Tensor | slice) -> "Batch":
-        """Some of the rows."""
+        """Some of the rows, by a slice or by their numbers, which are the host's."""
+
+        def some(part: Tensor) -> Tensor:
+            return part[rows if isinstance(rows, slice) else sent(rows, part.device)]
+
         parts = (self.x, self.y, self.domain, self.mu, self.shift)
-        return Batch(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
+        return Batch(*(None if part is None else some(part) for part in parts))  # type: ignore[arg-type]
 
     def part(self, index: int, count: int) -> "Batch":
         """Every `count`-th row, so that each part holds every domain in equal measure."""
@@ -202,7 +209,7 @@ class Loader:
         """What was made on another stream must not be reused before this one has done with it."""
         if batch.x.is_cuda:
             now = torch.cuda.current_stream(batch.x.device)
-            for part in (batch.x, batch.y, batch.domain):
+            for part in (batch.x, batch.y):
                 part.record_stream(now)
         return batch
 
@@ -216,9 +223,8 @@ class Loader:
             x = augment(x, self._draws(step, len(rows), x.shape[-1], share).to(self.world.device))
             if x.is_cuda:  # as the network's weights lie
                 x = x.contiguous(memory_format=torch.channels_last)
-        y = torch.from_numpy(labels).to(self.world.device, non_blocking=True)
-        domain = torch.from_numpy(domains[share]).to(self.world.device, non_blocking=True)
-        return Batch(x, y, domain)
+        y = sent(torch.from_numpy(labels), self.world.device)
+        return Batch(x, y, torch.from_numpy(domains[share]))
 
     def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:
         draws = draw(count, side, side, stream(self.seed, "augment", step))

@@ -18,6 +18,11 @@ T = TypeVar("T")
 SHARE = 0.25  # of a GPU's free memory that images may take
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """What the host has, on `device` for the work that comes next there. Nobody waits for it."""
+    return tensor.to(device, non_blocking=True)
+
+
 class OnDevice:
     """A source whose images stay on the device once they have been there; batches are gathered
     there, and nothing is left for the processor to do."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from acclimate.config import OptimiserConfig
 from acclimate.data.batches import Batch
+from acclimate.data.on_device import sent
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,12 @@ class Objective(nn.Module, ABC):
 
 
 def mean_by(values: Tensor, group: Tensor) -> Tensor:
-    """Mean of `values` in each group present: [b], [b] -> [groups], in order of group number."""
+    """Mean of `values` in each group present: [b], [b] -> [groups], in order of group number.
+
+    `group` is best the host's, wherever `values` are.
+    """
     _, index, count = torch.unique(group, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(count), dtype=values.dtype, device=values.device)
-    means: Tensor = sums.index_add(0, index, values) / count
+    sums = sums.index_add(0, sent(index, values.device), values)
+    means: Tensor = sums / sent(count, values.device)
     return means

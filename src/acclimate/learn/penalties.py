@@ -2,7 +2,8 @@
 
 Domains may have different numbers of rows. One without what a penalty needs (two rows for a
 covariance) is left out of its mean, and a batch of one domain costs exactly 0. Everything is
-computed in float32 or wider, whatever the precision around it.
+computed in float32 or wider, whatever the precision around it. Domain numbers are best the host's:
+counting those of a GPU would wait for it.
 
 Every distance here is between points of an inner product space (mean embeddings, covariances), so
 all pairs come from one matrix of inner products: ‖a_i − a_j‖² = ⟨a_i,a_i⟩ + ⟨a_j,a_j⟩ − 2⟨a_i,a_j⟩.
@@ -15,6 +16,8 @@ from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
+
+from acclimate.data.on_device import sent
 
 P = ParamSpec("P")
 
@@ -32,13 +35,15 @@ class Groups:
     start: Tensor  # [m] where in `order` a domain begins
 
     @staticmethod
-    def of(domain: Tensor) -> "Groups":
+    def of(domain: Tensor, device: torch.device | None = None) -> "Groups":
+        """Counted where `domain` is, to be used on `device`, which need not be the same."""
         _, index, count = torch.unique(domain, return_inverse=True, return_counts=True)
         order = torch.argsort(index, stable=True)
         start = count.cumsum(0) - count
         place = torch.arange(len(index), device=index.device) - start[index[order]]
         rank = torch.empty_like(index).index_copy(0, order, place)
-        return Groups(index, rank, count, order, start)
+        found = (index, rank, count, order, start)
+        return Groups(*(sent(one, device or domain.device) for one in found))
 
     def __len__(self) -> int:
         return len(self.count)
@@ -75,7 +80,7 @@ def mmd2(hidden: Tensor, domain: Tensor) -> Tensor:
 
     The kernel is the sum over GAMMAS of exp(−γ‖x − y‖²). [b, d], [b] -> []
     """
-    groups = Groups.of(domain)
+    groups = Groups.of(domain, hidden.device)
     if len(groups) < 2:
         return _nothing(hidden)
     members, n = groups.members(hidden), groups.count.to(hidden.dtype)
@@ -89,7 +94,7 @@ def coral(hidden: Tensor, domain: Tensor) -> Tensor:
     """Mean over pairs of domains of ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d²: the mean squared difference
     of their means and that of their covariances, in DomainBed's form and scale. [b, d], [b] -> []
     """
-    groups = Groups.of(domain)
+    groups = Groups.of(domain, hidden.device)
     if len(groups) < 2:
         return _nothing(hidden)
     centred, means = _centred(hidden, groups)
@@ -106,7 +111,7 @@ def irm(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     The mean gradient of a domain's even rows times that of its odd ones is an unbiased square.
     [b, c], [b], [b] -> []
     """
-    groups = Groups.of(domain)
+    groups = Groups.of(domain, logits.device)
     if len(groups) < 2:
         return _nothing(logits)
     half = 2 * groups.index + groups.rank % 2
@@ -121,7 +126,7 @@ def irm(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
 @_in_full_precision
 def irm_square(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     """As `irm`, by the plain square of a domain's mean gradient: biased, never below 0."""
-    groups = Groups.of(domain)
+    groups = Groups.of(domain, logits.device)
     if len(groups) < 2:
         return _nothing(logits)
     sums = groups.members(logits).T @ _slopes(logits, y)

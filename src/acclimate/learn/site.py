@@ -269,12 +269,12 @@ def _fit(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
     objective.train()
     # Sent once: a GPU would wait longer for each step's than the step takes.
-    chosen = np.stack([np.stack(sampler.rows(step)) for step in range(config.steps)])
-    for step, (index, domain) in enumerate(torch.from_numpy(chosen).to(device)):
+    chosen = torch.from_numpy(np.stack([np.stack(sampler.rows(s)) for s in range(config.steps)]))
+    for step, (index, domain) in enumerate(chosen.to(device)):
         batch = Batch(
             rows.x[index],
             rows.y[index],
-            domain,
+            chosen[step, 1],
             None if mu is None else mu[domain],
             None if shift is None else shift[domain],
         )

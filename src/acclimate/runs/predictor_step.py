@@ -9,6 +9,7 @@ from torch import Tensor
 
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch, DomainSampler
+from acclimate.data.on_device import sent
 from acclimate.learn.algorithms import Algorithm
 from acclimate.learn.embeddings import FromERM
 from acclimate.learn.models.backbones import held_still
@@ -105,10 +106,11 @@ class Fit:
         shifts = torch.from_numpy(plan.label_shifts(rows)).float().to(self.session.world.device)
 
         def known(batch: Batch) -> Batch:
+            domain = sent(batch.domain, self.session.world.device)
             return replace(
                 batch,
-                mu=None if self.means is None else self.means[batch.domain],
-                shift=shifts[batch.domain] if settings.prior_aware else None,
+                mu=None if self.means is None else self.means[domain],
+                shift=shifts[domain] if settings.prior_aware else None,
             )
 
         sampler = DomainSampler(

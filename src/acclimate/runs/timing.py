@@ -136,7 +136,7 @@ def _batch(
     if len(shape) > 1:
         x = x.contiguous(memory_format=torch.channels_last)
     mu = torch.randn(count, mu_dim).to(device) if mu_dim else None
-    return Batch(x.to(device), y.to(device), domain.to(device), mu)
+    return Batch(x.to(device), y.to(device), domain, mu)
 
 
 def _stepping(

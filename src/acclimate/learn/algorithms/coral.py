@@ -26,8 +26,8 @@ class Coral(Algorithm):
 
     def forward(self, batch: Batch, step: int) -> Losses:
         output = self.predict(batch)
-        hidden, domain = (self.world.gather(r) for r in (widened(output.hidden), batch.domain))
-        gap = coral(hidden, domain)
+        hidden = self.world.gather(widened(output.hidden))
+        gap = coral(hidden, self.world.whole(batch.domain))
         return Losses(
             risk=F.cross_entropy(output.logits, batch.y), penalty=self.config.penalty * gap
         )

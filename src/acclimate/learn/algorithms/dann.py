@@ -12,6 +12,7 @@ from acclimate.config import OptimiserConfig, choice, log2, log10, setting
 from acclimate.core.generators import own_weights
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch
+from acclimate.data.on_device import sent
 from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.models.discriminator import Discriminator
 from acclimate.learn.objective import Adversary, Losses
@@ -98,7 +99,7 @@ class DANN(Algorithm):
         scores = self.discriminator(hidden, batch.y)
         loss = self._mean(scores, batch)
         if weight > 0 and len(Groups.of(batch.domain)) > 1:
-            total = F.cross_entropy(widened(scores), batch.domain, reduction="sum")
+            total = self._losses(scores, batch).sum()
             (slope,) = torch.autograd.grad(total, hidden, create_graph=True)
             loss = loss + weight * slope.square().sum(1).mean()
         return loss
@@ -107,16 +108,23 @@ class DANN(Algorithm):
         """Mean cross-entropy of the domains, 0 where there is only one: [b, m] -> []"""
         if len(Groups.of(batch.domain)) < 2:
             return scores[:0].sum()
-        losses = F.cross_entropy(widened(scores), batch.domain, reduction="none")
+        losses = self._losses(scores, batch)
         return self._balanced(losses, batch.y) if self.conditional else losses.mean()
+
+    @staticmethod
+    def _losses(scores: Tensor, batch: Batch) -> Tensor:
+        """[b, m] -> [b]"""
+        domain = sent(batch.domain, scores.device)
+        return F.cross_entropy(widened(scores), domain, reduction="none")
 
     def _balanced(self, losses: Tensor, y: Tensor) -> Tensor:
         """The mean over the classes present of their means: [b], [b] -> []
 
         Classes are counted over all processes, whose mean of this is the whole batch's.
         """
-        classes = Groups.of(self.world.gather(y))
-        weights = 1 / (classes.count[classes.index] * len(classes))
+        whole = self.world.gather(y)
+        count = whole.new_zeros(self.classes).index_add(0, whole, torch.ones_like(whole))
+        weights = 1 / (count[whole] * (count > 0).sum())
         own = weights[self.world.share(len(weights))]
         return self.world.size * (own * losses).sum()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from acclimate.config import log10, setting
 from acclimate.data.batches import Batch
+from acclimate.data.on_device import sent
 from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.objective import Losses, mean_by
 from acclimate.learn.penalties import widened
@@ -40,9 +41,8 @@ class GroupDRO(Algorithm):
     def forward(self, batch: Batch, step: int) -> Losses:
         losses = F.cross_entropy(widened(self.predict(batch).logits), batch.y, reduction="none")
         # Everyone's rows, so that every process has the same risks and weights.
-        losses, domain = self.world.gather(losses), self.world.gather(batch.domain)
-        risks = mean_by(losses, domain)
-        present = torch.unique(domain)
+        risks = mean_by(self.world.gather(losses), self.world.whole(batch.domain))
+        present = sent(torch.unique(batch.domain), risks.device)
         if self.training and torch.is_grad_enabled():
             self._follow(present, risks.detach())
         weights = self.log_q[present].softmax(0)

@@ -44,7 +44,10 @@ class IRM(Algorithm):
 
     def forward(self, batch: Batch, step: int) -> Losses:
         logits = self.predict(batch).logits
-        whole = [self.world.gather(rows) for rows in (widened(logits), batch.y, batch.domain)]
         weight = self.config.penalty if step >= self.config.anneal else 1.0
-        gap = FORMS[self.config.form](*whole)
+        gap = FORMS[self.config.form](
+            self.world.gather(widened(logits)),
+            self.world.gather(batch.y),
+            self.world.whole(batch.domain),
+        )
         return Losses(risk=F.cross_entropy(logits, batch.y), penalty=weight * gap)

@@ -9,6 +9,7 @@ from torch import Tensor
 from acclimate.config import log10, setting
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch
+from acclimate.data.on_device import sent
 from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.objective import Losses
 from acclimate.learn.penalties import Groups
@@ -31,7 +32,7 @@ class Mixup(Algorithm):
     least_domains = 2
 
     def forward(self, batch: Batch, step: int) -> Losses:
-        partner, ratio = self._pairs(batch.domain, step)
+        partner, ratio = (sent(one, batch.x.device) for one in self._pairs(batch.domain, step))
         mixed = {
             name: _mixed(value, partner, ratio)
             for name in ("x", "mu", "shift")
@@ -47,11 +48,10 @@ class Mixup(Algorithm):
         """Each row's partner in another domain, and its own share of the mixture: [b], [b]"""
         rng = stream(self.seed, "mixup", step)
         groups = Groups.of(domain)
-        circle = torch.from_numpy(rng.permutation(len(groups))).to(domain.device)
+        circle = torch.from_numpy(rng.permutation(len(groups)))
         after = torch.empty_like(circle).index_copy(0, circle, circle.roll(-1))
         ratios = torch.from_numpy(rng.beta(self.config.alpha, self.config.alpha, len(groups)))
-        ratio = ratios.to(domain.device, torch.float32)[groups.index]
-        return groups.row(after[groups.index], groups.rank), ratio
+        return groups.row(after[groups.index], groups.rank), ratios.float()[groups.index]
 
 
 def _mixed(values: Tensor, partner: Tensor, ratio: Tensor) -> Tensor:

@@ -52,11 +52,11 @@ class MLDG(Algorithm):
         if len(groups) < 2:
             return Losses(risk=self._risk(self.predict(batch), batch))
         held_out = self._held_out(groups, step)
-        train, test = batch.take(~held_out), batch.take(held_out)
+        train, test = (batch.take(rows.nonzero()[:, 0]) for rows in (~held_out, held_out))
         risk = self._risk(self.predict(train), train)
         inner: Output = functional_call(self.predictor, self._stepped(risk), (test.x, test.mu))
-        held_out = self._risk(self.adjusted(inner, test), test)
-        return Losses(risk=risk, penalty=self.config.beta * held_out)
+        after = self._risk(self.adjusted(inner, test), test)
+        return Losses(risk=risk, penalty=self.config.beta * after)
 
     def _held_out(self, groups: Groups, step: int) -> Tensor:
         """Which rows are of meta-test domains: [b], the same split in every process."""

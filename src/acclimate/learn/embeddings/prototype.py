@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, support_size
+from acclimate.data.on_device import sent
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.objective import Losses
 
@@ -48,11 +50,11 @@ class Prototype(Embedding):
         """
         rng = stream(self.seed, "domain-mixup", step)
         pairs = [rng.permutation(domains)[:2] for _ in range(domains)]
-        ratios = torch.tensor(rng.uniform(0.2, 0.8, domains), dtype=x.dtype, device=x.device)
+        ratios = sent(torch.from_numpy(rng.uniform(0.2, 0.8, domains)).to(x.dtype), x.device)
         ratios = ratios.reshape(-1, 1, *(1 for _ in x.shape[1:]))
+        first, second = sent(torch.from_numpy(np.stack(pairs, axis=1)), x.device)
         by_domain = _by_domain(x, domains)
-        one = by_domain[[int(pair[0]) for pair in pairs]]
-        two = by_domain[[int(pair[1]) for pair in pairs]]
+        one, two = by_domain[first], by_domain[second]
         mixed: Tensor = ratios * one + (1 - ratios) * two
         return mixed.flatten(0, 1)
 
