@@ -1,4 +1,4 @@
-"""What each algorithm adds to a mean cross-entropy, step by step; and two processes equal one."""
+"""What each algorithm adds to a mean cross-entropy, step by step; and many processes equal one."""
 
 import copy
 import dataclasses
@@ -543,16 +543,17 @@ def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) ->
     assert moved == 2 * [*["discriminator"] * turns, "model"]
 
 
-# Two processes
+# Several processes
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_equal_one(processes: int, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_process, (port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    mp.spawn(run_process, (processes, port, str(tmp_path)), nprocs=processes)  # type: ignore[no-untyped-call]
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(processes)]
     for name, settings in PARALLEL.items():
         start = make(name, **settings).state_dict()
         whole = trained(World(), make(name, **settings))
