@@ -14,10 +14,12 @@ import sys
 import tempfile
 import time
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +36,7 @@ from acclimate.adapt.many import ManyDomains
 from acclimate.config import DataConfig, RunConfig, from_dict, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.files import write_json
+from acclimate.core.tensors import save_tensors
 from acclimate.data import jpeg
 from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader
 from acclimate.data.images import as_pixels
@@ -41,11 +44,14 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.pixels import read_pixels
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import open_source, pack_images, readable, to_float
+from acclimate.learn.algorithms import names
 from acclimate.learn.model import Trained
+from acclimate.learn.models import build_backbone
 from acclimate.learn.models.timm_import import import_torchvision
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.folder import RunFolder
+from acclimate.runs.loop import Loop
 from acclimate.runs.training import train
 
 Row = dict[str, Any]
@@ -64,10 +70,11 @@ class Scale:
     warm: int
     validate_every: int
     workers: int  # of the incumbent, per domain
+    tail: int  # images of the long-tailed case
 
 
-GPU = Scale("resnet50", 224, 400, 32, 150, 30, 50, 8)
-CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1)
+GPU = Scale("resnet50", 224, 400, 32, 150, 30, 50, 8, 12000)
+CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1, 160)
 
 
 @dataclass
@@ -115,26 +122,31 @@ class Bench:
 
     def seconds(self, work: Callable[[], object], times: int = 3) -> float:
         """The shortest of some."""
-        work()
-        found = []
-        for _ in range(times):
-            self.wait()
-            started = time.perf_counter()
-            work()
-            self.wait()
-            found.append(time.perf_counter() - started)
-        return min(found)
+        return self.beside({"": work}, times)[""]
+
+    def beside(self, works: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:
+        """The shortest of some of each, in turn: what slows the machine slows all of them."""
+        found: dict[str, list[float]] = {name: [] for name in works}
+        for turn in range(times + 1):
+            for name, work in works.items():
+                self.wait()
+                started = time.perf_counter()
+                work()
+                self.wait()
+                if turn:  # the first is to warm up
+                    found[name].append(time.perf_counter() - started)
+        return {name: min(seconds) for name, seconds in found.items()}
 
 
-def make_images(folder: Path, count: int) -> None:
+def make_images(folder: Path, count: int, side: int = 227) -> None:
     """Four domains of four classes: smooth colours with some noise, as JPEGs of PACS's size."""
 
     def make(place: tuple[int, int]) -> None:
         domain, number = place
         rng = np.random.default_rng([domain, number])
         small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), np.uint8))
-        smooth = np.asarray(small.resize((227, 227), Image.Resampling.BICUBIC)).astype(np.int16)
-        noisy = smooth + rng.integers(-10, 11, (227, 227, 1), np.int16)
+        smooth = np.asarray(small.resize((side, side), Image.Resampling.BICUBIC)).astype(np.int16)
+        noisy = smooth + rng.integers(-10, 11, (side, side, 1), np.int16)
         path = folder / f"domain{domain}" / f"class{number % 4}" / f"{number:05d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
@@ -288,41 +300,68 @@ def scoring(bench: Bench) -> list[Row]:
         for _, stored in readable(source, everything):
             trained.predictor(to_float(stored, bench.device)).logits.argmax(1).cpu()
 
-    single = bench.seconds(one_pass, 2)
-    rows: list[Row] = [{"scored by": "one pass", "images": len(everything), "seconds": single}]
+    def evaluated(methods: Sequence[str]) -> list[str]:
+        found = evaluate_run(run, bench.manifest, methods=methods, device=str(bench.device))
+        return list(dict.fromkeys(score.method for score in found.scores))
+
+    works: dict[str, Callable[[], object]] = {"one pass": one_pass}
     for methods in ((), ("prior",), ("prior", "t3a"), ("prior", "t3a", "bn", "tent")):
+        works[f"evaluate: {', '.join(evaluated(methods))}"] = partial(evaluated, methods)
+    taken = bench.beside(works, 2)
+    return [
+        {"scored by": name, "images": len(everything), "seconds": one, "x": one / taken["one pass"]}
+        for name, one in taken.items()
+    ]
 
-        def work(methods: Sequence[str] = methods) -> object:
-            return evaluate_run(run, bench.manifest, methods=methods, device=str(bench.device))
 
-        taken = bench.seconds(work, 2)
-        name = "+ ".join(["evaluate: none, oracle", *(f"{method} " for method in methods)])
-        rows.append({"scored by": name.strip(), "seconds": taken, "x": taken / single})
-    return rows
+def features(bench: Bench) -> list[Row]:
+    """A backbone that stays as it is: extracted once, then trained on; and trained once more."""
+    weights = bench.folder / "weights.safetensors"  # random ones cost what trained ones cost
+    save_tensors(weights, build_backbone(bench.scale.backbone, pretrained=False).body.state_dict())
+    config = bench.config(**{"model.freeze": "backbone", "model.weights": str(weights)})
+    ends = {}
+    for name in ("features, extracted and trained", "features, trained again"):
+        ends[name] = bench.trained(name, config)
+    images = len(bench.manifest)
+    return [
+        {
+            "work": name,
+            "images": images,
+            "seconds": seconds,
+            "images/s": images / seconds,
+            "images/s in steps": rate_of(run),
+        }
+        for name, (run, seconds) in ends.items()
+    ]
 
 
 def long_tail(bench: Bench) -> list[Row]:
     """Ten domains that draw the same images again and again, seven rows to an image."""
     rng = np.random.default_rng(0)
-    base = bench.manifest
+    folder = bench.folder / "long tail"
+    make_images(folder / "images", bench.scale.tail // 4, side=64)
+    base = Manifest.open(folder / "images")
     lines = ["image,label,domain"]
     for domain in range(10):
         for row in rng.permutation(len(base))[: int(0.7 * len(base))]:
             label = base.classes[base.label_index[row]]
             lines.append(f"{base.image_name(int(row))},{label},domain{domain}")
-    folder = bench.folder / "long tail"
-    folder.mkdir()
     (folder / "rows.csv").write_text("\n".join(lines))
     manifest = Manifest.from_table(folder / "rows.csv", root=base.root)
     scale = replace(bench.scale, size=min(bench.scale.size, 96))
     here = replace(bench, folder=folder, manifest=manifest, scale=scale)
     with one_batch():
         ceiling = rate_of(here.trained("ceiling", here.config())[0])
-    decoded = mock.Mock(side_effect=read_pixels)
-    with mock.patch("acclimate.data.source.read_pixels", decoded):
+    decoded: list[int] = []
+
+    def read(*arguments: Any, **settings: Any) -> Any:
+        decoded.append(1)
+        return read_pixels(*arguments, **settings)
+
+    with mock.patch("acclimate.data.source.read_pixels", read):
         rate = rate_of(here.trained("cached", here.config())[0])
     images = len(np.unique(manifest.image_ids))
-    facts: Row = {"rows": len(manifest), "images": images, "decoded": decoded.call_count}
+    facts: Row = {"rows": len(manifest), "images": images, "decoded": len(decoded)}
     trained = {"work": "training", **facts, "images/s": rate, "of ceiling": rate / ceiling}
     scored = scoring(here)
     return [trained, *({"work": row.pop("scored by"), **row} for row in scored)]
@@ -335,7 +374,7 @@ def penalties(bench: Bench) -> list[Row]:
         count = domains * per_domain
         x = torch.randn(count, width, device=bench.device, requires_grad=True)
         y = torch.randint(classes, (count,), device=bench.device)
-        domain = torch.arange(domains, device=bench.device).repeat_interleave(per_domain)
+        domain = torch.arange(domains).repeat_interleave(per_domain)  # the host's, as in training
         row: Row = {"domains": domains, "rows": count}
         ways: dict[str, Callable[[], torch.Tensor]] = {
             "coral": lambda: coral(x, domain),  # noqa: B023
@@ -384,38 +423,80 @@ def adapting(bench: Bench) -> list[Row]:
     run, _ = bench.trained("adapted", bench.config("da-erm", **{"train.steps": 2}))
     plain, _ = bench.trained("plain", bench.config("erm", **{"train.steps": 2}))
     model, other = Trained.load(run, bench.device), Trained.load(plain, bench.device)
-    paths = [
-        bench.manifest.image_source(int(row)) for row in bench.manifest.rows(domain=bench.test)
-    ]
+    paths = [bench.manifest.image_source(row) for row in range(len(bench.manifest))]
     rows: list[Row] = []
     for n in (1, 10, 100, 1000):
         if n <= len(paths):
             taken = bench.seconds(lambda: adapt(model, paths[:n], method="embedding"), 2)  # noqa: B023
             rows.append({"work": f"adapt on {n}", "ms": 1e3 * taken, "images/s": n / taken})
     adapted = adapt(model, paths[:10], method="embedding")
-    sites = {
-        f"site {i}": adapt(model, paths[i : i + 1], method="embedding")
-        for i in range(len(paths))[:64]
-    }
+    sites = {f"site {i}": adapt(model, paths[i : i + 1], method="embedding") for i in range(64)}
     many, mixed = ManyDomains(sites), [f"site {i % len(sites)}" for i in range(len(paths))]
     as_it_is = apply_state(other, None)
     loaded = torch.randint(0, 256, (256, 3, model.size, model.size), dtype=torch.uint8)
     x = to_float(loaded, bench.device)
-    for name, one in (("plain", as_it_is), ("adapted", adapted)):
-        taken = bench.seconds(lambda: one.predict_proba(paths), 2)  # noqa: B023
-        row = {"work": f"predict, {name}", "ms": 1e3 * taken, "images/s": len(paths) / taken}
-        rows.append(row)
-        with torch.no_grad():
-            taken = bench.seconds(lambda: one.predictor(x), 5)  # noqa: B023
-        name = f"predict, {name}, the network alone"
-        rows.append({"work": name, "ms": 1e3 * taken, "images/s": len(x) / taken})
-    taken = bench.seconds(lambda: many.predict_proba(paths, mixed), 2)
-    row = {
-        "work": f"predict, {len(sites)} domains mixed",
-        "ms": 1e3 * taken,
-        "images/s": len(paths) / taken,
+    whole: dict[str, Callable[[], object]] = {
+        "predict, plain": lambda: as_it_is.predict_proba(paths),
+        "predict, adapted": lambda: adapted.predict_proba(paths),
+        "predict, 64 domains mixed": lambda: many.predict_proba(paths, mixed),
     }
-    return [*rows, row]
+    alone: dict[str, Callable[[], object]] = {
+        "the network alone, plain": lambda: as_it_is.predictor(x),
+        "the network alone, adapted": lambda: adapted.predictor(x),
+    }
+    with torch.no_grad():
+        for works, images in ((whole, len(paths)), (alone, len(x))):
+            found = bench.beside(works, 5)
+            first = next(iter(found.values()))
+            rows += [
+                {"work": name, "ms": 1e3 * one, "images/s": images / one, "x": one / first}
+                for name, one in found.items()
+            ]
+    return rows
+
+
+def waits(bench: Bench) -> list[Row]:
+    """How often the host waits for the GPU in ten steps of training, by algorithm."""
+    if bench.device.type != "cuda":
+        return [{"algorithm": "only on a GPU"}]
+    rows = []
+    for name in names():
+        config = bench.config(
+            name,
+            **{
+                "model.backbone": "small-cnn",
+                "data.image_size": 32,
+                "train.steps": 10,
+                "train.checkpoint_every": 10,
+            },
+        )
+        with one_batch(), counted_waits() as found:
+            bench.trained(f"waits {name}", config)
+        places = ", ".join(dict.fromkeys(found))
+        rows.append({"algorithm": name, "waits in 10 steps": len(found), "where": places})
+    return rows
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[str]]:
+    """The places in the steps of Step B where the host waited for the GPU."""
+    found: list[str] = []
+    step = Loop._step
+
+    def watched(self: Loop, take: Any, batch: Batch, number: int) -> None:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn" if self.phase.name == "main" else before)
+            try:
+                step(self, take, batch, number)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        waited = (one for one in said if "synchroniz" in str(one.message))
+        found.extend(f"{Path(one.filename).name}:{one.lineno}" for one in waited)
+
+    with mock.patch.object(Loop, "_step", watched):
+        yield found
 
 
 def start_up(bench: Bench) -> list[Row]:
@@ -437,7 +518,9 @@ PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "compiled": compiled,
     "scoring": scoring,
     "long tail": long_tail,
+    "features": features,
     "penalties": penalties,
+    "waits": waits,
     "samplers": samplers,
     "adapting": adapting,
     "start-up": start_up,

@@ -118,7 +118,7 @@ class Extraction:
         """Images as stored [n, 3, h, w] -> [n, f], on the CPU."""
         images = Images(stored, self.network.mean.device)
         with torch.inference_mode():
-            features = torch.cat([self.network(x).cpu() for x in images.batches(BATCH)])
+            features = torch.cat([self.network(x) for x in images.batches(BATCH)]).cpu()
         require_finite(features, "the backbone's features of an image")
         return features
 
