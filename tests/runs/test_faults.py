@@ -2,9 +2,7 @@
 
 import errno
 import itertools
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +18,10 @@ from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.runs.training import train
 from acclimate.sweep.task import Task, perform
+from fixtures.faults import KINDS, failing
 from fixtures.interruption import assert_same_weights, stable
 
 Tiny = Callable[..., RunConfig]
-KINDS = ("no space", "input/output", "short write", "no rename")
-
-
-@contextmanager
-def failing(at: int, kind: str) -> Iterator[list[int]]:
-    """The write number `at` fails: by its sync, by half of it, or when it is put in place."""
-    seen: list[int] = []
-    sync, write, replace = os.fsync, os.write, Path.replace
-
-    def due() -> bool:
-        seen.append(1)
-        return len(seen) == at
-
-    def fsync(handle: int) -> None:
-        if kind in ("no space", "input/output") and due():
-            number = errno.ENOSPC if kind == "no space" else errno.EIO
-            raise OSError(number, os.strerror(number))
-        sync(handle)
-
-    def half(handle: int, data: bytes) -> int:
-        if kind == "short write" and due():
-            write(handle, data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(handle, data)
-
-    def rename(self: Path, target: Path) -> Path:
-        if kind == "no rename" and due():
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return replace(self, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        patch.setattr(os, "write", half)
-        patch.setattr(Path, "replace", rename)
-        yield seen
 
 
 def through(work: Callable[[], object], kind: str) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from acclimate.config import RunConfig, as_dict, completed
-from acclimate.core.errors import RunBusy, SweepError
+from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import embedding_step, records
+from acclimate.runs.training import train
 from acclimate.sweep.driver import Event, run_sweep
 from acclimate.sweep.jobs import with_baselines
 from acclimate.sweep.launchers import Died, LaunchOptions, chosen_launcher, expected_workers
@@ -27,6 +28,8 @@ from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.opening import opened, write_labels
 from acclimate.sweep.queue import Queue
 from acclimate.sweep.task import Task, TaskResult, note_failure, perform
+from fixtures.faults import no_file_above
+from fixtures.interruption import assert_same_weights
 
 Tiny = Callable[..., RunConfig]
 LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))
@@ -711,3 +714,29 @@ def test_kills_of_drivers_and_workers_change_nothing(tmp_path: Path) -> None:
     assert done.stdout.endswith(
         "equal: every job has one result, and scores and choices are the same\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", (0, 12000))
+def test_workers_that_cannot_write(
+    tiny: Tiny, data: Path, tmp_path: Path, features: Manifest, size: int
+) -> None:
+    """The system refuses what a file has beyond `size`, to the driver as to its workers."""
+    config = tiny("erm", test_domains=["site-0"])
+    sweep = sweep_of([job("erm-0", config)], digest=Manifest.open(data).digest())
+    folder, alone = tmp_path / "sweep", tmp_path / "alone"
+    train(config, features, alone)
+    with no_file_above(size):
+        try:
+            tally = run_sweep(folder, sweep, data={"sites": data}, launch=LOCAL)
+        except WriteError as error:
+            assert size == 0
+            said = str(error)
+        else:
+            (said,) = [failure.error for failure in tally.failures]
+    assert " cannot be written: file too large; use another disk" in said
+    assert said.endswith(" and repeat the command") and "\n" not in said
+    tally = run_sweep(folder, sweep, data={"sites": data}, launch=LOCAL, retry_failed=True)
+    assert (tally.done, tally.failures) == (1, ())
+    assert_same_weights(SweepFolder(folder).run("erm-0").path, alone)
+    assert not list(folder.rglob("*.tmp"))

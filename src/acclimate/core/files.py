@@ -165,9 +165,13 @@ def _told(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        told = WriteError(f"{path} cannot be written: {_reason(error, path)}")
-        told.errno = error.errno
-        raise told from error
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    told = WriteError(f"{path} cannot be written: {_reason(error, path)}")
+    told.errno = error.errno
+    return told
 
 
 def _reason(error: OSError, path: Path) -> str:
@@ -179,6 +183,8 @@ def _reason(error: OSError, path: Path) -> str:
         return f"{said}; free some on its disk{left} and repeat the command"
     if error.errno == errno.EIO:
         return f"{said}; check the disk, and repeat the command"
+    if error.errno == errno.EFBIG:
+        return f"{said}; use another disk or a higher limit (ulimit -f), and repeat the command"
     return f"{said}; check the path"
 
 

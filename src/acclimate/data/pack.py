@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.core.files import write_json
+from acclimate.core.files import write_error, write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.sealed import parse_json
 from acclimate.data.pixels import VECTORISED
@@ -53,7 +53,7 @@ class Pack:
     _files: tuple[int, int, int]  # records, pixels, and the lock that says the pack is in use
     have: np.ndarray = field(init=False)
     close: Callable[[], object] = field(init=False)
-    _writable: bool = field(init=False, default=True)
+    problem: OSError | None = field(init=False, default=None)  # since which nothing is kept
 
     def __post_init__(self) -> None:
         self.have = np.zeros(len(self.identities), dtype=bool)
@@ -72,15 +72,15 @@ class Pack:
 
     def put(self, image: int, pixels: np.ndarray) -> None:
         """Keep it, if the disk has room: work goes on without."""
-        if not self._writable:
+        if self.problem is not None:
             return
         slot = int(self.slot[image])
         records, data, _ = self._files
         try:
             _write(data, pixels.tobytes(), slot * pixels.nbytes)
             _write(records, _record(self.identities[image], pixels), slot * RECORD)
-        except OSError:
-            self._writable = False
+        except OSError as error:
+            self.problem = error
             return
         self.have[image] = True
 
@@ -99,7 +99,8 @@ def open_pack(
     """The pack of `count` images at `size`; None where it is not worth it, exceeds `budget` bytes
     or the disk, or where there can be none.
 
-    What was made with `keep` is used whatever the budget, and never makes room for another.
+    What was made with `keep` is used whatever the budget, and never makes room for another; a disk
+    that does not take it is an error.
     """
     needed = count * 3 * size**2
     if not keep and (needed < LEAST or budget <= 0):
@@ -127,8 +128,10 @@ def open_pack(
             fcntl.flock(files[2], fcntl.LOCK_SH)  # safe: its files live on until they are closed
         write_json(folder / "about.json", {**said, "keep": keep or bool(known.get("keep"))})
         mapped = np.memmap(folder / "pixels", np.uint8, "r+", shape=(count, 3, size, size))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         _close(files)
+        if keep and isinstance(error, OSError):  # who asks for it is to know
+            raise write_error(folder, error) from None
         return None
     records, pixels, lock = files
     return Pack(folder, identities, slot, torch.from_numpy(mapped), (records, pixels, lock))

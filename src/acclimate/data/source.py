@@ -19,6 +19,7 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import cores
 from acclimate.core.errors import ConfigError, ImageError
+from acclimate.core.files import write_error
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.columns import require_finite
 from acclimate.data.images import find_images
@@ -278,11 +279,9 @@ def pack_images(
     for start in range(0, count, EVALUATION_BATCH):
         some = np.arange(start, min(start + EVALUATION_BATCH, count))
         good = source.take_images(some)[1]
-        if not pack.have[some[good]].all():
-            raise ConfigError(
-                f"the disk of {pack.folder} is full after {int(pack.have.sum())} of {count} "
-                f"images; set {VARIABLE} to a folder on a larger disk and repeat the command"
-            )
+        if pack.problem is not None:
+            raise write_error(pack.folder, pack.problem)
+        assert pack.have[some[good]].all()
         watch("images", start + len(some), count, "")
     return pack
 

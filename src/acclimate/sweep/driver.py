@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from acclimate.core.errors import SweepError
+from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import Failure, SweepFolder
@@ -73,6 +73,8 @@ def run_sweep(
                 with closing(launch(folder)) as launcher:
                     _Round(folder, sweep, data, queue, launcher, listener).go()
             return _tally(folder, sweep, queue, already)
+    except WriteError:
+        raise  # it says where and what to do
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         where = error.filename or folder
