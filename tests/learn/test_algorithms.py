@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from acclimate.config import OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
+from acclimate.core.generators import Dropout
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
@@ -37,6 +38,7 @@ from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from fixtures.algorithms import (
     CLASSES,
+    DOMAINS,
     FEATURES,
     MU,
     PARALLEL,
@@ -357,6 +359,27 @@ def test_mldg_splits_the_domains_of_a_batch(domains: int, asked: int, held_out: 
     assert chosen == set(range(domains))
 
 
+def test_mldgs_splits_are_those_of_the_seed_and_the_step() -> None:
+    """As they have always been: a run that is resumed or repeated goes on with the same ones."""
+    domain = torch.arange(6)
+    for seed, meta_test, expected in (
+        (0, 1, [[0], [3], [2], [4], [0], [0]]),
+        (7, 2, [[0, 2], [2, 4], [2, 4], [2, 4], [1, 5], [0, 5]]),
+    ):
+        algorithm = make("mldg", meta_test=meta_test, seed=seed)
+        splits = [algorithm._held_out(Groups.of(domain), step) for step in range(6)]
+        assert [domain[out].tolist() for out in splits] == expected
+
+
+def test_mldg_leaves_a_layer_that_is_not_used_where_it_is() -> None:
+    predictor = Linear()
+    predictor.spare = nn.Linear(2, 2)
+    algorithm = make("mldg", predictor=predictor)
+    without = make("mldg", predictor=Linear())
+    batch = replace(BATCH, x=BATCH.x.double())
+    assert torch.equal(algorithm(batch, 0).total, without(batch, 0).total)
+
+
 @pytest.mark.parametrize("first_order", [False, True])
 def test_mldg_learns_from_two_domains(first_order: bool) -> None:
     algorithm = make("mldg", first_order=first_order, inner_lr=0.1)
@@ -430,6 +453,29 @@ def test_the_discriminator_by_hand() -> None:
     assert knowing.embedding is not None
     (last,) = knowing.layers
     torch.testing.assert_close(knowing(x, y), last(x + knowing.embedding.weight[y]))
+
+
+@pytest.mark.parametrize("name", ["dann", "cdann"])
+def test_the_discriminator_is_as_its_settings_say(name: str) -> None:
+    algorithm = make(
+        name,
+        width=9,
+        depth=4,
+        dropout=0.25,
+        discriminator_lr=0.125,
+        discriminator_weight_decay=0.5,
+        discriminator_steps=3,
+        beta1=0.75,
+    )
+    layers = algorithm.discriminator.layers
+    sizes = [
+        (part.in_features, part.out_features) for part in layers if isinstance(part, nn.Linear)
+    ]
+    assert sizes == [(5, 9), (9, 9), (9, 9), (9, DOMAINS)]
+    assert [part.p for part in layers if isinstance(part, Dropout)] == [0.25] * 3
+    assert algorithm.adversary.module is algorithm.discriminator
+    expected = OptimiserConfig(lr=0.125, weight_decay=0.5, beta1=0.75)
+    assert (algorithm.adversary.optimiser, algorithm.adversary.steps) == (expected, 3)
 
 
 def test_only_the_conditional_discriminator_is_told_the_class() -> None:

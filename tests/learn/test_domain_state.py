@@ -17,7 +17,7 @@ from torch import Tensor
 from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError, StateMismatch
-from acclimate.core.tensors import tensors_digest
+from acclimate.core.tensors import read_tensors, save_tensors, tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
@@ -28,6 +28,7 @@ from acclimate.learn.embeddings import (
     Payload,
     embed_rows,
 )
+from acclimate.learn.embeddings import state as module
 from acclimate.learn.embeddings.domains import sample_rows, save_domain_map
 from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
@@ -224,6 +225,8 @@ def test_radius_is_theorem_1s() -> None:
     assert state.sampling_variance == pytest.approx(state.variance * 4000 / 3999)
     assert state.radius() == mean_radius(4000, state.sampling_variance, state.bound)
     assert state_of(rows[:1]).radius() is None  # one image tells nothing about the spread
+    # Two that lie 2 and 4 apart: 1 + 4 from their mean, over one degree of freedom.
+    assert state_of(np.array([[0.0, 0.0], [2.0, 4.0]])).sampling_variance == pytest.approx(10)
     assert state.radius(0.5) == mean_radius(4000, state.sampling_variance, state.bound, delta=0.5)
     assert state.radius() is not None
     assert state_of(rows[:5]).radius() is None
@@ -287,6 +290,7 @@ def same(one: DomainState, two: DomainState) -> bool:
         and torch.equal(one.total, two.total)
         and torch.equal(one.squares, two.squares)
         and torch.equal(one.reference, two.reference)
+        and torch.equal(one.seen, two.seen)
         and one.payloads.keys() == two.payloads.keys()
         and all(
             one.payloads[name].mergeable == two.payloads[name].mergeable
@@ -307,13 +311,20 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
             "prior": Payload({"counts": torch.arange(3), "log": torch.ones(2, 2).T}, True),
             "tent": Payload({"weight": torch.rand(4)}, False),
         },
+        seen=torch.tensor([-(2**63), 7]),
     )
     path = tmp_path / "new" / "site.safetensors"
-    state.save(path, notes={"n": 5, "radius": None})
+    state.save(path, notes={"radius": None, "n": 5})
     assert same(DomainState.load(path), state)
     assert not same(DomainState.load(path), replace(state, reach=state.reach + 1e-12))
     with safe_open(path, framework="pt") as file:
-        assert json.loads(file.metadata()["notes"]) == {"n": 5, "radius": None}
+        assert file.metadata()["notes"] == '{"n": 5, "radius": null}'
+
+
+def test_what_a_killed_process_left_of_the_file_goes(tmp_path: Path) -> None:
+    (tmp_path / ".site.0a1b2c3d.tmp").write_text("half")
+    state_of(features(7, 5)).save(tmp_path / "site")
+    assert [path.name for path in tmp_path.iterdir()] == ["site"]
 
 
 def test_an_empty_state_can_be_saved(tmp_path: Path) -> None:
@@ -345,6 +356,55 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
         with pytest.raises(AcclimateError) as error:
             DomainState.load(path)
         assert str(error.value) == message
+
+
+def hashes(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def test_a_merged_state_has_seen_the_images_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (
+        replace(state_of(features(0, 3)), seen=seen) for seen in (hashes(2, 5), hashes(1, 5))
+    )
+    assert one.merged(two).seen.tolist() == [1, 2, 5]
+    monkeypatch.setattr(module, "MOST_SEEN", 2)
+    assert one.merged(two).seen.tolist() == [1, 2]
+
+
+FLAT = torch.zeros(DIM, dtype=torch.float64)
+WRONG: dict[str, dict[str, Tensor]] = {
+    "a table": {"seen": hashes(1, 2)[None]},
+    "no whole numbers": {"seen": torch.ones(2)},
+    "too many": {"seen": hashes(1, 2, 3, 4)},
+    "not finite": {"total": torch.full((DIM,), torch.nan, dtype=torch.float64)},
+    "longer": {"squares": torch.zeros(DIM + 1, dtype=torch.float64)},
+    "float32": {"reference": torch.zeros(DIM)},
+    "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
+}
+
+
+@pytest.mark.parametrize("tensors", WRONG.values(), ids=WRONG.keys())
+def test_content_that_no_state_has(
+    tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by itself, in a file whose checksum is right."""
+    monkeypatch.setattr(module, "MOST_SEEN", 3)
+    path, state = tmp_path / "state", replace(state_of(features(0, 2)), seen=hashes(1, 2, 3))
+    state.save(path)
+    assert same(DomainState.load(path), state)
+    found, metadata = read_tensors(path)
+    save_tensors(path, {**found, **tensors}, metadata)
+    with pytest.raises(StateMismatch, match="is no domain state, or is damaged"):
+        DomainState.load(path)
+
+
+def test_whether_payloads_add_up_is_yes_or_no(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with_payload("prior", counts=torch.ones(2)).save(path)
+    found, metadata = read_tensors(path)
+    save_tensors(path, found, {**metadata, "payloads": '{"prior": 1}'})
+    with pytest.raises(StateMismatch, match="is no domain state, or is damaged"):
+        DomainState.load(path)
 
 
 def test_a_digest_is_of_names_shapes_types_and_values() -> None:

@@ -1,6 +1,7 @@
 """Algorithm 1: Equation 3 against a plain loop, domain mixup row by row, and that it learns."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig
+from acclimate.config import EmbeddingConfig, OptimiserConfig
 from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch, EpisodeSampler, support_size
 from acclimate.learn.embeddings.prototype import Prototype, prototype_loss
 from acclimate.learn.models import build_backbone
@@ -59,6 +61,17 @@ def test_against_a_plain_loop(m: int, s: int, q: int, d: int) -> None:
     found = prototype_loss(torch.from_numpy(support), torch.from_numpy(query))
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(by_loop(support, query), rel=1e-12)
+
+
+def test_an_offset_of_each_dimension_costs_no_digits() -> None:
+    """float32 features far from 0, in one dimension on this side and in the other on that."""
+    rng = np.random.default_rng(0)
+    support, query = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 5, 2))
+    far = [
+        (torch.from_numpy(part) + torch.tensor([3e3, -3e3])).float() for part in (support, query)
+    ]
+    expected = by_loop(*(part.double().numpy() for part in far))
+    assert float(prototype_loss(*far)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_gradients() -> None:
@@ -134,6 +147,7 @@ def test_domain_mixup_row_by_row() -> None:
         assert len(x) == 64  # as many synthetic domains as real ones
         # Row j is made of rows j of both: support of support, query of query.
         found = mixtures(x[:32].reshape(4, 8, -1), x[32:].reshape(4, 8, -1))
+        assert len({round(r, 4) for _, r in found}) == 4  # a ratio for each
         all_ratios += [r for _, r in found]
         all_pairs |= {pair for pair, _ in found}
     assert 0.2 - 1e-4 <= min(all_ratios) < 0.25
@@ -159,6 +173,18 @@ def test_mixup_is_a_function_of_seed_and_step() -> None:
     assert torch.equal(seen_by_backbone(again, batch, 0)[0], x)
     assert not torch.equal(seen_by_backbone(again, batch, 1)[0], x)
     assert not torch.equal(seen_by_backbone(other, batch, 0)[0], x)
+
+
+def test_mixup_is_as_it_has_always_been() -> None:
+    """Of four domains at (1, 0, 0, 0), (0, 1, 0, 0), ... the shares are the numbers themselves."""
+    mixed = build(replace(CONFIG, mixup="on"), seed=3)._mixed(torch.eye(4), 4, 5)
+    expected = [
+        [0.2742, 0.7258, 0, 0],
+        [0, 0, 0.5741, 0.4259],
+        [0.6529, 0.3471, 0, 0],
+        [0.2790, 0, 0.7210, 0],
+    ]
+    torch.testing.assert_close(mixed, torch.tensor(expected), atol=1e-4, rtol=0)
 
 
 def test_mixup_of_images() -> None:
@@ -237,3 +263,16 @@ def test_it_asks_for_episodes() -> None:
     assert isinstance(sampler, EpisodeSampler)
     assert (sampler.per_domain, sampler.support, sampler.slots, sampler.seed) == (10, 8, 2, 4)
     assert Prototype.least_domains == 2
+
+
+@pytest.mark.parametrize(("parts", "enough"), [(1, True), (4, True), (5, False), (8, False)])
+def test_each_part_of_a_step_has_support_and_query(parts: int, enough: bool) -> None:
+    config = replace(CONFIG, optimiser=OptimiserConfig(accumulate=parts))  # of 8 images a domain
+    rows = [np.arange(20), np.arange(20, 50)]
+    with nullcontext() if enough else pytest.raises(ConfigError, match=f"at least {2 * parts}"):
+        build(config).sampler(rows, config, seed=0)
+
+
+def test_a_domain_of_two_images_a_step_has_one_of_each() -> None:
+    config = replace(CONFIG, per_domain=2)
+    assert build(config).sampler([np.arange(20), np.arange(20, 50)], config, seed=0)

@@ -72,8 +72,7 @@ class MLDG(Algorithm):
             list(own.values()),
             create_graph=not self.config.first_order,
             retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
+            materialize_grads=True,  # 0 for what this batch does not use
         )
         stepped: dict[str, Tensor] = {n: b.clone() for n, b in self.predictor.named_buffers()}
         for (name, weight), gradient in zip(own.items(), gradients, strict=True):

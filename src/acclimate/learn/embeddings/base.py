@@ -104,7 +104,7 @@ class Embedding(Objective):
     def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
         """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
         parts = config.optimiser.accumulate
-        if config.per_domain // parts < 2:
+        if config.per_domain < 2 * parts:
             raise ConfigError(
                 f"embedding.optimiser.accumulate is {parts}, and each part needs a support and a "
                 f"query image of a domain; make embedding.per_domain at least {2 * parts}"
