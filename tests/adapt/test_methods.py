@@ -44,6 +44,7 @@ from fixtures.predictors import (
     CPU,
     UNIFORM,
     batch_normed,
+    convolutions,
     group_normed,
     logits_of,
     pixels,
@@ -241,7 +242,7 @@ def test_soft_confusion_by_hand() -> None:
 def test_a_confusion_matrix_has_a_column_for_classes_without_images() -> None:
     found = soft_confusion(torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]]), torch.tensor([0, 0]))
     torch.testing.assert_close(found[:, 0].float(), torch.tensor([0.6, 1.2, 0.2]))
-    assert not found[:, 1:].any()
+    assert found.shape == (3, 3) and not found[:, 1:].any()
 
 
 def test_em_and_black_box_shift_agree() -> None:
@@ -411,6 +412,27 @@ def test_features_that_were_made_before_are_refused(method: Method) -> None:
         f"method '{name}' changes layers of the backbone, and these are features that it made "
         f"before; use prior or t3a, or score images with `acclimate evaluate`"
     )
+
+
+def test_one_image_is_enough_for_tent_without_batch_norm() -> None:
+    predictor, images = group_normed(), pixels(1)
+    tent = Tent(Tent.Config(steps=5, lr=1e-2))
+    adapted = tent.apply(predictor, tent.observe(predictor, images, UNIFORM))
+    assert mean_entropy(logits_of(adapted, images)) < mean_entropy(logits_of(predictor, images))
+
+
+def test_a_layer_that_tent_finds_unused_stays_as_it_is() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = convolutions(nn.BatchNorm2d), nn.GroupNorm(1, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    found = Tent().observe(plain(Spare()), pixels(8), UNIFORM)
+    assert found["backbone.body.spare.weight"].tolist() == [1.0] * 3
+    assert found["backbone.body.used.1.weight"].tolist() != [1.0] * 4
 
 
 def test_no_steps_of_tent_are_batch_norm_statistics() -> None:
@@ -710,6 +732,19 @@ class TestGrowing:
             twice.predict_proba(X[:9]), apply_state(erm, first).predict_proba(X[:9]), atol=5e-3
         )
 
+    def test_a_temperature_is_that_of_all_the_images(
+        self, models: dict[str, Trained], features: Manifest
+    ) -> None:
+        erm, X = models["erm"], features.features()
+        settings = {"prior.temperature": 4.0, "prior.strength": 20.0}
+        once = adapt(erm, X[:40], method="prior", settings=settings)
+        first = adapt(erm, X[:9], method="prior", settings=settings).state
+        twice = adapt(erm, X[9:40], method="prior", into=first, settings=settings)
+        np.testing.assert_allclose(twice.predict_proba(X), once.predict_proba(X), atol=2e-3)
+        mixed = adapt(erm, X[9:40], method="prior", settings={**settings, "prior.temperature": 1.0})
+        kept, other = (site.label_prior or {} for site in (twice, mixed))
+        assert max(abs(kept[name] - other[name]) for name in kept) > 0.02
+
     def test_another_temperature_is_refused(
         self, models: dict[str, Trained], features: Manifest
     ) -> None:
@@ -744,6 +779,30 @@ class TestGrowing:
         shares = base[dropped] / base[dropped].sum() * rest
         torch.testing.assert_close(found[0, dropped], shares, rtol=2e-2, atol=0)
         torch.testing.assert_close(found[0, 17], posteriors[0, 17], rtol=1e-3, atol=0)
+
+
+def test_evidence_of_several_images_by_hand() -> None:
+    """18 classes, of which 16 are kept. The first image leaves 1/4 to the last two, the second is
+    sure; training has the last class three times as often as the one before it."""
+    posteriors = torch.zeros(2, 18, dtype=torch.float64)
+    posteriors[0, :16] = 0.75 / 16
+    posteriors[1, 5] = 1.0
+    base = torch.full((18,), 1 / 20, dtype=torch.float64)
+    base[17] = 3 / 20
+    found = Evidence.of(posteriors).posteriors(base)
+    expected = torch.tensor([*([0.75 / 16] * 16), 0.25 / 4, 0.75 / 4], dtype=torch.float64)
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=0)
+    assert found[1].tolist() == posteriors[1].tolist()
+
+
+def test_what_16_bits_cannot_say_is_no_probability_lost() -> None:
+    """A third is not a number of 16 bits: what comes back sums to 1 all the same."""
+    rows = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.6, 0.3, 0.1]], dtype=torch.float64)
+    evidence = Evidence.of(rows)
+    assert float(evidence.shares[0].double().sum()) < 1 - 1e-4
+    found = evidence.posteriors(UNIFORM.label_prior)
+    torch.testing.assert_close(found.sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-15, atol=0)
+    torch.testing.assert_close(found, rows, rtol=1e-3, atol=0)
 
 
 def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:
