@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.results.observations import observations
-from acclimate.results.runs import find_runs
+from acclimate.results.observations import (
+    Frame,
+    Observation,
+    by_method,
+    domains_of_a_trial,
+    observations,
+    pooled,
+)
+from acclimate.results.runs import Key, find_runs
 from fixtures.run_folders import make_run, score
 
 
@@ -43,3 +50,38 @@ def test_scores_of_a_role(
     }
     assert {one.data for one in found} == {"d1"}
     assert [one.top5 for one in found if one.key.method == "prior"] == [0.8] * (role == "test")
+
+
+ERM, CORAL = Key("erm", "none"), Key("coral", "none")
+
+
+def test_runs_that_are_the_same_are_averaged() -> None:
+    """Each of their numbers over those that have it; the rest is as in the first."""
+    one = Observation("toy", ERM, "d", 2, "a", top1=0.5, top5=0.7, images=40)
+    alike = [one, replace(one, top1=0.6, top5=0.9), replace(one, top1=0.1, top5=None)]
+    other = replace(one, key=CORAL, top5=None)
+    found = by_method([*alike, other, replace(other, domain="b")])
+    assert found == {
+        ERM: {("d", 2): {"a": replace(one, top1=pytest.approx(0.4), top5=pytest.approx(0.8))}},
+        CORAL: {("d", 2): {"a": other, "b": replace(other, domain="b")}},
+    }
+
+
+def test_several_data_sets_as_one() -> None:
+    """A trial covers all of them, whatever data they drew, and their domains are told apart."""
+    rows = [Observation(data, ERM, f"digest {data}", 3, "a", top1=0.5) for data in ("x", "y")]
+    assert pooled(rows[:1] * 2) == rows[:1] * 2
+    assert pooled(rows) == [
+        replace(rows[0], data="", domain="x: a"),
+        replace(rows[1], data="", domain="y: a"),
+    ]
+
+
+def test_the_domains_of_a_trial_are_those_of_all_data_sets() -> None:
+    three = Frame(("a", "b", "c"), (ERM, CORAL))
+    two = Frame(("d", "e", "f"), (ERM, Key("erm", "prior", "wide")), {"": frozenset({"d", "e"})})
+    assert domains_of_a_trial([three, two]) == {
+        ("erm", ""): 5,
+        ("coral", ""): 3,
+        ("erm", "wide"): 2,
+    }

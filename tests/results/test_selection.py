@@ -21,6 +21,7 @@ from acclimate.results.selection import (
     applicable,
     candidates,
     candidates_of,
+    named,
     select,
 )
 from acclimate.results.sweep_folder import SweepFolder
@@ -428,6 +429,18 @@ def test_the_order_of_the_runs_does_not_matter(
     assert select(shuffled, rule) == select(runs, rule)
 
 
+def test_draws_that_differ_beyond_the_twelfth_digit_tie() -> None:
+    for gap, winner in ((2e-13, 0), (2e-12, 1)):
+        runs = [run(0, "a", training=0.5, a=0.5), run(1, "a", training=0.5 + gap, a=0.5)]
+        assert only(select(runs, "training-domains")).draw == winner
+
+
+def test_of_many_domains_the_first_is_named() -> None:
+    assert named(("a",)) == "a"
+    assert named(("a", "b", "c")) == "a and b and c"
+    assert named(("a", "b", "c", "d")) == "a and 3 more"
+
+
 # --- from records
 
 FINISHED = Finished(kept_step=20, kept_by="", kept_score=None, seconds=1.0, quarantined=0)
@@ -540,6 +553,12 @@ def test_a_method_that_no_run_was_scored_by_is_missing_by_name() -> None:
     jobs = [replace(JOB, config={"adapt": {"methods": ["prior"]}})]
     found = select([], "oracle", expected=jobs)
     assert [(one.method, one.run) for one in found] == [("none", None), ("prior", None)]
+
+
+def test_averaged_weights_are_judged_by_what_was_looked_at_with_them() -> None:
+    averaged = [score("averaged", 20, name, "train", "val", 0.9, "none") for name in ("a", "b")]
+    (found,) = candidates_of(JOB, Records((*recorded(), *averaged)))
+    assert found.training == pytest.approx(0.9)
 
 
 def test_an_unfinished_run_is_no_candidate() -> None:

@@ -10,6 +10,7 @@ from acclimate.results.statistics import (
     difference_p,
     holm,
     in_words,
+    paired_p,
     ratio,
 )
 
@@ -76,6 +77,17 @@ def test_differences_that_are_all_alike_leave_no_doubt() -> None:
     assert difference_p(Estimate(0.0, 0.0, 3)) == 1.0
     # Beside an error that is more than rounding, the test is the usual one.
     assert 0 < (difference_p(Estimate(1e-11, 1e-12, 3)) or 0) < 0.05
+
+
+def test_pairs_whose_gaps_differ_by_rounding_alone_have_no_chance() -> None:
+    """Nine gaps of a standard deviation of 0.8e-12, and of 2e-12, which is no more rounding."""
+
+    def p(spread: float) -> float | None:
+        # Four above and four below by as much, one at their mean: 8 squares, 8 degrees of freedom.
+        return paired_p([(0.1 + sign * spread, 0.1) for sign in (1, -1) * 4] + [(0.1, 0.1)])
+
+    assert p(0.8e-12) is None
+    assert p(2e-12) == pytest.approx(1, abs=1e-3)
 
 
 def test_with_too_few_seeds_nothing_is_said_of_a_difference() -> None:
