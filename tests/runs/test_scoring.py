@@ -1,19 +1,25 @@
 """Scores by hand: which rows count, in which domain's light, and what the controls are told."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from acclimate.adapt.classifier import adapt
+from acclimate.adapt.choice import MethodChoice
+from acclimate.adapt.classifier import Adapted, adapt
+from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import base_predictor, find_chain
 from acclimate.adapt.methods.prior import soft_confusion
+from acclimate.adapt.rehearsal import Promise, Rehearsal
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
+from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
@@ -250,15 +256,35 @@ UNSEEN = {"val_domains": ["late"], "test_domains": ["new"]}
 LEARNED = {"train.steps": 40, "train.optimiser.lr": 0.02, "adapt.points": 20, "seed": 5}
 
 
-def of_run(
-    algorithm: str, data: Manifest, tiny: Tiny, folder: Path, **settings: object
-) -> tuple[Evaluator, Trained]:
-    config = tiny(algorithm, **UNSEEN, **LEARNED, **settings)
-    train(config, data, folder)
-    trained, plan = Trained.load(folder), make_plan(config, data)
-    source, prior = FeatureSource(data), trained.label_prior
-    parts = trained.predictor, prior, trained.embedding, trained.table
-    return Evaluator(plan, source, World(), *parts), trained
+@pytest.fixture(scope="module")
+def learned(
+    shifted: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Trained]:
+    folder = tmp_path_factory.mktemp("learned")
+    for algorithm in ("erm", "da-erm"):
+        train(tiny(algorithm, **UNSEEN, **LEARNED), shifted, folder / algorithm)
+    return {algorithm: Trained.load(folder / algorithm) for algorithm in ("erm", "da-erm")}
+
+
+def scorer_of(
+    trained: Trained,
+    data: Manifest,
+    tiny: Tiny,
+    settings: Mapping[str, object] | None = None,
+    **more: Any,
+) -> Evaluator:
+    config = tiny(trained.config.algorithm, **(UNSEEN | LEARNED | dict(settings or {})))
+    source = more.pop("source", None) or FeatureSource(data)
+    parts = trained.predictor, trained.label_prior, trained.embedding, trained.table
+    return Evaluator(make_plan(config, data), source, World(), *parts, **more)
+
+
+def assert_scored_as(site: Adapted, score: Score, data: Manifest, rows: np.ndarray) -> None:
+    """A score is that of an adapted classifier on `rows`, loss and all."""
+    p, true = site.predict_proba(data.features()[rows]), data.label_index[rows]
+    assert (score.n, score.top1) == (len(rows), float((p.argmax(1) == true).mean()))
+    loss = -np.log(p[np.arange(len(rows)), true]).mean()
+    assert score.loss == pytest.approx(loss, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +295,15 @@ def of_run(
     ],
 )
 def test_a_method_s_score_is_that_of_adapting_by_hand(
-    algorithm: str, methods: tuple[str, ...], shifted: Manifest, tiny: Tiny, tmp_path: Path
+    algorithm: str,
+    methods: tuple[str, ...],
+    learned: dict[str, Trained],
+    shifted: Manifest,
+    tiny: Tiny,
 ) -> None:
     """The images set aside go through `adapt`, and the others through what it gives."""
-    scorer, trained = of_run(algorithm, shifted, tiny, tmp_path / "run")
+    trained = learned[algorithm]
+    scorer = scorer_of(trained, shifted, tiny)
     right = set()
     scores = {(s.domain, s.method): s for s in scorer.final(step=7, methods=methods)}
     for domain, role in (("new", "test"), ("late", "val")):
@@ -303,9 +334,307 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
     assert len(right) > 3  # methods differ here, so that a score says which one it is of
 
 
-def test_the_check_of_the_prior_by_hand(shifted: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "method", "settings"),
+    [
+        ("erm", "t3a", {"t3a.keep": 1}),
+        ("erm", "prior", {"prior.expect": "learned"}),
+        ("da-erm", "embedding+prior", {"prior.temperature": 2.0, "prior.strength": 9.0}),
+    ],
+)
+def test_methods_have_the_settings_of_the_run(
+    algorithm: str,
+    method: str,
+    settings: dict[str, object],
+    learned: dict[str, Trained],
+    shifted: Manifest,
+    tiny: Tiny,
+) -> None:
+    trained = learned[algorithm]
+    named = {f"adapt.{key}": value for key, value in settings.items()}
+    scorer = scorer_of(trained, shifted, tiny, named, ratios=trained.label_ratios)
+    this = scorer.unseen("new")
+    images = shifted.features()[this.adapted_on]
+    score = next(s for s in scorer.final(0, [method]) if (s.domain, s.method) == ("new", method))
+    site = adapt(trained, images, method=method, settings=settings)
+    assert_scored_as(site, score, shifted, this.scored)
+    usual = adapt(trained, images, method=method).predict_proba(images)
+    assert np.abs(site.predict_proba(images) - usual).max() > 1e-3  # the settings tell
+
+
+def test_a_prior_aware_model_stands_under_the_training_prior(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    config = tiny("da-erm", **UNSEEN, **LEARNED, **{"train.prior_aware": True})
+    aware = replace(learned["da-erm"], config=config)
+    for trained in (aware, learned["da-erm"]):
+        settings = {"train.prior_aware": trained is aware}
+        scorer = scorer_of(trained, shifted, tiny, settings)
+        this = scorer.unseen("new")
+        score = next(
+            s
+            for s in scorer.final(0, ["embedding+prior"])
+            if (s.domain, s.method) == ("new", "embedding+prior")
+        )
+        site = adapt(trained, shifted.features()[this.adapted_on], method="embedding+prior")
+        assert_scored_as(site, score, shifted, this.scored)
+
+
+@pytest.mark.parametrize("method", ["embedding", "embedding+prior"])
+def test_the_second_path_of_a_plain_model(
+    method: str, learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    """`embedding` starts from it, and what does not name the embedding from the plain model."""
+    adaptive = learned["da-erm"]
+    scorer = scorer_of(learned["erm"], shifted, tiny, second=adaptive.start(embedding=True))
+    this = scorer.unseen("new")
+    images = shifted.features()[this.adapted_on]
+    found = {s.method: s for s in scorer.final(0, [method, "prior"]) if s.domain == "new"}
+    told = (found[method].adapted_on, found[method].adapt_n, found[method].adapt_seed)
+    assert told == ("held-out", 20, 5)
+    assert_scored_as(adapt(adaptive, images, method=method), found[method], shifted, this.scored)
+    plain = adapt(learned["erm"], images, method="prior")
+    assert_scored_as(plain, found["prior"], shifted, this.scored)
+
+
+def test_without_a_second_path_a_plain_model_has_no_embedding(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=r"a plain model \(erm\) has no embedding to adapt"):
+        list(scorer_of(learned["erm"], shifted, tiny).final(0, ["embedding"]))
+
+
+class Patchy(FeatureSource):
+    """Every third row cannot be read, and shows nothing."""
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        stored, _ = super().take(rows)
+        good = rows % 3 != 0
+        return torch.where(torch.from_numpy(good)[:, None], stored, 1e3), good
+
+
+@pytest.mark.parametrize("method", ["prior", "t3a", "embedding", "embedding+prior"])
+def test_images_that_cannot_be_read_adapt_nothing_and_are_not_scored(
+    method: str, learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    trained = learned["da-erm" if "embedding" in method else "erm"]
+    scorer = scorer_of(trained, shifted, tiny, source=Patchy(shifted))
+    score = next(s for s in scorer.final(0, [method]) if (s.domain, s.method) == ("new", method))
+    this = scorer.unseen("new")
+    images, rows = (part[part % 3 != 0] for part in (this.adapted_on, this.scored))
+    assert score.adapt_n == len(images) < 20
+    site = adapt(trained, shifted.features()[images], method=method)
+    assert_scored_as(site, score, shifted, rows)
+
+
+class Unreadable(FeatureSource):
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        stored, good = super().take(rows)
+        return stored, good & (rows < 180)  # `new` and `late` come after that
+
+
+def test_a_domain_of_which_nothing_can_be_read(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    unread = Unreadable(shifted)
+    found = [
+        (s.method, s.n, s.top1, s.loss, s.adapt_n)
+        for s in scorer_of(learned["da-erm"], shifted, tiny, source=unread).final(0)
+        if s.domain == "new"
+    ]
+    assert found == [("embedding", 0, None, None, 0), ("wrong-embedding", 0, None, None, 0)]
+    with pytest.raises(ManifestError) as caught:
+        list(scorer_of(learned["erm"], shifted, tiny, source=unread).final(0, ["prior"]))
+    assert str(caught.value) == (
+        "none of the 20 images set aside to adapt to domain 'late' can be read; add images, or "
+        "choose others with another seed"
+    )
+
+
+@dataclass(frozen=True)
+class Doubts(Guard):
+    """Says of each method in turn which one it would rather have, and writes down what it saw."""
+
+    rather: Mapping[str, MethodChoice] = field(default_factory=dict)
+    asked: list[tuple[str, int | None, int]] = field(default_factory=list)
+
+    def reconsidered(
+        self, choice: MethodChoice, state: DomainState | None, images: Images
+    ) -> MethodChoice | None:
+        count = None if state is None else state.count
+        self.asked.append((choice.method, count, len(images)))
+        return self.rather.get(choice.method)
+
+
+def rehearsed(**chosen: str) -> Rehearsal:
+    """With so many images, this chain: `from_10="prior"`."""
+    chains = {int(n.removeprefix("from_")): chain for n, chain in chosen.items()}
+    promises = tuple(
+        Promise(
+            chain=chain,
+            n=n,
+            frequencies="as they are",
+            gain=0.1,
+            error=None,
+            accuracy=0.5,
+            low=0.0,
+            high=1.0,
+            domains=3,
+        )
+        for n, chain in chains.items()
+    )
+    own = [chain for chain in chains.values() if "prior" in chain]
+    return Rehearsal(
+        promises=promises,
+        chosen=chains,
+        temperatures=dict.fromkeys(own, 2.0),
+        strengths=dict.fromkeys(own, 9.0),
+        domains=3,
+        exact=True,
+    )
+
+
+WITH = {"prior.temperature": 2.0, "prior.strength": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("rather", "method", "settings", "asked"),
+    [
+        ({}, "embedding+prior", WITH, [("embedding+prior", 20, 20)]),
+        (
+            {"embedding+prior": MethodChoice("prior", {"prior.strength": 3.0})},
+            "prior",
+            {"prior.strength": 3.0},
+            [("embedding+prior", 20, 20), ("prior", None, 20)],
+        ),
+        (
+            {
+                "embedding+prior": MethodChoice("embedding"),
+                "embedding": MethodChoice("none"),
+            },
+            "none",
+            {},
+            [("embedding+prior", 20, 20), ("embedding", 20, 20)],
+        ),
+    ],
+)
+def test_auto_is_what_rehearsal_chose_unless_the_images_speak_against_it(
+    rather: dict[str, MethodChoice],
+    method: str,
+    settings: dict[str, object],
+    asked: list[tuple[str, int | None, int]],
+    learned: dict[str, Trained],
+    shifted: Manifest,
+    tiny: Tiny,
+) -> None:
+    """Of 20 images those chosen for 10 or more decide. The plain model used nothing, and nothing
+    can speak against that."""
+    trained = learned["da-erm"]
+    chosen = rehearsed(from_10="embedding+prior", from_30="t3a")
+    guard = Doubts(chosen, trained.predictor, trained.label_prior, None, trained.table, rather)
+    scorer = scorer_of(trained, shifted, tiny, guard=guard)
+    (score,) = (s for s in scorer.final(0) if (s.domain, s.method) == ("new", "auto"))
+    used = None if method == "none" else 20
+    assert (score.adapt_n, score.adapted_on) == (used, used and "held-out")
+    assert guard.asked == asked * 2  # of `late` and of `new`
+    this = scorer.unseen("new")
+    images = shifted.features()[this.adapted_on]
+    site = adapt(trained, images, method=method, settings=settings)
+    assert_scored_as(site, score, shifted, this.scored)
+
+
+def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    trained = learned["erm"]
+    guard = Doubts(rehearsed(from_3="t3a"), trained.predictor, trained.label_prior, None, None)
+    scorer = scorer_of(trained, shifted, tiny, {"adapt.t3a.keep": 1}, guard=guard)
+    (score,) = (s for s in scorer.final(0, ["auto"]) if (s.domain, s.method) == ("new", "auto"))
+    this = scorer.unseen("new")
+    images = shifted.features()[this.adapted_on]
+    site = adapt(trained, images, method="t3a", settings={"t3a.keep": 1})
+    assert_scored_as(site, score, shifted, this.scored)
+
+
+def test_how_many_images_auto_has_is_how_many_can_be_read(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    trained = learned["erm"]
+    chosen = rehearsed(from_0="none", from_10="prior", from_20="t3a")
+    guard = Doubts(chosen, trained.predictor, trained.label_prior, None, None)
+    scorer = scorer_of(trained, shifted, tiny, guard=guard, source=Patchy(shifted))
+    (score,) = (s for s in scorer.final(0) if (s.domain, s.method) == ("new", "auto"))
+    assert score.adapt_n is not None and 10 <= score.adapt_n < 20
+    assert {method for method, _, _ in guard.asked} == {"prior"}
+
+
+def test_auto_without_a_rehearsal_is_refused(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match="nothing was rehearsed, so there is no 'auto' to score"):
+        list(scorer_of(learned["erm"], shifted, tiny).final(0, ["auto"]))
+
+
+def with_splits(data: Manifest, splits: Mapping[str, Sequence[str]]) -> Manifest:
+    """The same rows; each domain's go through the splits named for it in turn."""
+    names = [data.domains[i] for i in data.domain_index]
+    turn = dict.fromkeys(data.domains, 0)
+    own = []
+    for name in names:
+        own.append(splits[name][turn[name] % len(splits[name])])
+        turn[name] += 1
+    labels = [data.classes[i] for i in data.label_index]
+    return Manifest.from_arrays(data.features(), labels, names, splits=own)
+
+
+def test_the_confusion_of_validation_rows_that_no_score_is_of(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    """Where training domains have test splits, those are scored, and the check of the prior looks
+    at the validation rows besides; q has none."""
+    splits = dict.fromkeys(shifted.domains, ("train", "val", "test"))
+    data = with_splits(shifted, splits | {"q": ("train", "test")})
+    scorer = scorer_of(learned["erm"], data, tiny)
+    scores = list(scorer.final(0, ["prior"]))
+    seen = [(s.domain, s.split) for s in scores if s.role == "train"]
+    assert seen == [*((d, "test") for d in "pqr"), ("p", "val"), ("r", "val")]
+    rows = np.concatenate([data.rows(domain=d, split="val") for d in "pr"])
+    with torch.no_grad():
+        p = learned["erm"].predictor(torch.from_numpy(data.features()[rows])).logits.softmax(1)
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    for row, label in zip(p.double(), data.label_index[rows], strict=True):
+        expected[:, label] += row
+    torch.testing.assert_close(scorer._confusion, expected, rtol=1e-5, atol=1e-6)
+    without = replace(scorer.plan, val_domains=())
+    lazily = replace(scorer, plan=without, _unseen={}, _confused={})
+    torch.testing.assert_close(lazily._confusion, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_last_fit_takes_in_is_scored_before_it_and_not_after(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    splits = dict.fromkeys(shifted.domains, ("train", "val", "test"))
+    data = with_splits(shifted, splits | {"q": ("train", "val")})
+    scorer = scorer_of(learned["erm"], data, tiny, {"train.last_fit": True})
+    earlier = list(scorer.before_last_fit(step=8))
+    assert [(s.domain, s.split, s.step, s.moment) for s in earlier] == [
+        (domain, "val", 8, "final") for domain in "qpr"
+    ]
+    later = list(scorer.final(step=9, methods=["prior"]))
+    assert [(s.domain, s.split) for s in later if s.role == "train"] == [
+        (domain, "test") for domain in "pr"
+    ]
+    # No validation row is left that the model was not fitted on, and so no check of the prior.
+    assert not scorer._confusion.any()
+    assert "black-box-prior" not in {s.method for s in later}
+
+
+def test_the_check_of_the_prior_by_hand(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
     """Ratios that carry the validation images' mean posterior of each class to the new domain's."""
-    scorer, trained = of_run("erm", shifted, tiny, tmp_path / "run")
+    trained = learned["erm"]
+    scorer = scorer_of(trained, shifted, tiny)
     X, y = torch.from_numpy(shifted.features()), shifted.label_index
     with torch.no_grad():
         logits = trained.predictor(X).logits.double().numpy()
@@ -325,10 +654,12 @@ def test_the_check_of_the_prior_by_hand(shifted: Manifest, tiny: Tiny, tmp_path:
     assert (score.split, score.adapted_on, score.adapt_n) == ("all", "held-out", 20)
 
 
-def test_what_is_scored_in_the_end(shifted: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+def test_what_is_scored_in_the_end(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
     """Training sites without a test split on their validation images; then each unseen one, plain
     and with its control, and by each further method once."""
-    scorer, _ = of_run("erm", shifted, tiny, tmp_path / "run")
+    scorer = scorer_of(learned["erm"], shifted, tiny)
     scores = list(scorer.final(step=1, methods=("prior", "none", "prior")))
     assert [(s.domain, s.role, s.split, s.method) for s in scores] == [
         *((d, "train", "val", "none") for d in ("p", "q", "r")),

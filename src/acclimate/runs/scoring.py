@@ -167,7 +167,7 @@ class Evaluator:
 
     def before_last_fit(self, step: int) -> Iterator[Score]:
         """The final scores on rows that a last fit will take in: the last chance to score them."""
-        return self._final_seen(step, without={"train", "test"})
+        return self._final_seen(step, without={"test"})
 
     def _final_seen(
         self, step: int, without: Collection[str], *, confused: bool = False
