@@ -88,6 +88,11 @@ def test_a_sweep_from_plan_to_table(data: Path, tmp_path: Path) -> None:
     assert "0 done, 0 failed, 4 left" in plan.stdout
     assert "time left: about" in plan.stdout
     assert not out.exists()
+    small_ones = run(small(data, out, "--dry-run", "--min-images", "25"))
+    assert small_ones.stderr == (
+        "error: domain 'site-0' of sites.parquet has 24 images, and domains with fewer than 25 are "
+        "left out; name others, or lower data.min_images\n"
+    )
 
     done = run(small(data, out))
     assert done.returncode == 0, done.stderr

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from acclimate.config import RunConfig
-from acclimate.core.errors import ManifestError
+from acclimate.config import RunConfig, from_dict
+from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train
+from acclimate.sweep.definition import SweepConfig, gather
+from acclimate.sweep.jobs import count as runs_by_rule
+from acclimate.sweep.jobs import define, notes
+from fixtures.settings import TINY
 
 
 def arrays(**sizes: int) -> Manifest:
@@ -74,3 +79,51 @@ def test_a_run_knows_its_own_data_again(tiny: Callable[..., RunConfig], tmp_path
     found = evaluate_run(tmp_path / "run", manifest, device="cpu")
     assert found.same_data
     assert {score.domain for score in found.scores} == {"north", "south"}
+
+
+def sweep_of(**changes: Any) -> SweepConfig:
+    flags = {"data": ("sites",), "settings": {**TINY, "data.min_images": 3}, "trials": 1}
+    return gather(None, {**flags, **changes})
+
+
+def test_a_sweep_has_no_jobs_for_domains_that_are_left_out() -> None:
+    data = {"sites": arrays(**SITES, east=20, west=20)}
+    config = sweep_of(rule="leave-one-out")
+    sweep = define(config, data)
+    assert {job.groups for job in sweep.jobs} == {
+        (("east",),),
+        (("north",),),
+        (("south",),),
+        (("west",),),
+    }
+    assert notes(config, data) == [
+        "left out 3 domains with fewer than 3 images: also-one (1), one (1), two (2)"
+    ]
+    assert runs_by_rule(config, data)["training-domains"] == len(sweep.jobs) == 8
+    for job in sweep.jobs:
+        planned = make_plan(from_dict(RunConfig, job.config, where=""), data["sites"])
+        assert len(planned.train_domains) == 3 and planned.test_domains == job.held_out
+    paired = define(sweep_of(rule="leave-one-out", draws=2), data)
+    held = {name for job in paired.jobs for name in job.held_out}
+    assert held == {"north", "south", "east", "west"}
+    assert notes(sweep_of(settings=TINY), data) == []
+
+
+def test_a_sweep_that_names_such_a_domain() -> None:
+    data = {"sites": arrays(**SITES, east=20)}
+    for changes in ({"test_domains": ("south,two",)}, {"val_domains": ("two",)}):
+        with pytest.raises(ConfigError) as caught:
+            define(sweep_of(**changes), data)
+        assert str(caught.value) == (
+            "domain 'two' of arrays has 2 images, and domains with fewer than 3 are left out; name "
+            "others, or lower data.min_images"
+        )
+
+
+def test_a_sweep_leaves_out_the_same_domains_in_all_runs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        sweep_of(per_algorithm={"erm": {"data.min_images": 3}})
+    assert str(caught.value) == (
+        "sweep: 'per_algorithm.erm.data.min_images' would leave out domains in some runs only; set "
+        "it for all of them, under settings"
+    )

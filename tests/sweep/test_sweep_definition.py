@@ -661,8 +661,8 @@ class TestJobs:
         assert [one["check_files"] for one in planned] == [True, *[False] * 19]
 
     def test_notes(self) -> None:
-        assert notes(sweep_config()) == []
-        assert notes(sweep_config(algorithms=("coral",))) == [
+        assert notes(sweep_config(), {}) == []
+        assert notes(sweep_config(algorithms=("coral",)), {}) == [
             "the baseline erm is not among the algorithms: no differences are shown"
         ]
 

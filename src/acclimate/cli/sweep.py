@@ -68,6 +68,9 @@ def sweep(
     val_domains: Annotated[
         list[str] | None, typer.Option(help="Never trained on, used to choose; commas or repeat.")
     ] = None,
+    min_images: Annotated[
+        int | None, typer.Option(help="Leave out domains with fewer images, by name.")
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +136,7 @@ def sweep(
         "seed": seed,
         "baseline": baseline,
         "preset": preset,
-        "settings": parse_assignments(settings or []),
+        "settings": parse_assignments([*_least(min_images), *(settings or [])]),
         "search": _assigned(search, "--search", "'train.optimiser.lr=log10(-5, -3.5)'"),
         "title": title,
     }
@@ -145,10 +148,14 @@ def sweep(
     manifests = open_data(asked)
     places = {data_name(path): Path(path) for path in asked.data}
     made = define(asked, manifests, device=launch.trained_on)
-    said = [*notes(asked), *notes_on(made)]
+    said = [*notes(asked, manifests), *notes_on(made)]
     plan = Prepared(made, manifests, places, count(asked, manifests), said)
     folder = out or Path("sweeps") / "-".join(places)
     (announce if dry_run else run_and_show)(folder, plan, how, json=json)
+
+
+def _least(min_images: int | None) -> list[str]:
+    return [] if min_images is None else [f"data.min_images={min_images}"]
 
 
 def launch_options(

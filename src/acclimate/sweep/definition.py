@@ -15,9 +15,12 @@ from acclimate.config import (
     read_toml,
     setting,
 )
+from acclimate.config.presets import preset
 from acclimate.core.errors import ConfigError
+from acclimate.core.wording import count
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
+from acclimate.data.small_domains import said, without_small
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
@@ -101,6 +104,30 @@ def open_data(config: SweepConfig) -> dict[str, Manifest]:
     return opened
 
 
+def large_enough(
+    config: SweepConfig, manifests: Mapping[str, Manifest]
+) -> tuple[dict[str, Manifest], list[str]]:
+    """The data sets without the domains that runs leave out as too small, and what to say of
+    those. Runs open the whole data, and leave out the same."""
+    asked = layered(preset(config.preset) if config.preset else {}, config.settings)
+    least = asked.get("data", {}).get("min_images", 0)
+    kept, remarks = {}, []
+    for name, manifest in manifests.items():
+        kept[name], small = without_small(manifest, least)
+        parts = (part.strip() for entry in config.test_domains for part in entry.split(","))
+        for domain in (*config.test_domains, *parts, *config.val_domains):
+            if domain in small:
+                raise ConfigError(
+                    f"domain '{domain}' of {manifest.source} has {count(small[domain], 'image')}, "
+                    f"and domains with fewer than {least} are left out; name others, or lower "
+                    f"data.min_images"
+                )
+        if small:
+            where = f"{name}: " if len(manifests) > 1 else ""
+            remarks.append(where + said(small, least))
+    return kept, remarks
+
+
 def _normal(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """`values`, checked, with settings nested however they were written."""
     config = from_dict(SweepConfig, values, where=where)
@@ -123,6 +150,11 @@ def _settings(values: object, name: str, where: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: '{name}' must be a table of settings, not {values!r}")
     written = nested(flat(values))
+    if name != "settings" and "min_images" in written.get("data", {}):
+        raise ConfigError(
+            f"{where}: '{name}.data.min_images' would leave out domains in some runs only; set it "
+            f"for all of them, under settings"
+        )
     for key in OWN:
         if key in written:
             raise ConfigError(

@@ -30,7 +30,7 @@ from acclimate.runs.identity import (
 )
 from acclimate.sweep.checks import check_runs
 from acclimate.sweep.contenders import Contender, contenders
-from acclimate.sweep.definition import SweepConfig
+from acclimate.sweep.definition import SweepConfig, large_enough
 from acclimate.sweep.groups import held_out, open_domains, rule_of
 
 
@@ -52,13 +52,14 @@ def define(
     here); what depends on it is decided now.
     """
     own_data, drawn = dict(data_of_variant or {}), dict(drawn or {})
-    rule = rule_of(config, manifests)
+    large, _ = large_enough(config, manifests)
+    rule = rule_of(config, large)
     found = contenders(config, own_data)
     every = _datasets(config, manifests, own_data)
     later = {name for names in drawn.values() for name in names} - set(drawn)
     datasets = {name: data for name, data in every.items() if name not in later}
-    held = {name: held_out(config, manifests[name], rule) for name in datasets}
-    _refuse_other_groups(config, manifests, drawn, held, rule)
+    held = {name: held_out(config, large[name], rule) for name in datasets}
+    _refuse_other_groups(config, large, drawn, held, rule)
     cells = [
         _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
         for name in datasets
@@ -68,7 +69,7 @@ def define(
     ]
     jobs = list(_jobs(config, cells, rule, _Settle(manifests, device)))
     check_runs(jobs, manifests)
-    embeddings, jobs = _with_embeddings(config, jobs, every, manifests)
+    embeddings, jobs = _with_embeddings(config, jobs, every, large)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
     sweep = Sweep(
@@ -94,11 +95,12 @@ def count(
     are left out."""
     own_data = dict(data_of_variant or {})
     found = contenders(config, own_data)
+    large, _ = large_enough(config, manifests)
     counts = {}
     for rule in RULES:
         try:
-            rule_of(replace(config, rule=rule), manifests)
-            held = {name: held_out(config, data, rule) for name, data in manifests.items()}
+            rule_of(replace(config, rule=rule), large)
+            held = {name: held_out(config, data, rule) for name, data in large.items()}
         except ConfigError:
             continue
         runs = (
@@ -112,11 +114,14 @@ def count(
     return counts
 
 
-def notes(config: SweepConfig) -> list[str]:
+def notes(config: SweepConfig, manifests: Mapping[str, Manifest]) -> list[str]:
     """What is worth saying before a sweep starts, and no error."""
-    if config.baseline in config.algorithms:
-        return []
-    return [f"the baseline {config.baseline} is not among the algorithms: no differences are shown"]
+    _, remarks = large_enough(config, manifests)
+    if config.baseline not in config.algorithms:
+        remarks.append(
+            f"the baseline {config.baseline} is not among the algorithms: no differences are shown"
+        )
+    return remarks
 
 
 def notes_on(sweep: Sweep) -> list[str]:

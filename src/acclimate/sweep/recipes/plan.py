@@ -104,7 +104,7 @@ def _sweep(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepared:
         settings=layered(nested(part.settings), wanted.settings),
     )
     made, runs = define(config, found.manifests), count(config, found.manifests)
-    return Prepared(made, found.manifests, paths, runs, notes(config))
+    return Prepared(made, found.manifests, paths, runs, notes(config, found.manifests))
 
 
 def _ablation(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepared:
