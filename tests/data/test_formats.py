@@ -1,5 +1,6 @@
 """HEIC and DICOM: read as people see them, or named with the extra that reads them."""
 
+import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from PIL import Image
 
 from acclimate.core.errors import ImageError
 from acclimate.data import formats
-from acclimate.data.images import decode
+from acclimate.data.images import decode, find_images
 from acclimate.data.inspection import rare_formats
 from acclimate.data.manifest import Manifest
 
@@ -119,6 +120,28 @@ def test_without_the_extra_it_is_said_which(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ImageError) as caught:
             decode(content)
         assert str(caught.value) == reason
+
+
+def test_dicom_without_an_ending_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    """As discs and archives of hospitals have it; other files without an ending are no images, and
+    a file with another ending is not looked into."""
+    image = dicom(np.arange(16, dtype=np.uint8).reshape(4, 4))
+    cat = tmp_path / "north" / "cat"
+    cat.mkdir(parents=True)
+    for name in ("IM0001", "1.2.840.10008.17", "DICOMDIR", "notes.txt", "scan.dcm", ".hidden"):
+        (cat / name).write_bytes(image)
+    (cat / "README").write_text("not an image")
+    (cat / "short").touch()
+    os.mkfifo(cat / "pipe")
+    manifest = Manifest.from_folder(tmp_path)
+    wanted = ["1.2.840.10008.17", "IM0001", "scan.dcm"]
+    assert manifest.table["image"].to_pylist() == [f"north/cat/{name}" for name in wanted]
+    assert [path.name for path in find_images([tmp_path])] == wanted
+    assert rare_formats(manifest) == [
+        "3 images in DICOM, such as north/cat/1.2.840.10008.17; read by pydicom"
+    ]
+    for path in find_images([tmp_path]):
+        assert np.asarray(decode(path))[..., 0].max() == 255
 
 
 def test_they_are_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

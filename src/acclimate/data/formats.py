@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # who only wants the names of formats need not wait for Pillo
     from PIL import Image
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
+_INDEX = "DICOMDIR"  # what lies on a disc of them, and no image
 _BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
 
 
@@ -36,12 +38,36 @@ DICOM = Format("DICOM", frozenset({"dcm", "dicom"}), "pydicom", "dicom")
 FORMATS = (HEIC, DICOM)
 
 
+def is_of(kind: Format, path: str) -> bool:
+    """By the ending of its name; a name without one is looked into, for hospitals write DICOM
+    under such names, or under a number such as 1.2.840.10008.17."""
+    name = path.rpartition("/")[2]
+    ending = name.rpartition(".")[2].lower()
+    if ending != name.lower() and not ending.isdecimal():
+        return ending in kind.extensions
+    return kind is DICOM and name != _INDEX and _says_dicom(path)
+
+
+def _says_dicom(path: str) -> bool:
+    try:
+        if not Path(path).is_file():  # a pipe could keep us waiting for ever
+            return False
+        with Path(path).open("rb") as file:
+            return is_dicom(file.read(HEADER))
+    except (OSError, ValueError):
+        return False
+
+
+def is_dicom(header: bytes) -> bool:
+    return header[128:132] == b"DICM"
+
+
 def opener(header: bytes) -> "Callable[..., Image.Image] | None":
     """What opens a file that begins with `header`, if it is one of these: file, check -> image.
     `check` is told the size before anything of it is unpacked."""
     if header[4:8] == b"ftyp" and header[8:12] in _BRANDS:
         return _open_heic
-    return _open_dicom if header[128:132] == b"DICM" else None
+    return _open_dicom if is_dicom(header) else None
 
 
 def _open_heic(file: IO[bytes], check: Callable[[tuple[int, int]], None]) -> "Image.Image":

@@ -142,7 +142,8 @@ def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = No
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
-    """Files as given, folders searched recursively by extension; sorted, each once.
+    """Files as given, folders searched recursively by extension (DICOM without one is known by what
+    is in it); sorted, each once.
 
     Hidden files and folders inside a folder are passed over; links to folders are followed. A
     folder that cannot be listed stands for what is in it: whoever reads it is told why.
@@ -183,7 +184,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
         visited.add(real)
         folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
         for file in files:
-            if not file.startswith(".") and Path(file).suffix.lower() in IMAGE_EXTENSIONS:
+            if not file.startswith(".") and readers.is_image(str(here / file)):
                 yield here / file
     yield from closed
 

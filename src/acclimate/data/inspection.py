@@ -12,7 +12,7 @@ from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count
 from acclimate.data.columns import SPLITS
-from acclimate.data.formats import FORMATS
+from acclimate.data.formats import FORMATS, is_of
 from acclimate.data.manifest import Manifest
 
 TAIL = 0.1
@@ -106,7 +106,7 @@ def rare_formats(manifest: Manifest) -> list[str]:
     names = pc.unique(pc.drop_null(manifest.table["image"])).to_pylist()
     said = []
     for kind in FORMATS:
-        mine = [name for name in names if name.rpartition(".")[2].lower() in kind.extensions]
+        mine = [name for name in names if is_of(kind, str(manifest.root / name))]
         if mine:
             how = f"read by {kind.package}" if kind.readable else f"to read them: {kind.remedy}"
             said.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")

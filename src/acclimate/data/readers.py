@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import require_regular
 from acclimate.data.columns import TEXT
-from acclimate.data.formats import DICOM, HEIC
+from acclimate.data.formats import DICOM, HEIC, is_of
 from acclimate.data.spreadsheets import read_separated, refuse_workbook
 
 IMAGE_EXTENSIONS = frozenset(
@@ -83,7 +83,7 @@ def class_folders(root: Path) -> list[str] | None:
         held = _entries(Path(folder.path))
         if any(entry.is_dir() for entry in held):
             return None
-        if any(_is_image(entry.name) for entry in held):
+        if any(is_image(entry.path) for entry in held):
             return [folder.name for folder in folders]
     return None
 
@@ -118,7 +118,7 @@ def _scan(root: Path) -> _Tree:
     for entry in _entries(root):
         if entry.is_dir():
             tree.domains.append(entry.name)
-        elif _is_image(entry.name):
+        elif is_image(entry.path):
             tree.loose.append(entry.name)
     for domain in tree.domains:
         for path in _walk(root, domain, (os.path.realpath(root),)):
@@ -140,7 +140,7 @@ def _walk(root: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
         path = f"{folder}/{entry.name}"
         if entry.is_dir():
             yield from _walk(root, path, (*above, real))
-        elif _is_image(entry.name):
+        elif is_image(entry.path):
             yield path
 
 
@@ -153,8 +153,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}") from error
 
 
-def _is_image(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
+def is_image(path: str) -> bool:
+    """By its name; DICOM without an ending by what is in it."""
+    return path.rpartition(".")[2].lower() in IMAGE_EXTENSIONS or is_of(DICOM, path)
 
 
 def read_rows(path: Path) -> pa.Table:
