@@ -207,6 +207,19 @@ def test_the_verdict_where_it_does_not() -> None:
     ]
 
 
+def test_the_verdict_where_it_costs() -> None:
+    costs = {"prior": (-0.05, -0.04, -0.03, -0.02)}
+    assert verdict(concluded(trials(costs)))[0] == (
+        "With 4 sites adaptation did not pay: prior lost 3.5 ± 0.6 points; the plain model is what "
+        "`predict` uses."
+    )
+    several = trials({**costs, "embedding": (-0.02, -0.02, -0.02, -0.02)})
+    assert verdict(concluded(several))[0] == (
+        "With 4 sites adaptation did not pay: even the best way, embedding, lost 2.0 ± 0.0 points; "
+        "the plain model is what `predict` uses."
+    )
+
+
 def test_the_verdict_of_two_sites_is_that_they_cannot_tell() -> None:
     pair = [t for t in trials({"prior": (0.05, 0.05, 0.0, 0.0)}) if t.domain in SITES[:2]]
     assert verdict(concluded(pair)) == [

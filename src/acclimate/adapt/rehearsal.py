@@ -436,11 +436,10 @@ def _paid(found: Rehearsal, chain: str, most: int) -> str:
             f"whether adaptation pays; the plain model is what `predict` uses."
         )
     if set(found.chosen.values()) == {"none"}:
-        tried = sorted(found.chains - {"none"})
-        best = max((found.promise(c, most) for c in tried), key=lambda p: p.gain, default=None)
-        shown = "" if best is None else f": {_gain(best)} points at best ({best.chain})"
+        tried = [found.promise(chain, most) for chain in sorted(found.chains - {"none"})]
         return (
-            f"With {sites} adaptation did not pay{shown}; the plain model is what `predict` uses."
+            f"With {sites} adaptation did not pay{_at_best(tried)}; the plain model is what "
+            f"`predict` uses."
         )
     uses = ", ".join(f"{used} from {count(n, 'image')} on" for n, used in _changes(found.chosen))
     if chain == "none":
@@ -455,6 +454,17 @@ def _paid(found: Rehearsal, chain: str, most: int) -> str:
     )
 
 
+def _at_best(tried: Sequence[Promise]) -> str:
+    """What the best of them brought, or cost."""
+    best = max(tried, key=lambda promise: promise.gain, default=None)
+    if best is None:
+        return ""
+    if round(100 * best.gain, 1) >= 0:
+        return f": {_gain(best)} points at best ({best.chain})"
+    who = best.chain if len(tried) == 1 else f"even the best way, {best.chain},"
+    return f": {who} lost {percent(-best.gain)}{_plus_minus(best)} points"
+
+
 def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
     """Each number of images from which on another chain is used, ascending."""
     before = "none"
@@ -465,8 +475,11 @@ def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
 
 
 def _gain(promise: Promise) -> str:
-    error = "" if promise.error is None else f" ± {percent(promise.error)}"
-    return signed(promise.gain) + error
+    return signed(promise.gain) + _plus_minus(promise)
+
+
+def _plus_minus(promise: Promise) -> str:
+    return "" if promise.error is None else f" ± {percent(promise.error)}"
 
 
 def rows(found: Rehearsal) -> Iterable[tuple[str, ...]]:

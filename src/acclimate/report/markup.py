@@ -1,5 +1,6 @@
 """Small pieces of HTML: tables that sort, figures, sections. All text is escaped here."""
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -16,12 +17,17 @@ def slug(heading: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in heading.lower())
 
 
+def prose(text: str) -> str:
+    """A sentence, with what it has between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def paragraph(text: str, kind: str = "note") -> str:
-    return f'<p class="{kind}">{escape(text)}</p>'
+    return f'<p class="{kind}">{prose(text)}</p>'
 
 
 def bullets(texts: Iterable[str], kind: str = "") -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    items = "".join(f"<li>{prose(text)}</li>" for text in texts)
     attribute = f' class="{kind}"' if kind else ""
     return f"<ul{attribute}>{items}</ul>" if items else ""
 

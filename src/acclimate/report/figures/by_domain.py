@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from acclimate.report.figures import canvas
+from acclimate.report.figures.bars import HIGH, NEAR
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
 from acclimate.results.statistics import Estimate, in_percent
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 MOST_BARS = 64  # beyond, domains are drawn as rows of dots
 MOST_METHODS = 8
-_HATCHES = ("", "....", "////", "xxxx")
+_HATCHES = ("", "....", "////", "xxxx", "||||", "----")
+_FILLS = ("full", "none", "left", "bottom", "right", "top")
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
@@ -35,9 +37,25 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         yield Illustration(
             "Accuracy by domain",
             f"{of_data(results.dataset, len(report.tables))}Mean accuracy on each domain while "
-            f"it is unseen; whiskers are one standard error over trials.{some}",
+            f"it is unseen; whiskers are one standard error over trials.{_axis(results)}{some}",
             drawing,
         )
+
+
+def close(results: Results) -> bool:
+    """Whether accuracies are so high, and in each domain so near each other, that bars from 0 would
+    look alike."""
+    found = [
+        [100 * value.mean for row in _methods(results) if (value := row.cells.get(name))]
+        for name in results.columns
+    ]
+    known = [values for values in found if values]
+    lowest = min((min(values) for values in known), default=0.0)
+    return lowest >= HIGH and all(max(values) - min(values) <= NEAR for values in known)
+
+
+def _axis(results: Results) -> str:
+    return " The axis does not start at 0." if close(results) else ""
 
 
 def _methods(results: Results) -> list[Row]:
@@ -53,12 +71,13 @@ def draw(results: Results, colours: Mapping[str, str]) -> Drawing | None:
     columns = known[:MOST_DOMAINS]
     if not rows or not columns:
         return None
-    dots = len(rows) * len(columns) > MOST_BARS
-    step = 0.26 if dots else 0.13 * len(rows) + 0.12
+    many = len(rows) * len(columns) > MOST_BARS
+    dots = many or close(results)
+    step = 0.26 if many else 0.13 * len(rows) + 0.12
     figure = canvas.figure_of(step * len(columns) + 0.25 * len(rows) / 2 + 0.9)
     ax, titles = figure.subplots(), {}
     looks = _looks(rows, colours, dots=dots)
-    offsets = canvas.spread(len(rows), 0.0 if dots else 0.84 / len(rows))
+    offsets = canvas.spread(len(rows), 0.0 if many else 0.84 / len(rows))
     for index, (row, look, offset) in enumerate(zip(rows, looks, offsets, strict=True)):
         for place, name in enumerate(columns):
             value = row.cells.get(name)
@@ -86,16 +105,17 @@ def draw(results: Results, colours: Mapping[str, str]) -> Drawing | None:
 def _looks(
     rows: Sequence[Row], colours: Mapping[str, str], *, dots: bool
 ) -> Iterable[dict[str, Any]]:
-    """Of dots or bars: colour by algorithm; further lines of one are hollow, or hatched."""
+    """Of dots or bars: colour by algorithm; further lines of one are hollow or half full, or
+    hatched."""
     seen: Counter[str] = Counter()
     markers = canvas.markers_of(colours)
     for row in rows:
         name = row.key.algorithm
         colour, nth = colours[name], seen[name]
         seen[name] += 1
-        face = colour if nth == 0 else "none"
         if dots:
-            yield {"marker": markers[name], "ls": "", "color": colour, "markerfacecolor": face}
+            fill = _FILLS[nth % len(_FILLS)]
+            yield {"marker": markers[name], "ls": "", "color": colour, "fillstyle": fill}
         else:
             hatch = _HATCHES[nth % len(_HATCHES)] or None
             face = "none" if hatch else colour
