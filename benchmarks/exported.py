@@ -34,7 +34,7 @@ PREDICTORS: dict[str, dict[str, Any]] = {
 }
 CHAINS = (
     *("auto", "none", "prior", "bn", "t3a", "tent", "bn+prior"),
-    *("embedding", "embedding+prior", "embedding+t3a", "embedding+tent"),
+    *("embedding", "embedding+prior", "embedding+bn", "embedding+t3a", "embedding+tent"),
 )
 SETTINGS: dict[str, Any] = {
     "algorithm": "da-erm",

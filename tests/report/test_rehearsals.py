@@ -13,6 +13,7 @@ from acclimate.config import RunConfig, as_dict, from_dict, nested
 from acclimate.core.sealed import write_sealed
 from acclimate.report.figures import illustrations, rehearsal
 from acclimate.report.html import page_of
+from acclimate.report.sentences import headline
 from acclimate.report.tables import kept_grid, promises_grid
 from acclimate.results.load import load_report
 from acclimate.results.rehearsals import kept
@@ -137,7 +138,7 @@ def test_the_page_of_a_run_has_a_section(tmp_path: Path) -> None:
     write_run(runs / "b", seed=1, what=found())
     report = load_report(runs)
     (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
-    assert "(none with 5, prior with 20; run a)" in one.caption
+    assert one.caption.endswith("Filled: what auto uses, none with 5, prior with 20 (run a).")
     text = page_of(report)
     section = re.search(r'<section id="rehearsal">.*?</section>', text, flags=re.DOTALL)
     assert section is not None
@@ -146,6 +147,26 @@ def test_the_page_of_a_run_has_a_section(tmp_path: Path) -> None:
     assert "Expected accuracy at a new site: 36.9 to 100.0 %." in said
     assert said.count("<figure>") == 1 and said.count("<table>") == 2
     assert said.count(">+3.5</td>") == 2  # both runs, promised and kept
+
+
+def test_where_auto_leaves_the_model_alone(tmp_path: Path) -> None:
+    """And where no domain was kept unseen, the page does not begin with a lack."""
+    lost = [replace(promise, gain=-0.01) for promise in found().promises if promise.chain != "none"]
+    kept = [promise for promise in found().promises if promise.chain == "none"]
+    alone = replace(found(), promises=(*kept, *lost), chosen=dict.fromkeys((5, 20), "none"))
+    place = write_run(tmp_path / "a", seed=0, what=alone)
+    records = place / "records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(line for line in lines if '"role": "test"' not in line))
+    report = load_report(tmp_path)
+    (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
+    assert one.caption.endswith("None is filled: auto leaves the model as it is (run a).")
+    assert headline(report.summary) == (
+        "No domain was kept unseen to be scored; what to expect at a new one, rehearsal tells "
+        "below."
+    )
+    assert "even the best way, embedding, lost 1.0 ± " in page_of(report)
+    assert "<code>predict</code> uses." in page_of(report)
 
 
 def test_a_page_without_rehearsal_has_no_such_section(tmp_path: Path) -> None:

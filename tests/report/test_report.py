@@ -503,6 +503,10 @@ def test_a_ceiling_below_a_method_is_explained(summary: Summary) -> None:
         told = replace(summary, differences=(gained(ORACLE, 0.02), gained(DA, gain)))
         ceiling = next(one for one in sentences.findings(told) if one.startswith("Ceiling: "))
         assert ceiling.endswith(above) == said
+    for loss, said in ((-0.02, True), (-0.0004, False)):
+        told = replace(summary, differences=(gained(ORACLE, loss), gained(DA, loss - 0.01)))
+        ceiling = next(one for one in sentences.findings(told) if one.startswith("Ceiling: "))
+        assert ("less than without, so that it is no ceiling here" in ceiling) == said
 
 
 def test_heads_that_differ_are_noted() -> None:

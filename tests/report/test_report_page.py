@@ -32,6 +32,7 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.html import page_of, write_page
+from acclimate.report.markup import bullets, paragraph, prose
 from acclimate.report.reproduction import beside_grids, looked_at
 from acclimate.report.sections import facts
 from acclimate.results.beside import Measured, beside
@@ -41,7 +42,7 @@ from acclimate.results.protocol import Axis
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.summary import Change, Difference
-from acclimate.results.tabulate import AVERAGE
+from acclimate.results.tabulate import AVERAGE, Results
 from acclimate.runs.records import Loss, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
@@ -343,6 +344,50 @@ def test_bars_are_the_cells(report: Report) -> None:
     assert dotted is not None
     assert len(dotted.titles) == 4 * canvas.MOST_DOMAINS
     assert not [bar for bar in dotted.figure.axes[0].patches if bar.get_gid()]
+
+
+def test_high_accuracies_close_together_are_no_bars_from_0(report: Report) -> None:
+    """At 96 % all bars would look alike."""
+    first = report.results[report.rules[0]][0]
+
+    def near(*means: float) -> Results:
+        rows = [row for row in first.rows if not row.badge]
+        cells = [{name: Estimate(mean, 0.002, 3) for name in first.columns} for mean in means]
+        made = (replace(row, cells=own) for row, own in zip(rows, cells, strict=False))
+        return replace(first, rows=tuple(made))
+
+    assert by_domain.close(near(0.95, 0.97)) and by_domain.close(near(0.60, 0.75))
+    assert not by_domain.close(near(0.59, 0.60)) and not by_domain.close(near(0.95, 0.79))
+    drawing = by_domain.draw(near(0.95, 0.97), COLOURS)
+    assert drawing is not None
+    (ax,) = drawing.figure.axes
+    assert not [bar for bar in ax.patches if bar.get_gid()]
+    low, high = ax.get_xlim()
+    assert 90 < low < 95 and 97 < high < 100
+    places = {line.get_gid(): line.get_ydata()[0] for line in ax.get_lines() if line.get_gid()}
+    assert places["cell-0-0"] != places["cell-1-0"]  # side by side, not one over the other
+    held = replace(report, results={report.rules[0]: (near(0.95, 0.97),)})
+    (shown,) = by_domain.illustrate(held)
+    assert shown.caption.endswith("over trials. The axis does not start at 0.")
+
+
+def test_lines_of_one_algorithm_are_told_apart(report: Report) -> None:
+    """An algorithm by several methods has one colour."""
+    rows = [
+        replace(row, key=Key("erm", method))
+        for row in report.results[report.rules[0]][0].rows[:1]
+        for method in ("none", "prior", "t3a", "tent")
+    ]
+    for dots in (True, False):
+        looks = [repr(sorted(look.items())) for look in by_domain._looks(rows, COLOURS, dots=dots)]
+        assert len({*looks}) == 4
+
+
+def test_code_in_a_sentence_is_code() -> None:
+    assert prose("`predict` uses <it>") == "<code>predict</code> uses &lt;it&gt;"
+    assert prose("a ` alone") == "a ` alone"
+    assert bullets(["`a`"]) == "<ul><li><code>a</code></li></ul>"
+    assert paragraph("`a`") == '<p class="note"><code>a</code></p>'
 
 
 def test_every_draw_that_competed_is_a_point(report: Report) -> None:

@@ -11,6 +11,7 @@ from acclimate.config import RunConfig, as_dict, digestible, from_dict, nested
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.report.export import to_dict
+from acclimate.report.sentences import notes
 from acclimate.results.load import load_report
 from acclimate.results.protocol import Sweep
 from acclimate.results.selection import candidates, select
@@ -121,6 +122,7 @@ def test_every_method_has_a_row_with_its_own_choice_and_test(swept: tuple[Path, 
         assert cell is not None
         assert cell.mean == found[choice.run, choice.method].unseen[choice.target[0]]
     assert report.summary.contenders[0].label == "DA-ERM"  # as it is meant, before other methods
+    assert not [note for note in notes(report.summary) if "adapt.methods" in note]
     values = to_dict(report)
     chosen = {(one["algorithm"], one["method"]) for one in values["choices"]["validation-domains"]}
     assert ("da-erm", "embedding+prior") in chosen and ("erm", "prior") in chosen

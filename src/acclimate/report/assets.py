@@ -95,6 +95,7 @@ svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Liberatio
 details { margin: 0.5rem 0; }
 details .scroll { margin-top: 0.75rem; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
+code { font-family: ui-monospace, monospace, monospace; font-size: 0.92em; }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); padding: 0.7rem;
   border-radius: 0.5rem; font-size: 0.8rem; }
 dl { display: grid; grid-template-columns: minmax(7rem, auto) 1fr; gap: 0.35rem 1rem; margin: 0; }

@@ -17,7 +17,7 @@ from acclimate.results.material import Report
 from acclimate.results.statistics import ENOUGH_SEEDS
 from acclimate.results.summary import Summary
 
-_MANY = 8  # findings that a reader has patience for
+_MANY = 6  # findings that a reader has patience for
 _MOST_LINES = 12  # of a table that is not folded away
 NOISE = (
     "A difference is called noise where its 95 % interval over seeds (Student’s t) holds 0; fewer "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.wording import DASH, count, percent
+from acclimate.core.wording import DASH, count, percent, signed
 from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
@@ -82,6 +82,11 @@ def _ends(rows: _Rows, baseline: Key) -> str:
 def headline(summary: Summary) -> str:
     """The main result in a sentence that claims no more than the seeds bear out."""
     if not summary.lines:
+        if any(run.rehearsal is not None for run in summary.finished):
+            return (
+                "No domain was kept unseen to be scored; what to expect at a new one, rehearsal "
+                "tells below."
+            )
         if summary.finished:
             return "No finished run has scores on unseen test domains."
         return "No run is finished, so there is nothing to compare yet."
@@ -187,6 +192,12 @@ def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
         share = rival.gain.mean / difference.gain.mean
         sentence += f"; {rival.line.label} gains {100 * share:.0f} % of that without labels"
     above = _above(summary, difference)
+    if signed(difference.gain.mean).startswith("−"):
+        yield (
+            f"{sentence}: less than without, so that it is no ceiling here; a correction by "
+            "frequencies needs probabilities that can be trusted."
+        )
+        return
     if above:
         sentence += f"; {above} is above it, for frequencies are not all that a domain tells"
     yield sentence + "."
@@ -256,7 +267,9 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
         unequal = [
             path
             for path in mine
-            if mine[path] != theirs.get(path) and not path.startswith("embedding.")
+            if mine[path] != theirs.get(path)
+            and not path.startswith("embedding.")
+            and path != "adapt.methods"  # which score what was trained, and are not all for both
         ]
         if unequal:
             yield f"{plain.label} and {adaptive.label} also differ in {', '.join(unequal)}."

@@ -130,16 +130,17 @@ class Evaluator:
         rehearsed = [] if self.guard is None else ["auto"]
         asked = [*rehearsed, *self.plan.config.adapt.methods, *methods]
         further = [name for name in dict.fromkeys(asked) if name != usual]
-        confused = self.embedding is None and "prior" in further
+        confused = self.embedding is None and "prior" in methods
         self._confused.clear()  # of a predictor that may have gone on since
         fitted = {"val"} if self.plan.config.train.last_fit else set()
         yield from self._final_seen(step, without=fitted, confused=confused)
         for domain in (*self.plan.val_domains, *self.plan.test_domains):
-            pending = list(self._pending(domain, further))
+            pending = list(self._pending(domain, further, checked=confused))
             yield from self._counted("final", step, domain, pending)
 
-    def _pending(self, domain: str, methods: Sequence[str]) -> Iterator[Pending]:
-        """What an unseen domain is scored by: as the model is meant, a control, and `methods`."""
+    def _pending(self, domain: str, methods: Sequence[str], *, checked: bool) -> Iterator[Pending]:
+        """What an unseen domain is scored by: as the model is meant, a control, and `methods`; with
+        `checked`, a check of `prior` as well."""
         held = self._held(domain) if methods else None
         yield self._as_meant(domain, held=held)
         if self.embedding is not None:
@@ -149,8 +150,7 @@ class Evaluator:
         for method in methods:
             assert held is not None
             yield self._by_method(domain, method, held)
-            checked = method == "prior" and self.embedding is None and held.good.any()
-            if checked and self._confusion.any():
+            if checked and method == "prior" and self._confusion.any():
                 yield self._black_box(domain, held)
 
     def _counted(

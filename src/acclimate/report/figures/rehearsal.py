@@ -25,15 +25,21 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         if run is None or run.rehearsal is None:
             continue
         found = run.rehearsal
-        used = ", ".join(f"{chain} with {n}" for n, chain in found.chosen.items())
         yield Illustration(
             HEADING,
             f"{of_data(dataset, len(groups))}{count(found.domains, 'training domain')} played new "
             f"site in turn: the gain of each chain over the plain model (the line at 0) in points, "
-            f"by the number of unlabelled images, with standard errors over domains. Filled: what "
-            f"auto uses ({used}; run {run.name}).",
+            f"by the number of unlabelled images, with standard errors over domains. "
+            f"{_used(found)} (run {run.name}).",
             draw(found),
         )
+
+
+def _used(found: Rehearsal) -> str:
+    if {*found.chosen.values()} == {"none"}:
+        return "None is filled: auto leaves the model as it is"
+    used = ", ".join(f"{chain} with {n}" for n, chain in found.chosen.items())
+    return f"Filled: what auto uses, {used}"
 
 
 def draw(found: Rehearsal) -> Drawing:
