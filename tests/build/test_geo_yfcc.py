@@ -870,12 +870,17 @@ def test_the_command_says_that_it_goes_on(
 
     monkeypatch.setattr(Reader, "read", interrupted)
     files = sources(made[0])
-    flags = [f"--metadata={files.metadata[0]}", f"--labels={files.labels}"]
-    flags += [f"--polygons={files.polygons}", f"--out={tmp_path / 'geo.parquet'}"]
-    with pytest.raises(SystemExit) as stop:
-        app(["build", "geo-yfcc", *flags])
-    assert stop.value.code == 130
-    assert capsys.readouterr().err.endswith("stopped; the same command goes on\n")
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(files.metadata[0].read_bytes()))
+    anew = "; a compressed file that was not read to its end is read from its beginning"
+    for metadata, more in ((files.metadata[0], ""), (packed, anew)):
+        flags = [f"--metadata={metadata}", f"--labels={files.labels}"]
+        flags += [f"--polygons={files.polygons}", f"--out={tmp_path / 'geo.parquet'}"]
+        with pytest.raises(SystemExit) as stop:
+            app(["build", "geo-yfcc", *flags])
+        assert stop.value.code == 130
+        said = capsys.readouterr().err
+        assert said.endswith(f"stopped; the same command goes on{more}\n")
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])

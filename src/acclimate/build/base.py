@@ -83,6 +83,10 @@ class Builder(ABC):
     @abstractmethod
     def build(self, watch: Watch) -> Built: ...
 
+    def when_stopped(self) -> str:
+        """What becomes of one that `resumes`, said to whoever stops it."""
+        return "stopped; the same command goes on"
+
 
 def option(name: str) -> str:
     """A field as it is written on the command line, which is also how errors name it."""

@@ -34,7 +34,7 @@ def _function(cls: type[Builder]) -> Callable[..., None]:
 
     def build(*, json: bool, plots: bool = False, **given: Any) -> None:
         asked = _assembled(cls, given)
-        stop = stoppable("stopped; the same command goes on") if cls.resumes else nullcontext()
+        stop = stoppable(asked.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
             built = asked.build(watch)
         if cls.plotted:

@@ -36,6 +36,7 @@ from acclimate.build.geo_yfcc.funnel import Funnel, funnel
 from acclimate.build.geo_yfcc.labels import Label, read_labels
 from acclimate.build.geo_yfcc.places import read_places
 from acclimate.build.geo_yfcc.reading import Reader
+from acclimate.build.geo_yfcc.rows import compressed
 from acclimate.build.geo_yfcc.stages import GeoSettings, Photos, Selection, once, select
 from acclimate.build.geo_yfcc.tags import Vocabulary
 from acclimate.build.geo_yfcc.work import PIECE, Part, layouts, read_all
@@ -107,6 +108,14 @@ class GeoYfcc(Builder):
                 path.unlink(missing_ok=True)
             raise
         return self.write(*made)
+
+    def when_stopped(self) -> str:
+        if not any(map(compressed, (*self.sources.metadata, *self.more))):
+            return super().when_stopped()
+        return (
+            "stopped; the same command goes on; a compressed file that was not read to its end is "
+            "read from its beginning"
+        )
 
     def write(self, manifest: Manifest, funnel: Funnel) -> Built:
         out = self.out.expanduser()
