@@ -28,7 +28,7 @@ def named(modules: Sequence[str], names: Sequence[str]) -> frozenset[Global]:
 
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _RECONSTRUCT = named(_MULTIARRAY, ["_reconstruct"])
-_SCALAR = named(_MULTIARRAY, ["scalar"])
+SCALAR = named(_MULTIARRAY, ["scalar"])
 _FROM_BUFFER = named(["numpy.core.numeric", "numpy._core.numeric"], ["_frombuffer"])
 _NDARRAY = Global("numpy", "ndarray")
 _DTYPE = Global("numpy", "dtype")
@@ -38,37 +38,29 @@ _ARROW_ARRAY = Global("pyarrow.lib", "_restore_array")
 _ARROW_CHUNKS = Global("pyarrow.lib", "chunked_array")
 _ARROW_TYPE = Global("pyarrow.lib", "type_for_alias")
 _ARROW_BUFFER = Global("pyarrow.lib", "py_buffer")
+ARRAY = _RECONSTRUCT | _FROM_BUFFER
 ARRAYS = frozenset(
     {
-        *(_RECONSTRUCT | _SCALAR | _FROM_BUFFER | _BYTES),
+        *(_RECONSTRUCT | SCALAR | _FROM_BUFFER | _BYTES),
         *(_NDARRAY, _DTYPE, _ENCODE),
         *(_ARROW_ARRAY, _ARROW_CHUNKS, _ARROW_TYPE, _ARROW_BUFFER),
     }
 )
 
 
-def value(node: object) -> object:
-    """A cell: numbers of numpy become numbers, small arrays lists; the rest stays as it is."""
-    if not isinstance(node, Call):
-        return node
-    try:
-        if node.target in _SCALAR and len(node.arguments) == 2:
-            dtype = _dtype(node.arguments[0])
-            content = raw(node.arguments[1])
-            if dtype is not None and len(content) == dtype.itemsize:
-                return np.frombuffer(content, dtype)[0].item()
-        elif node.target in _RECONSTRUCT | _FROM_BUFFER:
-            column, shape = array(node)
-            if len(shape) <= 1:
-                return column if isinstance(column, list) else column.tolist()
-    except Unexpected:
-        pass
-    return None
+def scalar(node: Call) -> object:
+    """A number of numpy's."""
+    if len(node.arguments) != 2:
+        raise Unexpected("a number of unknown shape")
+    dtype, content = _dtype(node.arguments[0]), raw(node.arguments[1])
+    if dtype is None or len(content) != dtype.itemsize:
+        raise Unexpected("a number of an unknown kind")
+    return np.frombuffer(content, dtype)[0].item()
 
 
 def array(node: object) -> tuple[Column, list[int]]:
     """(the elements in row-major order, the shape)."""
-    call = called(node, _RECONSTRUCT | _FROM_BUFFER, "an array")
+    call = called(node, ARRAY, "an array")
     if call.target in _FROM_BUFFER:
         if len(call.arguments) != 4:
             raise Unexpected("an array of unknown shape")

@@ -13,13 +13,14 @@ from acclimate.build.base import OUT, Builder, Built, argument, in_short, requir
 from acclimate.build.geo_yfcc.builder import image_name
 from acclimate.build.geo_yfcc.continents import continent_of
 from acclimate.build.geo_yfcc.labels import read_labels
-from acclimate.build.released.arrays import Column, value
+from acclimate.build.released.arrays import Column
 from acclimate.build.released.cells import (
     MOST_LABELS,
     MOST_NAME,
     degrees,
     metadata_of,
     text_of,
+    value,
     whole_number,
 )
 from acclimate.build.released.frames import read_columns
@@ -36,7 +37,9 @@ COLUMNS = (
     *("yfcc_row_id", "label_ids", "country", "country_id"),
     *("in_5k_label_ids", "is_train", "yfcc_metadata"),
 )
+_LOOKED_AT = tuple(name for name in COLUMNS if name != "label_ids")  # numbers of the authors' own
 MAX_LABELS = 50_000_000  # a list that all photos share costs a file nothing
+MAX_LISTED = 200_000_000  # and takes time each time that it is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +143,19 @@ def _photos(
     ids: dict[str, int] = {}
     photos: dict[tuple[str, str], _Photo] = {}
     texts = columns["yfcc_metadata"]
-    labelled = 0
-    for place, cells in enumerate(zip(*(_plain(columns[name]) for name in COLUMNS), strict=True)):
+    labelled = listed = 0
+    for place, cells in enumerate(
+        zip(*(_plain(columns[name]) for name in _LOOKED_AT), strict=True)
+    ):
         if isinstance(texts, list):
             texts[place] = None  # by far the largest column: do not hold it twice
-        row, _, country, number, numbers, is_train, metadata = map(value, cells)
+        row, country, number, numbers, is_train, metadata = map(value, cells)
+        listed += sum(len(cell) for cell in (numbers, metadata) if isinstance(cell, list))
+        if listed > MAX_LISTED:
+            raise ManifestError(
+                f"{source} has more than {MAX_LISTED} values in the lists of its cells; give the "
+                "file as released"
+            )
         if isinstance(country, str | bytes) and len(country) > MOST_NAME:
             count.lost[f"a country's name of more than {MOST_NAME} characters"] += 1
             continue

@@ -1,8 +1,12 @@
 """Cells of the released table, whose authors and whose pandas wrote them in several ways."""
 
 from acclimate.build.geo_yfcc.rows import METADATA
-from acclimate.build.released.arrays import value
+from acclimate.build.released.arrays import ARRAY, SCALAR, Unexpected, array, named, scalar
+from acclimate.build.released.extensions import MISSING, extension, is_extension, series
+from acclimate.build.released.pickled import Call, Global
 
+# Sets as protocols before 4 write them; a set is the list of what is in it.
+CELLS = named(["builtins", "__builtin__"], ["set", "frozenset"])
 # The fields in metadata kept as dictionaries; only letters and digits of a key are looked at.
 _KEYS = {
     "photo_id": ("photoid", "photovideoidentifier", "identifier", "id"),
@@ -18,6 +22,31 @@ MOST_TEXT = 200_000  # characters of a photo's metadata
 MOST_FIELD = 2_000  # of one field of it that is looked at
 MOST_NAME = 200  # of a country's name
 MOST_LABELS = 5_000  # of a photo: ImageNet-5K has no more
+
+
+def value(node: object) -> object:
+    """A cell: numbers of numpy become numbers; arrays, sets and Series lists; the rest stays as it
+    is, and what is no part of a table is None."""
+    if not isinstance(node, Call):
+        return None if isinstance(node, Global) and node in MISSING else node
+    try:
+        return _list(node) if node.target not in SCALAR else scalar(node)
+    except Unexpected:
+        return None
+
+
+def _list(node: Call) -> list[object] | None:
+    if node.target in CELLS:
+        (held,) = node.arguments if len(node.arguments) == 1 else ([],)
+        return held if isinstance(held, list) else None
+    if is_extension(node):
+        return extension(node)
+    if node.target not in ARRAY:
+        column = series(node)
+    else:
+        column, shape = array(node)
+        column = column if len(shape) <= 1 else None
+    return column if column is None or isinstance(column, list) else column.tolist()
 
 
 def whole_number(cell: object) -> int | None:

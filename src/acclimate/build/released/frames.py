@@ -15,11 +15,12 @@ from acclimate.build.released.arrays import (
     Column,
     Unexpected,
     array,
-    arrow_text,
     called,
     named,
     sequence,
 )
+from acclimate.build.released.cells import CELLS
+from acclimate.build.released.extensions import EXTENSIONS, extension, index_names, is_extension
 from acclimate.build.released.pickled import Call, Global, read_pickle
 from acclimate.core.errors import ManifestError
 
@@ -27,23 +28,7 @@ _SLICE = named(["builtins", "__builtin__"], ["slice"])
 _FRAME = named(["pandas.core.frame", "pandas"], ["DataFrame"])
 _MANAGER = named(["pandas.core.internals.managers", "pandas.core.internals"], ["BlockManager"])
 _BLOCK = Global("pandas._libs.internals", "_unpickle_block")
-_NEW_INDEX = Global("pandas.core.indexes.base", "_new_Index")
-_BACKED = Global("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked")
-_STRINGS = named(["pandas.arrays", "pandas.core.arrays.string_"], ["StringArray"])
-_ARROW_STRINGS = named(["pandas.arrays", "pandas.core.arrays.string_arrow"], ["ArrowStringArray"])
-_CATEGORICAL = named(["pandas", "pandas.core.arrays.categorical"], ["Categorical"])
-_KINDS = (
-    named(["pandas.core.indexes.base", "pandas"], ["Index"])
-    | named(["pandas.core.indexes.range", "pandas"], ["RangeIndex"])
-    | named(["pandas.core.indexes.numeric"], ["Int64Index", "UInt64Index", "Float64Index"])
-    | named(["pandas", "pandas.core.dtypes.dtypes"], ["CategoricalDtype"])
-    | named(["pandas", "pandas.core.arrays.string_"], ["StringDtype"])
-)
-ALLOWED = (
-    ARRAYS
-    | (_SLICE | _FRAME | _MANAGER | _STRINGS | _ARROW_STRINGS | _CATEGORICAL | _KINDS)
-    | {_BLOCK, _NEW_INDEX, _BACKED}
-)
+ALLOWED = ARRAYS | EXTENSIONS | _SLICE | _FRAME | _MANAGER | {_BLOCK} | CELLS
 
 
 def read_columns(path: str | Path, wanted: Sequence[str]) -> dict[str, Column]:
@@ -85,7 +70,7 @@ def _parts(described: object) -> tuple[list[object], list[tuple[object, object]]
     columns = sequence(axes)
     if len(columns) != 2 or any(len(pair) != 2 for pair in pairs):
         raise Unexpected("a block manager of unknown shape")
-    return list(_index(columns[0])), [(pair[0], pair[1]) for pair in pairs]
+    return index_names(columns[0]), [(pair[0], pair[1]) for pair in pairs]
 
 
 def _older_parts(state: object) -> tuple[object, list[tuple[object, ...]]]:
@@ -114,10 +99,10 @@ def _columns(
         chosen = [(row, name) for row, name in here if isinstance(name, str) and name in wanted]
         if not chosen:
             continue
-        if isinstance(values, Call) and values.target in {_BACKED} | _ARROW_STRINGS:
+        if is_extension(values):
             if len(positions) != 1:
                 raise Unexpected("an extension block of several columns")
-            yield chosen[0][1], _extension(values)
+            yield chosen[0][1], extension(values)
             continue
         block, shape = array(values)
         if len(shape) != 2 or shape[0] != len(positions):
@@ -143,53 +128,3 @@ def _places(places: object, total: int) -> list[int]:
     if any(not 0 <= place < total for place in found):
         raise Unexpected("a block outside the frame")
     return found
-
-
-def _index(index: object) -> list[object]:
-    """The names of an index that lists them."""
-    call = called(index, {_NEW_INDEX}, "an index")
-    facts = call.arguments[1] if len(call.arguments) == 2 else None
-    if not isinstance(facts, dict) or "data" not in facts:
-        raise Unexpected("an index without names")
-    data = facts["data"]
-    if isinstance(data, Call) and data.target in {_BACKED} | _ARROW_STRINGS:
-        return _text(data)
-    column, shape = array(data)
-    if len(shape) != 1:
-        raise Unexpected("an index of several dimensions")
-    return list(column)
-
-
-def _extension(node: Call) -> Column:
-    """A column of text or of categories."""
-    kind = node.arguments[0] if node.arguments else None
-    if not isinstance(kind, Global) or kind not in _CATEGORICAL:
-        return list(_text(node))
-    if not isinstance(node.state, tuple) or len(node.state) < 2:
-        raise Unexpected("categories without codes")
-    dtype, codes = node.state[:2]
-    facts = dtype.state if isinstance(dtype, Call) else None
-    if not isinstance(facts, dict):
-        raise Unexpected("categories without names")
-    names = [*_index(facts.get("categories")), None]
-    index, shape = array(codes)
-    if len(shape) != 1 or not isinstance(index, np.ndarray) or index.dtype.kind not in "iu":
-        raise Unexpected("categories without codes")
-    if len(index) and not (index.min() >= -1 and index.max() < len(names) - 1):
-        raise Unexpected("a code without a category")
-    return [names[code] for code in index.tolist()]
-
-
-def _text(node: Call) -> list[object]:
-    """The text of pandas' own columns of text, kept by numpy or by pyarrow."""
-    if node.target in _ARROW_STRINGS:
-        held = node.state.get("_pa_array") if isinstance(node.state, dict) else None
-        return arrow_text(held)
-    kind = node.arguments[0] if node.arguments else None
-    if not isinstance(kind, Global) or kind not in _STRINGS:
-        raise Unexpected("a column of an unknown kind")
-    held = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else None
-    column, shape = array(held)
-    if len(shape) != 1 or not isinstance(column, list):
-        raise Unexpected("text that is no list of text")
-    return column

@@ -24,14 +24,11 @@ _HARMLESS_MODULES = frozenset(
     {"pandas", "numpy", "pyarrow", "datetime", "collections", "builtins", "decimal"}
 )
 _HARMLESS_NAMES = """
-Series SingleBlockManager MultiIndex IntegerArray Int8Dtype Int16Dtype Int32Dtype Int64Dtype
-UInt8Dtype UInt16Dtype UInt32Dtype UInt64Dtype BooleanArray BooleanDtype FloatingArray
-Float32Dtype Float64Dtype ArrowExtensionArray ArrowDtype SparseArray SparseDtype PeriodArray
-IntervalArray DatetimeArray TimedeltaArray DatetimeTZDtype Timestamp Timedelta NAType NaTType
-OrderedDict defaultdict datetime date time timedelta timezone Decimal set frozenset
+MultiIndex ArrowExtensionArray ArrowDtype SparseArray SparseDtype PeriodArray IntervalArray
+DatetimeArray TimedeltaArray DatetimeTZDtype Timestamp Timedelta _unpickle_timestamp
+_timedelta_unpickle OrderedDict defaultdict datetime date time timedelta timezone Decimal
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
-_SETS = frozenset({0x8F, 0x90, 0x91})
 
 Buffer = bytes | mmap.mmap
 Container = TypeVar("Container")
@@ -176,8 +173,6 @@ class _Reader:
 
     def unknown(self) -> None:
         code = self.content[self.at - 1]
-        if code in _SETS:
-            raise self.unread("a set")
         raise self.refused(f"has the instruction 0x{code:02x}, which no table needs,")
 
     # Instructions that are more than a row of the table below.
@@ -291,6 +286,9 @@ _STEPS: dict[int, Callable[[_Reader], object]] = {
     ord("]"): _push(lambda r: r.container([])),
     ord("a"): lambda r: r.extend(r.last(1)),
     ord("e"): lambda r: r.extend(r.since_mark()),
+    0x8F: _push(lambda r: r.container([])),  # a set: the list of what is put into it
+    0x90: lambda r: r.extend(r.since_mark()),
+    0x91: _push(lambda r: r.container(r.since_mark())),
     ord("}"): _push(lambda r: r.container({})),
     ord("s"): lambda r: r.fill(r.last(2)),
     ord("u"): lambda r: r.fill(r.since_mark()),
