@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
-from acclimate.adapt.methods import METHODS, find_chain
+from acclimate.adapt.methods import METHODS, base_predictor, find_chain
 from acclimate.adapt.methods.base import Method, with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.norms import _Moments, image_statistics, without_norms
@@ -78,6 +78,13 @@ def test_em_against_a_loop() -> None:
     assert steps > 5
 
 
+def test_em_ends_where_nothing_moves_or_after_10000_steps() -> None:
+    """Of one class there is nothing to find out: the first step is the last."""
+    sure, whole = torch.ones(1, 1), torch.ones(1)
+    assert em_prior(sure, whole, tolerance=0)[1] == 1
+    assert em_prior(sure, whole, tolerance=-1)[1] == 10_000
+
+
 def test_em_of_two_classes_by_hand() -> None:
     """Three images with odds 3 and one with odds 1/3, under a uniform prior: the likelihood
     (1 + 2q)³ (3 − 2q) has its maximum where 6/(1 + 2q) = 2/(3 − 2q), at q = 1, and stays below it
@@ -131,6 +138,34 @@ def test_a_temperature_divides_the_logits_before_they_are_corrected() -> None:
     corrected = logits_of(method.apply(predictor, found), images).double()
     wanted = logits / 2.5 + log_ratio(expected, UNIFORM.label_prior)
     torch.testing.assert_close(corrected, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_prior_keeps() -> None:
+    images, predictor = rows(30), plain()
+    found = Prior(PriorConfig(temperature=0.3)).observe(predictor, images, UNIFORM)
+    p = (logits_of(predictor, images).double() / 0.3).softmax(1)
+    prior, steps = em_prior(p, UNIFORM.label_prior)
+    assert found.keys() == {
+        *("prior", "base", "temperature", "iterations", "evidence", "evidence_classes")
+    }
+    assert torch.equal(found["prior"], prior) and torch.equal(found["base"], UNIFORM.label_prior)
+    assert found["temperature"].item() == 0.3  # as it was set, to the last digit
+    assert found["iterations"].item() == steps
+    assert torch.equal(found["evidence"], p.sort(1, descending=True).values.half())
+    assert torch.equal(found["evidence_classes"], p.argsort(1, descending=True).short())
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind"), [(40, torch.int16), (2**15 - 1, torch.int16), (2**15, torch.int32)]
+)
+def test_places_of_classes_take_two_bytes_where_they_can(classes: int, kind: torch.dtype) -> None:
+    sure = torch.zeros(1, classes, dtype=torch.float64)
+    sure[0, classes - 1] = 1.0
+    evidence = Evidence.of(sure)
+    assert evidence.places.dtype == kind and evidence.shares.dtype == torch.float16
+    assert evidence.places[0, 0] == classes - 1
+    base = torch.full((classes,), 1 / classes, dtype=torch.float64)
+    assert torch.equal(evidence.posteriors(base), sure)
 
 
 def test_states_of_earlier_versions_have_no_temperature() -> None:
@@ -497,6 +532,23 @@ def test_chains_go_left_to_right() -> None:
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
     assert list(payloads) == ["bn", "prior"]
     assert not any(payload.mergeable for payload in payloads.values())
+
+
+def test_what_a_chain_may_know() -> None:
+    """Where it starts from the embedding, what the model is at the centre of the training domains;
+    not where every domain stands under the training prior."""
+    trained = make_trained("concat")
+    given = (trained.predictor, trained.table, [0.2, 0.8])
+    assert trained.table is not None
+    centre = base_predictor(trained.predictor, trained.table, None)
+    told = find_chain("embedding+prior").context(*given, ratios=[0.5, 0.25, 0.25])
+    assert told.label_prior.tolist() == [0.2, 0.8] and told.label_prior.dtype == torch.float64
+    assert told.start is None and told.centre is not None and told.ratios is not None
+    assert weights_of(told.centre) == weights_of(centre)
+    assert told.ratios.tolist() == [0.5, 0.25, 0.25]
+    aware = find_chain("embedding+prior").context(*given, prior_aware=True)
+    assert aware.centre is None and aware.ratios is None
+    assert find_chain("prior").context(*given).centre is None
 
 
 @pytest.mark.parametrize(

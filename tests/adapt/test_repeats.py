@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from acclimate.adapt.classifier import adapt
-from acclimate.learn.embeddings import DomainState, state
+from acclimate.learn.embeddings import DomainState
 from fixtures.models import FEATURES, SIZE, make_trained
 
 
@@ -62,12 +61,3 @@ def test_merged_states_know_the_images_of_both() -> None:
     one, two = (adapt(trained, pictures(3, seed), method="embedding").state for seed in (1, 2))
     assert one is not None and two is not None
     assert len(one.merged(two).seen) == 6 and len(one.merged(one).seen) == 3
-
-
-def test_a_state_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MOST_SEEN", 4)
-    images = state.image_hashes(torch.from_numpy(np.stack(pictures(9))))
-    found, again = DomainState.empty("m", 2).having_seen(images[:3])
-    assert (len(found.seen), again) == (3, 0)
-    found, again = found.having_seen(images[2:6])
-    assert (len(found.seen), again) == (3, 1)

@@ -1,5 +1,6 @@
 """DomainState against one pass over the raw features, whatever the order; its file; μ of rows."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from acclimate.learn.embeddings import (
 )
 from acclimate.learn.embeddings import state as module
 from acclimate.learn.embeddings.domains import sample_rows, save_domain_map
+from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
 
@@ -369,6 +371,36 @@ def test_a_merged_state_has_seen_the_images_of_both(monkeypatch: pytest.MonkeyPa
     assert one.merged(two).seen.tolist() == [1, 2, 5]
     monkeypatch.setattr(module, "MOST_SEEN", 2)
     assert one.merged(two).seen.tolist() == [1, 2]
+
+
+def test_images_that_were_seen_before_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = DomainState.empty("m", DIM)
+    first, repeats = state.having_seen(hashes(4, 1, 9))
+    assert (first.seen.tolist(), repeats) == ([1, 4, 9], 0)
+    second, repeats = first.having_seen(hashes(9, 2, 2, 1))
+    assert (second.seen.tolist(), repeats) == ([1, 2, 4, 9], 3)  # 9, 1, and 2 the second time
+    # It does not grow without end: what does not fit is not written down at all.
+    monkeypatch.setattr(module, "MOST_SEEN", 4)
+    full, repeats = first.having_seen(hashes(2))
+    assert (full.seen.tolist(), repeats) == ([1, 2, 4, 9], 0)
+    same_, repeats = full.having_seen(hashes(3, 4))
+    assert (same_.seen.tolist(), repeats) == ([1, 2, 4, 9], 1)
+
+
+def test_a_hash_is_of_the_pixels_as_a_source_stores_them() -> None:
+    """The first eight bytes of a BLAKE2b digest of that length, most significant first."""
+    images = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
+    expected = [
+        int.from_bytes(hashlib.blake2b(bytes(range(*part)), digest_size=8).digest(), "big")
+        for part in ((0, 12), (12, 24))
+    ]
+    found = image_hashes(images)
+    assert found.dtype == torch.int64
+    assert [number % 2**64 for number in found.tolist()] == expected
+    assert image_hashes(images.transpose(2, 3)).tolist() != found.tolist()
+    none = image_hashes(images.float())
+    assert (len(none), none.dtype) == (0, torch.int64)  # measurements may agree by chance
+    assert image_hashes(images[:0]).dtype == torch.int64
 
 
 FLAT = torch.zeros(DIM, dtype=torch.float64)

@@ -1,10 +1,11 @@
 """The ablation's embeddings: what each Φ is, what it learns from, and that whole runs use it."""
 
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from acclimate.adapt.classifier import adapt
 from acclimate.cli import main
-from acclimate.config import EmbeddingConfig, OptimiserConfig, RunConfig, from_dict, nested
+from acclimate.config import (
+    EmbeddingConfig,
+    OptimiserConfig,
+    RunConfig,
+    from_dict,
+    nested,
+    setting,
+)
 from acclimate.core.distributed import World
 from acclimate.core.errors import UnknownName
 from acclimate.data.batches import Batch, DomainSampler
@@ -100,6 +108,28 @@ def test_the_posterior_is_a_distribution() -> None:
     raw = build("posterior").raw(batch_of().x)
     torch.testing.assert_close(raw.sum(1), torch.ones(24))
     assert raw.min() >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig:
+    depth: int = setting(2, "layers")
+
+
+class Own(find_embedding("softmax").build):  # type: ignore[misc]
+    Config = OwnConfig
+
+
+def test_phi_depends_on_the_settings_that_it_uses() -> None:
+    """Those that all embeddings share, less what this one leaves out, and its own under its name;
+    not those of others."""
+    config = EmbeddingConfig(name="own", dim=7, components={"own": {"depth": 3}, "other": {"a": 1}})
+    fields = {field.name for field in dataclasses.fields(EmbeddingConfig)} - {"components"}
+    found = Own.identity(config)
+    assert found.keys() == fields - {"mixup", "support"} | {"own"}
+    assert (found["own"], found["dim"], found["name"]) == ({"depth": 3}, 7, "own")
+    assert Own.identity(replace(config, components={}))["own"] == {"depth": 2}
+    prototype = EMBEDDINGS["prototype"].build.identity(replace(config, name="prototype"))
+    assert prototype.keys() == fields
 
 
 @pytest.mark.parametrize("name", ["mean", "posterior"])

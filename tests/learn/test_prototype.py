@@ -205,6 +205,18 @@ def test_labels_play_no_part(mixup: str) -> None:
     assert torch.equal(objective(batch, 0).risk, objective(relabelled, 0).risk)
 
 
+@pytest.mark.parametrize(("mixup", "copies"), [("on", 2), ("off", 1)])
+def test_an_image_passes_the_network_as_often_as_is_said(mixup: str, copies: int) -> None:
+    objective = build(replace(CONFIG, mixup=mixup))  # type: ignore[arg-type]
+    x, _ = seen_by_backbone(objective, episode(), 0)
+    assert objective.copies == len(x) // 24 == copies
+
+
+def test_the_layer_has_no_bias_which_no_distance_would_see() -> None:
+    own = {name for name, _ in build().named_parameters() if not name.startswith("backbone")}
+    assert own == {"layer.weight"}
+
+
 def test_gradients_reach_every_parameter() -> None:
     objective = build(replace(CONFIG, mixup="on"))
     objective(episode(), 0).risk.backward()

@@ -83,7 +83,7 @@ def mmd2(hidden: Tensor, domain: Tensor) -> Tensor:
     groups = Groups.of(domain, hidden.device)
     if len(groups) < 2:
         return _nothing(hidden)
-    members, n = groups.members(hidden), groups.count.to(hidden.dtype)
+    members, n = groups.members(hidden), groups.count
     kernel = _kernel(_squared_distances(hidden))
     inner = members.T @ kernel @ members / torch.outer(n, n)
     return _mean_over_pairs(inner, groups.count > 0)
@@ -176,7 +176,7 @@ def _covariance_products(centred: Tensor, groups: Groups) -> Tensor:
     """
     members = groups.members(centred)
     sums = members.T @ (centred @ centred.T).square() @ members
-    free = (groups.count - 1).clamp_min(1).to(centred.dtype)
+    free = (groups.count - 1).clamp_min(1)
     return sums / torch.outer(free, free)
 
 
