@@ -558,6 +558,12 @@ def test_what_a_chain_may_know() -> None:
         ("embedding+tnt", "there is no adaptation method 'tnt'; did you mean 'tent'?"),
         ("prior+bn+prior", "method 'prior+bn+prior' has 'prior' twice; name each method once"),
         ("none+prior", "method 'none+prior': 'none' stands alone; write 'prior'"),
+        ("bn+none+prior", "method 'bn+none+prior': 'none' stands alone; write 'bn+prior'"),
+        (
+            "bn+embedding+prior",
+            "method 'bn+embedding+prior': the others work on the classifier that the embedding "
+            "makes; write 'embedding+bn+prior'",
+        ),
         (
             "prior+embedding",
             "method 'prior+embedding': the others work on the classifier that the embedding makes; "
@@ -1001,12 +1007,13 @@ def test_list_methods(cli: Any) -> None:
 
 
 def test_prior_and_t3a_do_not_go_together() -> None:
-    with pytest.raises(ConfigError) as caught:
-        find_chain("embedding+prior+t3a")
-    assert str(caught.value) == (
-        "method 'embedding+prior+t3a': t3a scores by templates, which are no class probabilities "
-        "to correct and leave no bias to keep a correction in; use prior or t3a"
-    )
+    for names in ("embedding+prior+t3a", "t3a+prior"):
+        with pytest.raises(ConfigError) as caught:
+            find_chain(names)
+        assert str(caught.value) == (
+            f"method '{names}': t3a scores by templates, which are no class probabilities "
+            f"to correct and leave no bias to keep a correction in; use prior or t3a"
+        )
 
 
 def test_settings_of_methods_on_the_command_line(

@@ -92,6 +92,17 @@ def test_the_loss_is_the_cross_entropy_of_classes_or_domains(name: str, target: 
     assert abs(losses.risk.item() - math.log(probabilities.shape[1])) > 0.05
 
 
+@pytest.mark.parametrize("name", ["mean", "posterior"])
+def test_a_shift_is_added_to_the_logits_of_classes(name: str) -> None:
+    """As prior-aware training of the run `erm` has it: p(y|x) · exp(shift), normalised."""
+    embedding, batch = build(name), batch_of()
+    shift = torch.randn(len(batch), CLASSES, generator=torch.Generator().manual_seed(3))
+    told = reference(embedding, batch.x)["probabilities"] * np.exp(shift.double().numpy())
+    by_hand = -np.log(told[np.arange(len(batch)), batch.y] / told.sum(1)).mean()
+    losses = embedding(replace(batch, shift=shift), 0)
+    assert losses.risk.item() == pytest.approx(by_hand, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "part", "dim"),
     [("mean", "features", WIDTH), ("posterior", "probabilities", CLASSES), ("softmax", "layer", 6)],

@@ -68,14 +68,16 @@ class Place(Embedding):
         raise NotImplementedError("it has learned all there is")
 
 
-def evaluator(tiny: Tiny, classes: int, **unseen: list[str]) -> Evaluator:
+def evaluator(
+    tiny: Tiny, classes: int, sites: Sequence[str] = SITES, **unseen: list[str]
+) -> Evaluator:
     """Site i holds one class, i modulo `classes`, and lies there: only μ tells what images show."""
-    place = np.repeat(np.arange(4) % classes, 20)
+    place = np.repeat(np.arange(len(sites)) % classes, 20)
     X = np.stack([place, 0 * place], axis=1).astype(np.float32)
-    data = Manifest.from_arrays(X, place, np.repeat(SITES, 20))
+    data = Manifest.from_arrays(X, place, np.repeat(sites, 20))
     plan = make_plan(tiny("da-erm", **unseen), data)
     states = {
-        name: DomainState.empty("", 1).updated(torch.full((16, 1), SITES.index(name) % classes))
+        name: DomainState.empty("", 1).updated(torch.full((16, 1), sites.index(name) % classes))
         for name in plan.train_domains
     }
     prior, table = [1 / classes] * classes, DomainTable(states)
@@ -114,6 +116,25 @@ def test_the_wrong_embedding_is_another_domain_s(tiny: Tiny) -> None:
     ]
 
 
+def test_whose_embedding_is_the_wrong_one_is_as_it_has_always_been(tiny: Tiny) -> None:
+    """Of six unseen domains, drawn by the seed and the domain's name; never its own."""
+    sites = [f"site-{i}" for i in range(8)]
+    scorer = evaluator(tiny, 2, sites, test_domains=sites[4:], val_domains=sites[2:4])
+    taken = {}
+    for domain in sites[2:]:
+        state, on = scorer._another(domain)
+        assert on == "held-out"
+        (taken[domain],) = (d for d in sites[2:] if scorer.unseen(d).state is state)
+    assert taken == {
+        "site-2": "site-5",
+        "site-3": "site-7",
+        "site-4": "site-6",
+        "site-5": "site-3",
+        "site-6": "site-5",
+        "site-7": "site-4",
+    }
+
+
 def test_top_1_and_top_5_by_hand() -> None:
     """Seven classes; the true one has the rank that its row says."""
     ranks = np.array([1, 1, 2, 5, 6, 7])
@@ -132,19 +153,24 @@ def test_top_1_and_top_5_by_hand() -> None:
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:
-    """Of 10 images 5 adapt, all of class b; of the others 3 are of class a and 2 of class b."""
-    rows = sample_rows(np.arange(40, 50), 5, 0, "new")
-    labels = np.array(["a", "b"] * 25)
-    labels[40:] = ["b" if row in rows else "" for row in range(40, 50)]
-    labels[labels == ""] = ["a", "a", "a", "b", "b"]
-    X = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
-    data = Manifest.from_arrays(0 * X, labels, ["p"] * 20 + ["q"] * 20 + ["new"] * 10)
+    """Of 10 images 5 adapt, all of class a; of the others 2 are of class a and 3 of class b. Class
+    c is not there at all."""
+    rows = sample_rows(np.arange(60, 70), 5, 0, "new")
+    labels = np.array(["a", "b", "c"] * 20 + [""] * 10)
+    labels[60:] = ["a" if row in rows else "" for row in range(60, 70)]
+    labels[labels == ""] = ["a", "b", "b", "a", "b"]
+    X = np.zeros((70, 3), dtype=np.float32)
+    data = Manifest.from_arrays(X, labels, ["p"] * 30 + ["q"] * 30 + ["new"] * 10)
     plan = make_plan(tiny("erm", test_domains=["new"], **{"adapt.points": 5}), data)
-    blind = Evaluator(plan, FeatureSource(data), World(), Logits(), (0.5, 0.5))
+    blind = Evaluator(plan, FeatureSource(data), World(), Logits(), (0.25, 0.5, 0.25))
     assert blind.unseen("new").adapted_on.tolist() == rows.tolist()
     oracle = next(s for s in blind.final(step=0) if s.method == "oracle-prior")
-    # Told nothing by the images, it says class a throughout.
-    assert (oracle.domain, oracle.n, oracle.top1) == ("new", 5, 0.6)
+    # Told nothing by the images, it goes by the odds of 2/5 against 1/4 and of 3/5 against 1/2.
+    assert (oracle.domain, oracle.n, oracle.top1) == ("new", 5, 0.4)
+    odds = {"a": (2 / 5) / (1 / 4), "b": (3 / 5) / (1 / 2)}
+    chance = {name: odd / sum(odds.values()) for name, odd in odds.items()}
+    expected = -(2 * math.log(chance["a"]) + 3 * math.log(chance["b"])) / 5
+    assert oracle.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_label_prior_counts_every_domain_equally(tiny: Tiny) -> None:

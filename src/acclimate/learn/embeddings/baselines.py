@@ -58,7 +58,7 @@ class FromERM(_Classified):
     unused = _Classified.unused | {"dim", "steps", "domains_per_step", "per_domain", "optimiser"}
 
     def __init__(self, *args: Any, model: ModelConfig | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, model=model, **kwargs)
+        super().__init__(*args, **kwargs)
         self.head = build_plain(self.backbone, self.classes, model or ModelConfig()).head
 
     @classmethod
