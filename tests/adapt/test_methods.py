@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
-from acclimate.adapt.methods import METHODS, base_predictor, find_chain
+from acclimate.adapt.methods import METHODS, base_predictor, find_chain, scored_chains
 from acclimate.adapt.methods.base import Method, with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.norms import _Moments, image_statistics, without_norms
@@ -33,6 +33,7 @@ from acclimate.adapt.methods.prior import (
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
+from acclimate.config import AdaptConfig
 from acclimate.core.errors import AcclimateError, ConfigError, StateMismatch, UnknownName
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import Payload
@@ -532,6 +533,45 @@ def test_chains_go_left_to_right() -> None:
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
     assert list(payloads) == ["bn", "prior"]
     assert not any(payload.mergeable for payload in payloads.values())
+
+
+@pytest.mark.parametrize(
+    ("chain", "least"),
+    [
+        ("none", 0),
+        ("embedding", 0),
+        ("embedding+prior", 1),
+        ("t3a", 1),
+        ("bn", 2),
+        ("tent+prior", 2),
+    ],
+)
+def test_how_many_images_a_chain_needs(chain: str, least: int) -> None:
+    assert find_chain(chain).least_images == least
+
+
+def test_a_chain_that_the_model_cannot_be_adapted_by_is_refused_before() -> None:
+    find_chain("bn+prior").require(batch_normed())
+    find_chain("tent").require(group_normed())
+    for frozen in (False, True):
+        find_chain("embedding+prior").require(plain(), frozen=frozen)
+    with pytest.raises(ConfigError, match="method 'bn' works on batch norm"):
+        find_chain("prior+bn").require(group_normed())
+    with pytest.raises(ConfigError, match="method 'tent' works on the scales"):
+        find_chain("tent").require(plain())
+    with pytest.raises(ConfigError, match="method 'bn' changes layers of the backbone"):
+        find_chain("prior+bn").require(batch_normed(), frozen=True)
+
+
+def test_the_chains_that_a_run_is_scored_by() -> None:
+    config = AdaptConfig(methods=("prior", "embedding+t3a"), components={"t3a": {"keep": 3}})
+    prior, both = scored_chains(config, "da-erm")
+    assert (prior.name, both.name) == ("prior", "embedding+t3a")
+    assert both.methods["t3a"].config.keep == 3
+    with pytest.raises(ConfigError, match=r"a plain model \(erm\) has no embedding to adapt"):
+        scored_chains(config, "erm")
+    (alone,) = scored_chains(replace(config, methods=("prior",)), "erm")
+    assert alone.name == "prior"
 
 
 def test_what_a_chain_may_know() -> None:

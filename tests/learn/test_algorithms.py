@@ -519,6 +519,15 @@ def test_each_turn_has_its_sides_loss(name: str) -> None:
     assert all(p.grad is None for p in algorithm.discriminator.parameters())
 
 
+def test_a_class_that_a_batch_lacks_does_not_count() -> None:
+    batch = replace(BATCH, y=2 * (BATCH.y > 0).long())  # 0 and 2 of 0, 1 and 2
+    algorithm = make("cdann", width=8)
+    scores = algorithm.discriminator(algorithm.predict(batch).hidden, batch.y)
+    losses = F.cross_entropy(scores, batch.domain, reduction="none")
+    by_class = [losses[batch.y == c].mean() for c in (0, 2)]
+    torch.testing.assert_close(algorithm(batch, 0).penalty, torch.stack(by_class).mean())
+
+
 @pytest.mark.parametrize("weight", [0.5, 1.0])
 def test_a_small_gradient_penalty_counts_between_two_domains(weight: float) -> None:
     algorithm, batch = make("dann", gradient_penalty=weight, width=8), make_batch([0, 2, 2, 0, 0])

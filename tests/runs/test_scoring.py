@@ -477,6 +477,32 @@ def test_a_domain_of_which_nothing_can_be_read(
     )
 
 
+class AllButOne(FeatureSource):
+    """Of the first images of `new` and `late` that adapt to them, only one each can be read."""
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        stored, good = super().take(rows)
+        return stored, good & ((rows < 180) | (np.cumsum(rows >= 180) == 1))
+
+
+def test_a_method_of_the_run_that_has_too_few_images_is_counted_on_none(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    """A run is not stopped at its end by a domain that its own methods cannot adapt to."""
+    own = {"adapt.methods": ["prior", "t3a"]}
+    unread = scorer_of(learned["erm"], shifted, tiny, own, source=Unreadable(shifted))
+    found = [s for s in unread.final(0) if s.domain == "new"]
+    assert [(s.method, s.n, s.top1, s.adapted_on, s.adapt_n) for s in found] == [
+        ("none", 0, None, None, None),
+        ("oracle-prior", 0, None, None, None),
+        ("prior", 0, None, "held-out", 0),
+        ("t3a", 0, None, "held-out", 0),
+    ]
+    one = scorer_of(learned["erm"], shifted, tiny, own, source=AllButOne(shifted))
+    found = [s for s in one.final(0) if s.domain == "new" and s.method in ("prior", "t3a")]
+    assert [(s.method, s.n, s.adapt_n) for s in found] == [("prior", 1, 1), ("t3a", 1, 1)]
+
+
 @dataclass(frozen=True)
 class Doubts(Guard):
     """Says of each method in turn which one it would rather have, and writes down what it saw."""
