@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.generators import turns
 from acclimate.learn.models.engine import Engines
+from acclimate.learn.models.piecewise import few_at_a_time, in_parts
 from acclimate.learn.models.timm_import import import_timm
 from acclimate.learn.models.weights import (
     find_hub_weights,
@@ -57,6 +58,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.body = body
         self.compiled: Callable[[Tensor], Tensor] | None = None  # while it is trained
+        self.parts = 1  # in which a batch is worked off while it is trained, to save memory
         self.extractor = None
         self.engines = None
         self.may_draw = False  # from torch's generator: dropout or the like
@@ -79,9 +81,12 @@ class Backbone(nn.Module):
         """The same by PyTorch, whatever other engine there is."""
         if self.extractor is not None and x.ndim > 2:
             x = self.extractor(x)
-        if self.compiled is not None and self.training and torch.is_grad_enabled():
-            return self.compiled(x)
-        return self.normalised_body(x)
+        if self.training and torch.is_grad_enabled():
+            if self.compiled is not None:
+                return self.compiled(x)
+            if self.parts > 1:
+                return in_parts(self.normalised_body, self.body, x, self.parts)
+        return few_at_a_time(self.normalised_body, self.body, x)
 
     def normalised_body(self, x: Tensor) -> Tensor:
         features: Tensor = self.body((x - self.mean) / self.std)

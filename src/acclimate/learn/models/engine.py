@@ -21,6 +21,7 @@ from torch import Tensor
 
 from acclimate.core.files import write_atomically
 from acclimate.data.user_cache import user_cache
+from acclimate.learn.models.piecewise import BATCH, SMALL
 
 if TYPE_CHECKING:
     from acclimate.learn.graph import OnnxSession
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 VARIABLE = "ACCLIMATE_ENGINE"  # "torch": never ONNX Runtime
 FORMAT = 1  # of what is cached
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-SMALL = 64  # pixels: at or below, PyTorch takes a fraction of a millisecond for an image
-BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
 TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by some 1e-6
 INPUT, OUTPUT = "x", "features"
 TORCH = "torch"
