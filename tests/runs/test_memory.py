@@ -1,5 +1,7 @@
-"""A batch that would not fit is refused before the first step, and looking changes nothing."""
+"""What a step takes is tried; a batch that does not fit is worked off in parts, or refused."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,21 +9,28 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from acclimate.config import RunConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError
+from acclimate.core.errors import ConfigError, RunError
+from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
-from acclimate.learn.models import Conditioned, build_backbone, freeze_batch_norm
+from acclimate.learn.model import build_networks
+from acclimate.learn.models import Backbone
+from acclimate.learn.objective import Losses, Objective
 from acclimate.runs import memory
-from acclimate.runs.memory import Need, Stage, measure
-from acclimate.runs.training import train, train_embedding
-from fixtures.interruption import assert_same_weights
+from acclimate.runs.checkpoint import parts_of
+from acclimate.runs.memory import Stage, fitting_parts
+from acclimate.runs.parts import Parts
+from acclimate.runs.plan import make_plan
+from acclimate.runs.training import train
+from acclimate.runs.trial import Need, tried
+from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
 
 Tiny = Callable[..., RunConfig]
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 LARGE: dict[str, Any] = {
+    "model.backbone": "small-cnn",
     "model.pretrained": False,
     "data.image_size": 224,
     "embedding.domains_per_step": 4,
@@ -30,15 +39,19 @@ LARGE: dict[str, Any] = {
 }
 
 
-def free(monkeypatch: pytest.MonkeyPatch, gib: float | None) -> None:
-    monkeypatch.setattr(memory, "available", lambda: None if gib is None else int(gib * GIB))
+def told(patch: pytest.MonkeyPatch, *, free: float | None, each: float = 75.0) -> list[Any]:
+    """Let the system have `free` GiB, and a trial find `each` MiB for an image; what is tried."""
+    asked: list[Any] = []
 
+    def trial(config: RunConfig, *sizes: int, embedding: bool, bf16: bool) -> Need:
+        asked.append((*sizes, embedding, bf16))
+        return Need(0.0, each * MIB)
 
-def refusal(start: Callable[[], object], out: Path) -> str:
-    with pytest.raises(ConfigError) as refused:
-        start()
-    assert [path.name for path in out.glob("*")] == []
-    return str(refused.value)
+    patch.setattr(memory, "available", lambda: None if free is None else int(free * GIB))
+    patch.setattr(memory, "tried", trial)
+    patch.setattr(memory, "LOADED", 0)
+    patch.setattr(memory, "BESIDE", 0)
+    return asked
 
 
 @pytest.fixture(scope="module")
@@ -54,178 +67,209 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return Manifest.from_folder(root)
 
 
-def test_step_a_is_refused_with_what_would_fit(
+def divided(config: RunConfig, data: Manifest, world: World | None = None) -> tuple[Any, list[str]]:
+    """In how many parts, and what was said about it."""
+    plan, said = make_plan(config, data, device="cpu"), list[str]()
+    counts = len(plan.classes), len(plan.train_domains), None
+    both = build_networks(plan.config, *counts, pretrained=False)
+    networks = [one for one in both if one is not None]
+    found = fitting_parts(plan, world or World(), 224, *networks, bf16=False, say=said.append)
+    return found, said
+
+
+def test_as_many_parts_as_fit(large: Manifest, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told(monkeypatch, free=5.0)
+    # 75 MiB an image: 128 images take 9.4 GiB, 64 take 4.7; Step A has its images twice.
+    found, said = divided(tiny("da-coral", **LARGE), large)
+    assert found == {"Step A": 4, "Step B": 2}
+    assert asked == [(2, 4, 224, False, False), (2, 4, 224, True, False)]
+    assert said[0] == (
+        "a batch of Step B, 128 images of 224 px, needs about 9.4 GiB and 5.0 GiB are free: the "
+        "network works them off in 2 parts, each worked out twice; losses are those of the whole "
+        "batch, and batch norm, where it learns statistics, takes each part's"
+    )
+    told(monkeypatch, free=9.375)
+    assert divided(tiny("erm", **LARGE), large) == ({"Step B": 1}, [])
+    told(monkeypatch, free=9.37)
+    assert divided(tiny("erm", **LARGE), large)[0] == {"Step B": 2}
+
+
+def test_what_is_asked_for_is_not_tried(
+    large: Manifest, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = told(monkeypatch, free=0.0)
+    found, said = divided(tiny("da-erm", **LARGE, **{"train.parts": 3}), large)
+    assert (found, said, asked) == ({"Step A": 3, "Step B": 3}, [], [])
+    small = LARGE | {"embedding.per_domain": 2, "embedding.mixup": "off", "train.per_domain": 2}
+    assert divided(tiny("da-erm", **small), large)[0] == {"Step A": 1, "Step B": 1}
+    assert asked == []  # 8 images are too few to be tried
+    told(monkeypatch, free=None)
+    assert divided(tiny("erm", **LARGE), large)[0] == {"Step B": 1}  # the system does not say
+
+
+def refusal(config: RunConfig, data: Manifest, out: Path) -> str:
+    with pytest.raises(ConfigError) as refused:
+        train(config, data, out, device="cpu")
+    assert [path.name for path in out.glob("*")] == []
+    return str(refused.value)
+
+
+def test_what_cannot_be_divided_is_refused_with_what_would_fit(
     large: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, out = tiny("da-erm", **LARGE), tmp_path / "run"
-    # EfficientNet-Lite0 keeps 75.8 MiB an image; 8 of each of 4 domains, doubled, are 64 images.
-    free(monkeypatch, 5.0)
-    expected = (
-        "a batch of Step A, 256 images of 224 px, needs about 18.9 GiB and 5.0 GiB are free; "
-        "lower embedding.per_domain from 32 (8 would fit), or train on a GPU"
+    told(monkeypatch, free=5.0)
+    assert refusal(tiny("mldg", **LARGE), large, tmp_path / "run") == (
+        "a batch of Step B, 128 images of 224 px, needs about 9.4 GiB and 5.0 GiB are free, and "
+        "mldg cannot work it off in parts; lower train.per_domain from 32 (17 would fit), or train "
+        "on a GPU"
     )
-    assert refusal(lambda: train(config, large, out), out) == expected
-    shared = tmp_path / "shared"
-    assert refusal(lambda: train_embedding(config, large, shared), shared) == expected
+    asked = LARGE | {"train.parts": 2}
+    assert refusal(tiny("mldg", **asked), large, tmp_path / "run") == (
+        "train.parts is 2, and mldg cannot work a batch off in parts; leave train.parts at 0"
+    )
 
 
-def test_step_b_is_refused_before_step_a_starts(
+def test_where_even_the_least_does_not_fit(
     large: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
-    free(monkeypatch, 5.0)
-    config = tiny("da-erm", **LARGE | {"embedding.per_domain": 8})
-    # 75.8 MiB an image and 4 domains: 16 of each would take 4.74 GiB, 17 would take 5.03.
-    assert refusal(lambda: train(config, large, out), out) == (
-        "a batch of Step B, 128 images of 224 px, needs about 9.5 GiB and 5.0 GiB are free; "
-        "lower train.per_domain from 32 (16 would fit), or train on a GPU"
+    told(monkeypatch, free=0.1)
+    assert refusal(tiny("erm", **LARGE), large, tmp_path / "run") == (
+        "a batch of Step B, 128 images of 224 px, needs about 9.4 GiB and 0.1 GiB are free; lower "
+        "data.image_size from 224, or train on a GPU"
     )
-
-
-def test_parts_and_bf16_count(
-    large: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "run"
-    free(monkeypatch, 2.0)
-    split = {"train.optimiser.accumulate": 2}
-    assert refusal(lambda: train(tiny("erm", **LARGE | split), large, out), out) == (
-        "a part of a batch of Step B, 64 images of 224 px, needs about 4.7 GiB and 2.0 GiB are "
-        "free; lower train.per_domain from 32 (12 would fit), or train on a GPU"
-    )
-    half = split | {"train.precision": "bf16"}
-    assert "needs about 2.4 GiB" in refusal(
-        lambda: train(tiny("erm", **LARGE | half), large, out), out
-    )
-
-
-def test_where_even_the_least_does_not_fit_a_smaller_network_is_the_way_out(
-    large: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "run"
-    free(monkeypatch, 0.01)
-    start = "a batch of Step B, 128 images of 224 px, needs about"
-    assert refusal(lambda: train(tiny("erm", **LARGE), large, out), out) == (
-        f"{start} 9.5 GiB and 0.0 GiB are free; lower data.image_size from 224, use "
-        f"model.backbone=small-cnn, or train on a GPU"
-    )
-    small = LARGE | {"model.backbone": "small-cnn"}
-    assert refusal(lambda: train(tiny("erm", **small), large, out), out) == (
-        f"{start} 1.6 GiB and 0.0 GiB are free; lower data.image_size from 224, or train on a GPU"
-    )
-
-
-@pytest.mark.slow
-def test_a_run_is_bit_for_bit_the_same_with_the_check(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = Manifest.from_folder(tree)
-    changes = {
-        "model.backbone": "efficientnet-lite0",  # with batch norm
-        "model.pretrained": False,
-        "data.image_size": 32,
-        "model.dropout": 0.5,
-        "embedding.steps": 2,
-        "train.steps": 2,
-    }
-    config = tiny("da-erm", **changes)
-    measured = []
-    real = memory.measure
-
-    def counted(*args: Any, **options: Any) -> Need:
-        measured.append(args[0])
-        return real(*args, **options)
-
-    monkeypatch.setattr(memory, "measure", counted)
-    train(config, data, tmp_path / "without")
-    assert measured == []  # so small a batch is not worth a look
-    monkeypatch.setattr(memory, "TINY", 0)
-    free(monkeypatch, 100.0)
-    train(config, data, tmp_path / "with")
-    assert len(measured) == 2
-    assert_same_weights(tmp_path / "without", tmp_path / "with")
-
-
-@pytest.mark.slow
-def test_a_known_embedding_is_not_measured_again(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, config = Manifest.from_folder(tree), tiny("da-erm", **{"embedding.per_domain": 32})
-    train_embedding(config, data, tmp_path / "shared")
-    monkeypatch.setattr(memory, "TINY", 0)
-    asked = []
-    monkeypatch.setattr(memory, "measure", lambda network, *_, **__: asked.append(network))
-    free(monkeypatch, None)
-    train(config, data, tmp_path / "unknown", embedding=tmp_path / "shared")
-    assert asked == []  # where the system does not say what is free, nothing is checked
-    monkeypatch.setattr(
-        memory, "measure", lambda network, *_, **__: asked.append(network) or Need(0, 0)
-    )
-    free(monkeypatch, 1.0)
-    train(config, data, tmp_path / "run", embedding=tmp_path / "shared")
-    assert [type(network) for network in asked] == [Conditioned]
-
-
-def test_features_are_never_measured(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "TINY", 0)
-    free(monkeypatch, 0.0)
-    train(tiny("da-erm"), features, tmp_path / "run")
-    assert (tmp_path / "run" / "model.json").exists()
-
-
-@pytest.mark.parametrize("name", ["small-cnn", "efficientnet-lite0"])
-def test_the_estimate_is_what_a_real_batch_keeps(name: str) -> None:
-    network = build_backbone(name, pretrained=False).to(memory_format=torch.channels_last)
-    predictor = Conditioned(network, 3, mu_dim=4, width=8, hidden=8).train()
-    kept: list[Tensor] = []
-    images = torch.rand(24, 3, 48, 48).contiguous(memory_format=torch.channels_last)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
-    ):
-        output = predictor(images, torch.zeros(24, 4))
-    weights = {parameter.data_ptr() for parameter in predictor.parameters()}
-    real = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in kept
-        if tensor.data_ptr() not in weights
-    }
-    assert output.logits.requires_grad
-    assert measure(predictor, 48).of(24) == pytest.approx(sum(real.values()), rel=0.02)
-
-
-def test_it_is_training_that_is_measured() -> None:
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Dropout(0.5))
-    trained = measure(network, 8).each
-    assert trained > 3 * 8 * 8 * 4  # the input; dropout keeps what it dropped as well
-    assert measure(network.eval(), 8).each == trained
-
-
-def test_measuring_leaves_no_trace_in_the_network() -> None:
-    network = build_backbone("efficientnet-lite0", pretrained=False)
-    freeze_batch_norm(network.body.blocks[0])
-    network.eval()
-    network.body.blocks[1].train()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    modes = [part.training for part in network.modules()]
-    torch.manual_seed(3)
-    random = torch.get_rng_state()
-    with torch.no_grad():
-        assert measure(network, 32).each > 0
-    assert torch.equal(torch.get_rng_state(), random)
-    assert modes == [part.training for part in network.modules()]
-    after = network.state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_smaller_batches_are_ones_that_can_be_shared() -> None:
     world = World(0, 2, torch.device("cpu"))
-    stage = Stage("Step A", "embedding.per_domain", torch.nn.Identity(), 4, 24, 2, 3, copies=2)
+    stage = Stage("Step A", "embedding.per_domain", True, 4, 24, 2, 3, copies=2)
     assert stage.images(24, world) == 32  # 2 · 4 · 24 images for 2 processes, in 3 parts
     assert list(stage.smaller(world)) == [18, 12, 6]
-    lone = Stage("Step A", "embedding.per_domain", torch.nn.Identity(), 4, 5, 2, 1)
+    lone = Stage("Step A", "embedding.per_domain", True, 4, 5, 2, 1)
     assert list(lone.smaller(World())) == [4, 3, 2]
+    assert stage.parts(Need(10, 1), 20, world) == 4  # 8 images and what is fixed are 18
+    assert stage.parts(Need(10, 1), 11.9, world) is None  # parts of one image there are none
+
+
+SMALL_RUN: dict[str, Any] = {
+    "model.pretrained": False,
+    "model.dropout": 0.5,
+    "embedding.steps": 4,
+    "train.steps": 4,
+    "train.checkpoint_every": 2,
+    "train.keep": "last",
+}
+
+
+@pytest.mark.slow
+def test_a_run_in_parts_ends_as_one_without(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sgd = {f"{s}.optimiser.{k}": v for s in ("train", "embedding") for k, v in
+           {"name": "sgd", "lr": 0.01}.items()}  # fmt: skip
+    config, data = tiny("da-coral", **SMALL_RUN, **sgd), Manifest.from_folder(tree)
+    train(config, data, tmp_path / "whole", device="cpu")
+    monkeypatch.setattr(memory, "TINY", 0)
+    told(monkeypatch, free=0.5)
+    train(config, data, tmp_path / "parts", device="cpu")
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert any(not torch.equal(whole[name], parts[name]) for name in whole)  # they were parts
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_resumed_run_keeps_its_parts_whatever_is_free(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, data = tiny("erm", **SMALL_RUN), Manifest.from_folder(tree)
+    monkeypatch.setattr(memory, "TINY", 0)
+    told(monkeypatch, free=0.4)
+    with monkeypatch.context() as patch:
+        seen = count_writes(patch)
+        train(config, data, tmp_path / "whole", device="cpu")
+    first = next(n for n, path in enumerate(seen, 1) if path.name.startswith("checkpoint"))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        count_writes(patch, die_at=first + 1)
+        train(config, data, tmp_path / "killed", device="cpu")
+    assert (parts_of(tmp_path / "killed" / "checkpoint-main.safetensors") or 0) > 1
+    assert parts_of(tmp_path / "none.safetensors") is None
+    told(monkeypatch, free=100.0)
+    train(config, data, tmp_path / "killed", device="cpu")
+    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
+    assert stable(tmp_path / "killed") == stable(tmp_path / "whole")
+
+
+class Counting(Objective):
+    """An objective whose steps change a buffer before they fail."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, batch: Batch, step: int) -> Losses:
+        raise NotImplementedError
+
+
+def test_a_gpu_that_is_too_small_gets_more_parts(tiny: Tiny, tree: Path) -> None:
+    plan = make_plan(tiny("erm"), Manifest.from_folder(tree), device="cpu")
+    backbone = build_networks(plan.config, 2, 3, None, pretrained=False)[0].backbone
+    objective, said, tries = Counting(backbone), list[str](), list[int]()
+
+    def step() -> None:
+        tries.append(backbone.parts)
+        objective.steps += 1
+        if backbone.parts < 4:
+            raise torch.OutOfMemoryError("too much")
+
+    with Parts(objective, 1, said.append) as parts:
+        parts.until_it_fits(step, 24)
+        assert (tries, parts.count, objective.steps.item()) == ([1, 2, 4], 4, 1)
+        assert said[0].startswith("the GPU's memory is too small for 24 images: the network works")
+        with pytest.raises(RunError) as refused:
+            parts.until_it_fits(_fail, 8)
+    assert backbone.parts == 1
+    assert str(refused.value) == (
+        "the GPU's memory is too small for a batch of 8 images; lower train.per_domain, "
+        "embedding.per_domain or data.image_size"
+    )
+
+
+def _fail() -> None:
+    raise torch.OutOfMemoryError("too much")
+
+
+STEP = """
+import torch
+from acclimate.core.distributed import keep_freed_memory
+from acclimate.learn.models import build_backbone
+from acclimate.runs.trial import peak, resident
+keep_freed_memory()
+torch.set_num_threads(1)
+network = build_backbone("efficientnet-lite0", pretrained=False).train()
+network.to(memory_format=torch.channels_last)
+optimiser, before = torch.optim.Adam(network.parameters()), resident()
+for _ in range(2):
+    optimiser.zero_grad(set_to_none=True)
+    x = torch.rand(24, 3, 128, 128).contiguous(memory_format=torch.channels_last)
+    network(x).square().mean().backward()
+    optimiser.step()
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_trial_tells_what_a_step_takes(tiny: Tiny) -> None:
+    """Within 15 %, from batches of a sixth and less."""
+    settings = {"model.backbone": "efficientnet-lite0", "train.optimiser.lr": 1e-3}
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        need = tried(tiny("erm", **settings), 2, 3, 128, embedding=False, bf16=False)
+    finally:
+        torch.set_num_threads(before)
+    assert need is not None
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    assert need.of(24) == pytest.approx(int(done.stdout), rel=0.15)
 
 
 def test_a_limit_below_the_machines_memory_counts(
@@ -240,8 +284,8 @@ def test_a_limit_below_the_machines_memory_counts(
     (tmp_path / "memory.max").write_text("max\n")
     assert memory._of_group(tmp_path) is None
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3 kB\n")
-    assert memory._line(tmp_path / "meminfo", "MemAvailable:", 1024) == 3072
-    assert memory._line(tmp_path / "none", "MemAvailable:", 1024) is None
+    assert memory.line_of(tmp_path / "meminfo", "MemAvailable:", 1024) == 3072
+    assert memory.line_of(tmp_path / "none", "MemAvailable:", 1024) is None
 
     def seen(machine: int | None, group: int | None) -> int | None:
         monkeypatch.setattr(memory, "_of_machine", lambda: machine)

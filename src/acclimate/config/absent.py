@@ -13,6 +13,7 @@ _DEFAULT: Mapping[str, Any] = {
     "data.min_images": 0,
     "data.pack_gib": 32.0,
     "train.compile": "auto",
+    "train.parts": 0,
     "train.prior_aware": False,
     "train.last_fit": False,
     "train.probe": as_dict(ProbeConfig()),

@@ -173,6 +173,12 @@ class TrainConfig:
     compile: Literal["auto", "on", "off"] = setting(
         "auto", "torch.compile with CUDA graphs; auto: on one GPU, for 2000 steps or more"
     )
+    parts: int = setting(
+        0,
+        "parts in which the network works a batch off, each worked out twice to save memory; the "
+        "loss stays that of the whole batch; 0: as many as memory asks for",
+        at_least=0,
+    )
     prior_aware: bool = setting(
         False, "tell training each domain's label frequencies, so that it learns what they leave"
     )

@@ -44,8 +44,10 @@ def save_checkpoint(
     average: Average | None = None,
     *,
     seconds: float = 0.0,
+    parts: int = 1,
 ) -> None:
-    """`seconds` that the run has worked until now, over all its sessions."""
+    """`seconds` that the run has worked until now, over all its sessions; `parts` in which it works
+    a batch off, which are as much a part of its numbers as the batch is."""
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
@@ -62,6 +64,7 @@ def save_checkpoint(
         "progress": json.dumps(progress.__dict__),
         "scalars": json.dumps(scalars),
         "seconds": repr(seconds),
+        "parts": str(parts),
     }
     save_tensors(path, tensors, metadata)
 
@@ -130,6 +133,14 @@ def _seconds(path: Path) -> float:
         return float(read_metadata(path).get("seconds", 0))
     except (DamagedFile, ValueError):
         return 0.0  # whoever needs the checkpoint will say that it is damaged
+
+
+def parts_of(checkpoint: Path) -> int | None:
+    """In which a phase worked its batches off; None where it has yet to begin."""
+    try:
+        return max(int(read_metadata(checkpoint).get("parts", 1)), 1)
+    except (FileNotFoundError, DamagedFile, ValueError):
+        return None  # whoever needs the checkpoint will say that it is damaged
 
 
 def save_weights(path: Path, module: nn.Module) -> None:

@@ -4,9 +4,8 @@ Times and memory are measured: a few steps on random images of the real shape, a
 read, and, where a backbone stays as it is, extracted from.
 """
 
+import math
 import os
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,24 +15,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from acclimate.core.distributed import pick_device
+from acclimate.core.distributed import World, pick_device
 from acclimate.core.generators import turns
 from acclimate.core.randomness import stream
 from acclimate.core.wording import count, duration
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
+from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import BATCH, Extraction
 from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import FeatureRows, fit_plain, fit_site
 from acclimate.runs.folder import RunFolder
-from acclimate.runs.memory import GIB, available, measure, stage_of
+from acclimate.runs.memory import GIB, available, is_tiny, measured, stage_of
 from acclimate.runs.optimisation import uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.rehearsal import LEAST_DOMAINS, folds_of
 from acclimate.runs.retraining import folds
 from acclimate.runs.session import device_name
 from acclimate.runs.timing import seconds_a, seconds_b, time_plan
+from acclimate.runs.trial import peak, resident
 
 FEW_STEPS = 5  # of heads in rehearsal, timed
 FEW_IMAGES = 16  # read, to see how long that takes
@@ -86,7 +87,10 @@ def forecast(plan: Plan, folder: RunFolder, device: str) -> Forecast:
     where = pick_device(device)
     # Processes that share a run would be timed against each other.
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    seconds, memory = _measured(plan, folder, where) if alone else ({}, None)
+    try:
+        seconds, memory = _measured(plan, folder, where) if alone else ({}, None)
+    except torch.OutOfMemoryError:  # the run itself will take more parts
+        seconds, memory = {}, None
     return Forecast(
         what=what_is_trained(plan),
         data=what_it_learns_from(plan),
@@ -129,7 +133,8 @@ def _measured(
 ) -> tuple[dict[str, float], float]:
     config, images = plan.config, len(np.unique(plan.manifest.image_ids[plan.rows]))
     seconds: dict[str, float] = {}
-    width, network, size = plan.in_features, None, 0
+    width, size, before = plan.in_features, 0, resident()
+    networks: list[Predictor | Embedding] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     if plan.frozen:
@@ -141,8 +146,10 @@ def _measured(
             seconds[f"features of {count(missing, 'image')}"] = took
     elif width is None:
         counts = len(plan.classes), len(plan.train_domains), None
-        network = build_networks(config, *counts, pretrained=False)[0]
-        width, size = network.backbone.features, config.data.image_size or network.backbone.size
+        built = build_networks(config, *counts, pretrained=False)
+        networks = [one for one in built if one is not None]
+        backbone = built[0].backbone
+        width, size = backbone.features, config.data.image_size or backbone.size
         seconds[f"reading {count(images, 'image')}"] = images * _per_image(plan, size)
     timing = time_plan(plan, device, extracting=False)
     if plan.algorithm.adaptive and not folder.phi.exists():
@@ -153,7 +160,7 @@ def _measured(
         if config.adapt.depth == "whole":
             anew = sum(not RunFolder(f.folder).complete() for f in folds(plan, folder.path))
             seconds["rehearsal"] += anew * seconds_b(plan, timing)
-    return seconds, _memory(plan, device, width, network, size)
+    return seconds, _memory(plan, device, width, networks, size, before)
 
 
 def _left(plan: Plan, folder: RunFolder) -> float:
@@ -205,20 +212,43 @@ def _rehearsing(plan: Plan, width: int, device: torch.device) -> float:
 
 
 def _memory(
-    plan: Plan, device: torch.device, width: int, network: Predictor | None, size: int
+    plan: Plan,
+    device: torch.device,
+    width: int,
+    networks: Sequence[Predictor | Embedding],
+    size: int,
+    before: int,
 ) -> float:
-    """What this process has needed so far, for it has taken steps, and what comes on top."""
+    """What this process holds at most: as a step was tried, on top of what it held `before`;
+    otherwise what it has needed so far, for it has taken steps."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     rows, config = len(plan.rows), plan.config
-    if network is None:
-        return float(peak + 4 * rows * width)
-    stage = stage_of(plan, network)
-    batch = stage.domains * stage.per_domain // stage.parts
-    needed = measure(network, size, bf16=uses_bf16(config.train, device)).of(batch)
-    return peak + needed + min(rows * 3 * size**2, config.data.cache_gib * GIB)
+    if not networks:
+        return float(peak() + 4 * rows * width)
+    images = min(rows * 3 * size**2, config.data.cache_gib * GIB)
+    needs = (_step(plan, network, size, device) for network in networks)
+    steps = [need for need in needs if need is not None]
+    if not steps:
+        return peak() + images
+    weights = sum(p.nbytes for network in networks for p in network.parameters())
+    return before + weights + max(steps) + images
+
+
+def _step(
+    plan: Plan, network: Predictor | Embedding, size: int, device: torch.device
+) -> float | None:
+    """Bytes that a step of it takes, in as many parts as fit; None where that is little."""
+    stage, world = stage_of(plan, network), World()
+    if is_tiny(stage, world, size):
+        return None
+    need = measured(plan, stage, size, bf16=uses_bf16(plan.config.train, device))
+    if need is None:
+        return None
+    free = available()
+    fitting = stage.parts(need, math.inf if free is None else free, world)
+    parts = plan.config.train.parts or fitting or 1
+    return need.of(-(-stage.images(stage.per_domain, world) // parts))
 
 
 def _free(device: torch.device) -> float | None:

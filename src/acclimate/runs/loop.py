@@ -29,6 +29,7 @@ from acclimate.runs.checkpoint import (
     Position,
     load_checkpoint,
     load_weights,
+    parts_of,
     save_checkpoint,
     save_weights,
 )
@@ -41,6 +42,7 @@ from acclimate.runs.optimisation import (
     learning_rate,
     make_optimiser,
 )
+from acclimate.runs.parts import Parts
 from acclimate.runs.records import Loss, Validated
 from acclimate.runs.swad import Swad
 
@@ -87,6 +89,7 @@ class Loop:
     say: Callable[[str], None] = lambda line: None
     wish: Wish | None = None  # to compile
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
+    parts: int = 1  # in which backbones work a batch off, where no checkpoint knows better
     _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
@@ -110,7 +113,9 @@ class Loop:
             unused = self.objective.adversary is not None
             module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
         self._reset()
-        with compiled(self.objective, self.wish, self.world) as faster:
+        parts = Parts(self.objective, parts_of(self._checkpoint) or self.parts, self.say)
+        wish = None if parts.count > 1 else self.wish
+        with parts, compiled(self.objective, wish, self.world) as faster:
             take = Stepper(
                 self.objective,
                 module,
@@ -121,9 +126,14 @@ class Loop:
                 faster,
             )
             batches = self.loader.batches(progress.step, self.phase.steps)
-            for step, batch in enumerate(batches, start=progress.step):
-                self._step(take, self.prepare(batch), step)
-                progress = self._after(optimiser, progress, step + 1)
+            first = progress.step
+            for step, batch in enumerate(batches, start=first):
+                known = self.prepare(batch)
+                if step == first and self.world.size == 1:
+                    parts.until_it_fits(lambda: self._step(take, known, step), len(known))  # noqa: B023
+                else:
+                    self._step(take, known, step)
+                progress = self._after(optimiser, progress, step + 1, parts.count)
                 self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
         window = None if self._average is None else self._average.window
@@ -171,7 +181,9 @@ class Loop:
         if self._average is not None:
             self._average.update(step + 1)
 
-    def _after(self, optimiser: torch.optim.Optimizer, progress: Position, done: int) -> Position:
+    def _after(
+        self, optimiser: torch.optim.Optimizer, progress: Position, done: int, parts: int
+    ) -> Position:
         """Validation, records and checkpoint that are due after `done` steps."""
         last = done == self.phase.steps
         progress = Position(done, progress.best_step, progress.best_score)
@@ -187,6 +199,7 @@ class Loop:
                     progress,
                     self._average,
                     seconds=self.clock(),
+                    parts=parts,
                 )
                 self._drop_beaten(progress)
             self.world.wait()

@@ -1,29 +1,30 @@
 """Will a batch fit in memory? On a CPU the system kills a run that needs too much, without a word.
 
-The activations that a step keeps for its gradients are nearly all that it needs. They are measured
-on a few images before the first step, and nothing that a run computes depends on it.
+What a step needs is tried on a few images before the first one (`trial.py`); a batch that does not
+fit is worked off in parts, or, where that cannot be, refused.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
-from acclimate.core.generators import turns
 from acclimate.learn.embeddings import Embedding
-from acclimate.learn.models import Conditioned, Predictor
+from acclimate.learn.models import Predictor
+from acclimate.runs.parts import LEAST, said
 from acclimate.runs.plan import Plan
+from acclimate.runs.trial import Need, line_of, tried
 
 GIB = 1 << 30
-TINY = 16 << 20  # bytes of input: below, a batch fits anywhere and is not measured
-FEW = (2, 3)  # images to measure with; batch norm takes no single one
+TINY = 8 << 20  # bytes of input: below, a batch fits anywhere and is not tried
+LOADED = 4  # batches of images that lie ready, are being made or worked on
+# What validation with its engine, and checkpoints, took beside a step: EfficientNet-Lite0 and
+# ResNet-50 at 224 px, 24 to 64 images, with Φ and without, in parts and not.
+BESIDE = 0.3 * GIB
 
 
 @dataclass(frozen=True)
@@ -32,96 +33,119 @@ class Stage:
 
     name: str
     setting: str  # that says how many images of a domain there are
-    network: nn.Module
+    embedding: bool  # Step A
     domains: int
     per_domain: int
-    least: int  # images of a domain that a part must have
-    parts: int
+    least: int  # images of a domain that a batch must have
+    accumulate: int
     copies: int = 1
+    divisible: bool = True
 
     def images(self, per_domain: int, world: World) -> int:
         """That one process holds at a time."""
-        return self.copies * self.domains * per_domain // (world.size * self.parts)
+        return self.copies * self.domains * per_domain // (world.size * self.accumulate)
 
     def smaller(self, world: World) -> Iterator[int]:
         """Other values of the setting that are allowed, largest first."""
-        step = world.size * self.parts
+        step = world.size * self.accumulate
         for per_domain in range(self.per_domain - step, 0, -step):
-            if per_domain // self.parts >= self.least:
+            if per_domain // self.accumulate >= self.least:
                 yield per_domain
 
-
-@dataclass(frozen=True)
-class Need:
-    """Bytes that a network keeps for its gradients: some for each image, some whatever they are."""
-
-    fixed: float
-    each: float
-
-    def of(self, images: int) -> float:
-        return self.fixed + self.each * images
+    def parts(self, need: Need, free: float, world: World) -> int | None:
+        """The fewest in which a batch fits; None where none do."""
+        images = self.images(self.per_domain, world)
+        most = images // LEAST if self.divisible else 1
+        fitting = (n for n in range(1, most + 1) if need.of(-(-images // n)) <= free)
+        return next(fitting, None)
 
 
-def check_memory(
-    plan: Plan, world: World, size: int, *networks: Predictor | Embedding, bf16: bool
-) -> None:
-    """Refuse a run whose batches, images of `size` px, would not fit in the memory of a CPU.
+def fitting_parts(
+    plan: Plan,
+    world: World,
+    size: int,
+    *networks: Predictor | Embedding,
+    bf16: bool,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, int]:
+    """By step, in how many parts its batches, images of `size` px, fit into the memory of a CPU;
+    an error where they fit in none. `networks` are those that are yet to be trained.
 
-    `networks` are those that are yet to be trained.
+    A GPU says by itself when it has too little (`Parts.until_it_fits`).
     """
-    if world.device.type != "cpu" or plan.manifest.has_features or plan.frozen:
-        return
     stages = [stage_of(plan, network) for network in networks]
-    stages = [stage for stage in stages if _input(stage, world, size) >= TINY]
-    if not stages:
-        return
-    # All processes go by what the first one sees: they refuse together, or not at all.
-    seen = available()
-    found = torch.tensor([float("inf") if seen is None else seen], dtype=torch.float64)
-    world.broadcast(found)
-    free = found.item()
-    if free == float("inf"):
-        return
-    for stage in stages:
-        need = measure(stage.network, size, bf16=bf16)
-        images = stage.images(stage.per_domain, world)
-        if need.of(images) > free:
+    asked = plan.config.train.parts
+    if asked or world.device.type != "cpu" or plan.manifest.has_features or plan.frozen:
+        return {stage.name: max(asked, 1) for stage in stages}
+    found = {stage.name: 1 for stage in stages}
+    stages = [stage for stage in stages if not is_tiny(stage, world, size)]
+    free = _agreed(available(), world) if stages else None
+    for stage in stages if free is not None else []:
+        assert free is not None
+        need = _agreed_need(measured(plan, stage, size, bf16=bf16) if world.main else None, world)
+        if need is None:
+            continue
+        parts = stage.parts(need, free, world)
+        if parts is None:
             raise ConfigError(_too_much(plan, world, stage, need, free, size))
+        if parts > 1:
+            say(f"{_needed(stage, world, need, free, size)}: {said(parts)}")
+        found[stage.name] = parts
+    return found
+
+
+def measured(plan: Plan, stage: Stage, size: int, *, bf16: bool) -> Need | None:
+    """What a step takes, with what goes on beside it; None: not known."""
+    counts = len(plan.classes), len(plan.train_domains), size
+    need = tried(plan.config, *counts, embedding=stage.embedding, bf16=bf16)
+    loaded = LOADED * 3 * size**2 * 4 / stage.copies
+    return None if need is None else Need(need.fixed + BESIDE, need.each + loaded)
+
+
+def is_tiny(stage: Stage, world: World, size: int) -> bool:
+    return stage.images(stage.per_domain, world) * 3 * size**2 * 4 < TINY
 
 
 def stage_of(plan: Plan, network: Predictor | Embedding) -> Stage:
     main = plan.config.train
     if isinstance(network, Predictor):
-        least = plan.algorithm.build.least_rows
+        build = plan.algorithm.build
         return Stage(
             "Step B",
             "train.per_domain",
-            network,
+            False,
             main.domains_per_step,
             main.per_domain,
-            least,
+            build.least_rows,
             main.optimiser.accumulate,
+            divisible=build.divisible,
         )
     learn = network.budget(plan.config)
     return Stage(
         "Step A",
         "train.per_domain" if learn is main else "embedding.per_domain",
-        network.backbone,
+        True,
         learn.domains_per_step,
         learn.per_domain,
         1 if learn is main else 2,
         learn.optimiser.accumulate,
         copies=network.copies,
+        divisible=network.divisible,
     )
 
 
-def measure(network: nn.Module, size: int, *, bf16: bool = False) -> Need:
-    """From two passes over few images; weights, statistics, modes and random state stay."""
-    few, more = FEW
-    with _as_in_training(network), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        small, large = (_kept(network, count, size) for count in FEW)
-    each = (large - small) / (more - few)
-    return Need(small - few * each, each)
+def _agreed(mine: float | None, world: World) -> float | None:
+    """All processes go by what the first one sees: they refuse together, or not at all."""
+    found = torch.tensor([float("inf") if mine is None else mine], dtype=torch.float64)
+    world.broadcast(found)
+    agreed = found.item()
+    return None if agreed == float("inf") else agreed
+
+
+def _agreed_need(mine: Need | None, world: World) -> Need | None:
+    fixed = _agreed(None if mine is None else mine.fixed, world)
+    each = _agreed(None if mine is None else mine.each, world)
+    return None if fixed is None or each is None else Need(fixed, each)
 
 
 def available() -> int | None:
@@ -131,48 +155,7 @@ def available() -> int | None:
     return min(free) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if free else None
 
 
-@contextmanager
-def _as_in_training(network: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in network.modules()]
-    try:
-        with turns(), torch.enable_grad():
-            network.train()
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-def _kept(network: nn.Module, count: int, size: int) -> int:
-    """Bytes that the gradients of a pass over `count` images would need, weights left out."""
-    images = torch.rand(count, 3, size, size).contiguous(memory_format=torch.channels_last)
-    # Batch norm changes its statistics in passing: it gets copies.
-    buffers = {name: value.clone() for name, value in network.named_buffers()}
-    stays = {
-        value.untyped_storage().data_ptr() for value in (*network.parameters(), *buffers.values())
-    }
-    storages: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in stays:
-            storages[storage.data_ptr()] = storage
-        return tensor
-
-    inputs: tuple[Tensor, ...] = (images,)
-    if isinstance(network, Conditioned):
-        inputs = (images, torch.zeros(count, network.mu_dim))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        functional_call(network, buffers, inputs)
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def _input(stage: Stage, world: World, size: int) -> int:
-    return stage.images(stage.per_domain, world) * 3 * size**2 * 4
-
-
 def _too_much(plan: Plan, world: World, stage: Stage, need: Need, free: float, size: int) -> str:
-    images = stage.images(stage.per_domain, world)
     fitting = (n for n in stage.smaller(world) if need.of(stage.images(n, world)) <= free)
     fits = next(fitting, None)
     if fits is not None:
@@ -181,16 +164,22 @@ def _too_much(plan: Plan, world: World, stage: Stage, need: Need, free: float, s
         remedy = f"lower data.image_size from {size}"
     else:
         remedy = f"lower data.image_size from {size}, use model.backbone=small-cnn"
-    batch = "a batch" if stage.parts == 1 else "a part of a batch"
+    name = plan.algorithm.name
+    why = "" if stage.divisible else f", and {name} cannot work it off in parts"
+    return f"{_needed(stage, world, need, free, size)}{why}; {remedy}, or train on a GPU"
+
+
+def _needed(stage: Stage, world: World, need: Need, free: float, size: int) -> str:
+    images = stage.images(stage.per_domain, world)
+    batch = "a batch" if stage.accumulate == 1 else "a part of a batch"
     return (
         f"{batch} of {stage.name}, {images} images of {size} px, needs about "
-        f"{need.of(images) / GIB:.1f} GiB and {free / GIB:.1f} GiB are free; "
-        f"{remedy}, or train on a GPU"
+        f"{need.of(images) / GIB:.1f} GiB and {free / GIB:.1f} GiB are free"
     )
 
 
 def _of_machine() -> int | None:
-    return _line(Path("/proc/meminfo"), "MemAvailable:", 1024)
+    return line_of(Path("/proc/meminfo"), "MemAvailable:", 1024)
 
 
 def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -203,15 +192,6 @@ def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     if not limit.isdigit():
         return None  # "max"
     cached = sum(
-        _line(folder / "memory.stat", name, 1) or 0 for name in ("active_file", "inactive_file")
+        line_of(folder / "memory.stat", name, 1) or 0 for name in ("active_file", "inactive_file")
     )
     return max(int(limit) - used + cached, 0)
-
-
-def _line(path: Path, name: str, unit: int) -> int | None:
-    """The number behind `name` in a file of the system, in bytes."""
-    try:
-        fields = (line.split() for line in path.read_text().splitlines())
-        return next((int(field[1]) * unit for field in fields if field[0] == name), None)
-    except (OSError, ValueError, IndexError):
-        return None

@@ -75,6 +75,11 @@ def check_batches(
     train = config.train
     if main:
         check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
+        if train.parts > 1 and not algorithm.build.divisible:
+            raise ConfigError(
+                f"train.parts is {train.parts}, and {algorithm.name} cannot work a batch off in "
+                f"parts; leave train.parts at 0"
+            )
     if algorithm.adaptive:
         learn = find_embedding(config.embedding.name).build.budget(config)
         check_shares(learn.per_domain, world, learn.optimiser)

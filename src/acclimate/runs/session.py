@@ -31,7 +31,7 @@ from acclimate.runs.compiling import Wish
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate
-from acclimate.runs.memory import check_memory
+from acclimate.runs.memory import fitting_parts
 from acclimate.runs.optimisation import check_batches, uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Started
@@ -54,6 +54,7 @@ class Session:
     size: int = field(init=False)  # side of input images, or the number of features
     source: Source = field(init=False)
     quarantine: Quarantine = field(init=False)
+    parts: dict[str, int] = field(init=False, default_factory=dict)  # of a batch, by step
     _before: float = field(init=False, default=0.0)
     _started: float = field(init=False)
 
@@ -90,6 +91,15 @@ class Session:
     @property
     def networks(self) -> list[Predictor | Embedding]:
         return [one for one in (self.predictor, self.embedding) if one is not None]
+
+    def divide(self, *, learned: bool) -> None:
+        """Into parts that fit into memory: the batches of networks that are yet to be trained, Φ
+        first unless it is `learned`."""
+        ahead = (None if learned else self.embedding, self.predictor)
+        networks = (one for one in ahead if one is not None)
+        self.parts = fitting_parts(
+            self.plan, self.world, self.size, *networks, bf16=self.bf16, say=self.say
+        )
 
     def begin(self) -> None:
         """Take the folder, open the data, and say in the records that work goes on."""
@@ -160,6 +170,7 @@ class Session:
             watch=self.watch,
             say=self.say,
             clock=self.seconds,
+            parts=self.parts.get("Step A" if objective is self.embedding else "Step B", 1),
         )
 
     def _wish(self, sampler: Sampler, phase: Phase) -> Wish | None:
@@ -222,7 +233,7 @@ def session(
                 else:
                     if world.main:
                         clear_temporary(folder.path)
-                    _check_memory(now, learned=shared is not None or folder.phi.exists())
+                    now.divide(learned=shared is not None or folder.phi.exists())
                     now.begin()
                     yield now
         if world.main:
@@ -240,13 +251,6 @@ def _state_of(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_rng_state(state, device)
-
-
-def _check_memory(now: Session, *, learned: bool) -> None:
-    """Of the networks that are yet to be trained, Φ first."""
-    ahead = (None if learned else now.embedding, now.predictor)
-    networks = (one for one in ahead if one is not None)
-    check_memory(now.plan, now.world, now.size, *networks, bf16=now.bf16)
 
 
 def prepare(

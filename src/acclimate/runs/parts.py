@@ -1,0 +1,79 @@
+"""Batches that do not fit into memory at once: backbones work them off in parts."""
+
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+
+from acclimate.core.errors import RunError
+from acclimate.learn.objective import Objective
+from acclimate.runs.compiling import trained_backbones
+
+LEAST = 2  # images of a part: batch norm takes no single one
+
+
+class Parts:
+    """In how many parts an objective's backbones work a batch off, for as long as it is trained."""
+
+    def __init__(self, objective: Objective, count: int, say: Callable[[str], None]) -> None:
+        self.objective, self.count, self.say = objective, count, say
+        self.backbones = trained_backbones(objective) if objective.divisible else []
+
+    def __enter__(self) -> "Parts":
+        self._set(self.count)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._set(1)
+
+    def _set(self, count: int) -> None:
+        for backbone in self.backbones:
+            backbone.parts = count
+
+    def until_it_fits(self, step: Callable[[], None], images: int) -> None:
+        """Take a first step; as long as a GPU's memory is too small for it, in more parts.
+
+        What a step that fails has changed by then, statistics and the like, is put back: the next
+        attempt is a first one again.
+        """
+        before = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
+        while True:
+            try:
+                return step()
+            except torch.OutOfMemoryError as error:
+                more = 2 * self.count
+                if not self.backbones or images // more < LEAST:
+                    raise RunError(self._too_large(images)) from error
+            for parameter in self.objective.parameters():
+                parameter.grad = None
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.count = more
+            for backbone in self.backbones:
+                backbone.compiled = None  # for batches of another size
+            self._set(more)
+            self.say(f"the GPU's memory is too small for {images} images: {said(more)}")
+
+    def _too_large(self, images: int) -> str:
+        name = type(self.objective).__name__
+        why = "" if self.objective.divisible else f", and {name} cannot work it off in parts"
+        return (
+            f"the GPU's memory is too small for a batch of {images} images{why}; lower "
+            f"train.per_domain, embedding.per_domain or data.image_size"
+        )
+
+
+def said(parts: int) -> str:
+    """What working off in parts means, in words."""
+    return (
+        f"the network works them off in {parts} parts, each worked out twice; losses are those of "
+        f"the whole batch, and batch norm, where it learns statistics, takes each part's"
+    )
