@@ -154,6 +154,20 @@ def test_at_most_so_many_points_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(kept) == 7
     assert kept.max() > 50  # not the first ones, which would be of one class
     assert Sample(rows, 0, "b").whole(3, World()).shape == (0, 3)
+    # As they have always been, so that a run that is repeated says the same.
+    assert Sample(rows, 3, "ä").rows.tolist() == [130, 188, 151, 154, 101, 181, 172]
+
+
+def test_what_is_drawn_is_as_it_has_always_been() -> None:
+    found = measure({"a": np.arange(12.0).reshape(6, 2), "ä": np.eye(5)[:, :2]}, seed=3)
+    assert [point.n for point in found.points] == [1, 2, 5]
+    assert [point.error for point in found.points] == pytest.approx(
+        [2.4064527, 1.6246688, 0.9421382]
+    )
+    assert [point.error95 for point in found.points] == pytest.approx(
+        [7.0710678, 5.7275649, 3.6769553]
+    )
+    assert found.within == pytest.approx(2.2764980)
 
 
 def test_at_most_so_many_domains_are_measured() -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import AcclimateError, StateMismatch
+from acclimate.core.errors import AcclimateError, RunError, StateMismatch
 from acclimate.core.tensors import read_tensors, save_tensors, tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
@@ -30,7 +30,12 @@ from acclimate.learn.embeddings import (
     embed_rows,
 )
 from acclimate.learn.embeddings import state as module
-from acclimate.learn.embeddings.domains import sample_rows, save_domain_map
+from acclimate.learn.embeddings.domains import (
+    load_embedding,
+    sample_rows,
+    save_domain_map,
+    save_embedding,
+)
 from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
@@ -530,6 +535,118 @@ def test_unreadable_rows_are_left_out(manifest: Manifest) -> None:
     assert embed_rows(doubled(2), Patchy(manifest), np.array([3, 6]), World()).count == 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneOfTwo(World):
+    """A process of two, which is told what the other would say."""
+
+    size: int = 2
+    sums: Tensor  # [2 d + 1]: of Φ, of its squares, and the number of images
+    reach: float
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        assert tensor.dtype == torch.float64
+        return tensor + self.sums
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        return tensor.clamp(min=self.reach)
+
+
+def said(rows: np.ndarray, mean: np.ndarray) -> tuple[Tensor, float]:
+    """What a process that saw `rows` tells the other, and its reach around the `mean` of all: the
+    largest distance from the mean of its own, and from there to that."""
+    if not len(rows):
+        return torch.zeros(2 * rows.shape[1] + 1, dtype=torch.float64), 0.0
+    sums = np.concatenate([rows.sum(0), (rows**2).sum(0), [len(rows)]])
+    own = rows.mean(0)
+    reach = np.linalg.norm(rows - own, axis=1).max() + np.linalg.norm(own - mean)
+    return torch.from_numpy(sums), float(reach)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_processes_make_one_state(rank: int, manifest: Manifest) -> None:
+    """Every other row is one's own; both end up with the state of all."""
+    rows = np.arange(3, 30)
+    phi = 2.0 * manifest.features()[rows].astype(np.float64)
+    mean = phi.mean(0)
+    own, other = (said(phi[part::2], mean) for part in (rank, 1 - rank))
+    world = OneOfTwo(rank=rank, sums=other[0], reach=other[1])
+    noted: list[np.ndarray] = []
+    source = FeatureSource(manifest)
+    state = embed_rows(
+        doubled(2), source, rows, world, "m", seen=lambda mine, _: noted.append(mine)
+    )
+    assert np.concatenate(noted).tolist() == rows[rank::2].tolist()
+    assert_matches(state, phi)
+    assert state.model == "m" and state.count == 27
+    np.testing.assert_allclose(state.reference.numpy(), mean)
+    assert state.reach == pytest.approx(max(own[1], other[1]))
+
+
+def test_a_process_without_images_adds_nothing(manifest: Manifest) -> None:
+    rows = np.array([6, 7, 9, 10])  # of which the first process has 6 and 9, which are unreadable
+    phi = 2.0 * manifest.features()[[7, 10]].astype(np.float64)
+    sums, reach = said(phi, phi.mean(0))
+    state = embed_rows(doubled(2), Patchy(manifest), rows, OneOfTwo(rank=0, sums=sums, reach=reach))
+    assert_matches(state, phi)
+    assert (state.model, state.reach) == ("", pytest.approx(reach))
+    nothing = OneOfTwo(rank=0, sums=torch.zeros(5, dtype=torch.float64), reach=0.0)
+    empty = embed_rows(doubled(2), Patchy(manifest), rows, nothing)
+    assert (empty.count, empty.reach, empty.reference.tolist()) == (0, 0.0, [0.0, 0.0])
+
+
+NAMED = ((0, "c"), (1, "ä"))
+
+
+def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
+    path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
+    embedding = doubled(DIM)
+    embedding.standardise(table.means)
+    save_embedding(path, embedding, table)
+    again = doubled(DIM)
+    loaded = load_embedding(path, again)
+    assert list(loaded.states) == ["c", "ä"]
+    assert all(same(loaded.states[name], table.states[name]) for name in table.names)
+    assert torch.equal(again.centre, embedding.centre) and again.spread == embedding.spread
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"domains/count": torch.tensor([3])},
+        {"domains/reach": torch.zeros(3, dtype=torch.float64)},
+        {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
+        {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
+        {"domains/more": torch.zeros(2)},
+        {"names": '["c", "c"]'},
+        {"names": '["c"]'},
+        {"names": "c"},
+        {"names": None},
+    ],
+    ids=str,
+)
+def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path) -> None:
+    path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
+    save_embedding(path, doubled(DIM), table)
+    tensors, metadata = read_tensors(path)
+    names = {"names": change.pop("names")} if "names" in change else {}
+    told = {key: value for key, value in {**metadata, **names}.items() if value is not None}
+    save_tensors(path, {**tensors, **change}, told)
+    with pytest.raises(RunError) as caught:
+        load_embedding(path, doubled(DIM))
+    assert str(caught.value) == f"{path} is damaged; delete it to repeat Step A"
+    path.unlink()
+    with pytest.raises(RunError) as caught:
+        load_embedding(path, doubled(DIM))
+    assert str(caught.value) == f"{path} is gone; restore it, or repeat Step A"
+
+
+def test_an_embedding_of_other_shapes_does_not_fit(tmp_path: Path) -> None:
+    table = DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
+    save_embedding(tmp_path / "phi", doubled(DIM), table)
+    with pytest.raises(RunError, match="is damaged; delete it to repeat Step A"):
+        load_embedding(tmp_path / "phi", doubled(DIM + 1))
+
+
 def test_sampled_rows() -> None:
     rows = np.arange(100, 200)
     chosen = sample_rows(rows, 20, 0, "a")
@@ -542,6 +659,8 @@ def test_sampled_rows() -> None:
     for points in (0, 100, 1000):
         assert np.array_equal(sample_rows(rows, points, 0, "a"), rows)
     assert len(sample_rows(rows, 99, 0, "a")) == 99
+    # As they have always been: a run that is repeated adapts to the same images.
+    assert sample_rows(np.arange(20), 6, 3, "ä").tolist() == [1, 2, 3, 8, 14, 15]
 
 
 def test_the_table_keeps_its_order() -> None:

@@ -152,6 +152,7 @@ def _over_processes(state: DomainState, world: World) -> DomainState:
     sums = world.sum(torch.cat([state.total, state.squares, count]).to(world.device)).cpu()
     mean = sums[: len(state.total)] / sums[-1].clamp(min=1)
     reach = state.reach + float((state.reference - mean).norm()) if state.count else 0.0
-    reach = float(world.largest(torch.tensor([reach], device=world.device)).cpu()[0])
+    largest = torch.tensor([reach], dtype=torch.float64, device=world.device)
+    reach = float(world.largest(largest).cpu()[0])
     dim = len(mean)
     return DomainState(state.model, sums[:dim], sums[dim:-1], int(sums[-1]), mean, reach)
