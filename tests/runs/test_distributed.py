@@ -1,4 +1,4 @@
-"""Two gloo processes under torchrun give what one process gives."""
+"""Two and four gloo processes under torchrun give what one process gives."""
 
 import subprocess
 import sys
@@ -25,9 +25,17 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_equal_one(
-    kind: str, features: Manifest, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CASES = [*((2, kind) for kind in KINDS), (4, KINDS[0]), (4, KINDS[1])]
+
+
+@pytest.mark.parametrize(("processes", "kind"), CASES)
+def test_several_processes_equal_one(
+    processes: int,
+    kind: str,
+    features: Manifest,
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = tmp_path / "data.parquet"
     # Not Adam: its first steps are the signs of gradients, which blow rounding up.
@@ -54,15 +62,15 @@ def test_two_processes_equal_one(
     flags = ["--test-domains", unseen, "--algorithm", "da-erm", *as_flags(settings)]
     one = train_with(1, data, tmp_path / "one", *flags)
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))  # nothing is extracted yet
-    two = train_with(2, data, tmp_path / "two", *flags)
-    assert one.keys() == two.keys()
+    several = train_with(processes, data, tmp_path / "several", *flags)
+    assert one.keys() == several.keys()
     # A bound on how far Φ reaches; merging processes' bounds makes it wider, never narrower.
-    assert (two.pop("domains/reach") >= one.pop("domains/reach") - 1e-6).all()
+    assert (several.pop("domains/reach") >= one.pop("domains/reach") - 1e-6).all()
     for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(several[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
     scores = [
         [(s.domain, s.method, s.n, s.top1) for s in read(tmp_path / run / "records.jsonl").scores]
-        for run in ("one", "two")
+        for run in ("one", "several")
     ]
     assert scores[0] == scores[1]
 
