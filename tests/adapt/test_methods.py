@@ -30,7 +30,7 @@ from acclimate.adapt.methods.prior import (
     log_ratio,
     soft_confusion,
 )
-from acclimate.adapt.methods.t3a import T3A
+from acclimate.adapt.methods.t3a import T3A, templates
 from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
 from acclimate.config import AdaptConfig
@@ -389,6 +389,16 @@ def test_t3a_against_numpy(keep: int) -> None:
         logits_of(adapted, images).numpy(), hidden @ expected.T, rtol=1e-4, atol=1e-4
     )
     assert len(set(logits.argmax(1))) > 1
+
+
+def test_of_images_that_are_as_sure_the_first_are_kept() -> None:
+    """Every other one of 1000 is surer; hidden features are their numbers."""
+    number = torch.arange(1.0, 1001.0)
+    hidden = torch.stack([number, number**2], dim=1)
+    logits = torch.stack([3 + number % 2, 0 * number], dim=1)
+    found = templates(hidden, logits, torch.zeros(2, 2), keep=3)
+    first = torch.nn.functional.normalize(hidden[[0, 2, 4]]).sum(0)
+    torch.testing.assert_close(found[0], first / first.norm())
 
 
 # --- Tent -----------------------------------------------------------------------------------------

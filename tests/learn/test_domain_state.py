@@ -609,28 +609,28 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
     assert torch.equal(again.centre, embedding.centre) and again.spread == embedding.spread
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"domains/count": torch.tensor([3])},
-        {"domains/reach": torch.zeros(3, dtype=torch.float64)},
-        {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
-        {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
-        {"domains/more": torch.zeros(2)},
-        {"names": '["c", "c"]'},
-        {"names": '["c"]'},
-        {"names": "c"},
-        {"names": None},
-    ],
-    ids=str,
-)
+UNLIKE: dict[str, dict[str, Any]] = {
+    "a count too few": {"domains/count": torch.tensor([3])},
+    "a reach too many": {"domains/reach": torch.zeros(3, dtype=torch.float64)},
+    "wider": {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
+    "not finite": {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
+    "more": {"domains/more": torch.zeros(2)},
+    "a name twice": {"names": '["c", "c"]'},
+    "a name too few": {"names": '["c"]'},
+    "no list": {"names": "c"},
+    "no names": {"names": None},
+}
+
+
+@pytest.mark.parametrize("change", UNLIKE.values(), ids=UNLIKE.keys())
 def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path) -> None:
     path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
     save_embedding(path, doubled(DIM), table)
     tensors, metadata = read_tensors(path)
-    names = {"names": change.pop("names")} if "names" in change else {}
-    told = {key: value for key, value in {**metadata, **names}.items() if value is not None}
-    save_tensors(path, {**tensors, **change}, told)
+    told = {**metadata, **{key: value for key, value in change.items() if key == "names"}}
+    other = {key: value for key, value in change.items() if key != "names"}
+    known = {key: value for key, value in told.items() if value is not None}
+    save_tensors(path, {**tensors, **other}, known)
     with pytest.raises(RunError) as caught:
         load_embedding(path, doubled(DIM))
     assert str(caught.value) == f"{path} is damaged; delete it to repeat Step A"
