@@ -20,7 +20,12 @@ from acclimate.results.protocol import (
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import Finished, append
 
-CONFIG = {"algorithm": "erm", "model": {"freeze": "none", "weights": "", "width": 8}, "seed": 0}
+CONFIG = {
+    "algorithm": "erm",
+    "model": {"freeze": "none", "weights": "", "width": 8},
+    "adapt": {"depth": "heads"},
+    "seed": 0,
+}
 
 
 def job(name: str, *groups: tuple[str, ...]) -> Job:
