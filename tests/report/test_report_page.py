@@ -472,7 +472,7 @@ def test_columns_of_numbers_stand_in_their_order() -> None:
     sets = [Measured(name, "val", []) for name in ("lt-imagenet", "geo-yfcc")]
     (grid,) = beside_grids(beside("points", sets)).values()
     numbers = ("50", "100", "250", "500", "1000", "2000")
-    assert grid.header == ("", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
+    assert grid.header == ("Row", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:
@@ -572,7 +572,7 @@ def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Re
     winner = max(gains, key=lambda key: gains[key])
     assert len(gains) > 1
     assert f"to {winner.label} (diamond)" in shown.caption
-    assert f"Of {len(gains)} methods {winner.label} gained most" in shown.caption
+    assert f"Of {len(gains)} methods {winner.label} did best" in shown.caption
 
 
 def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:

@@ -29,14 +29,14 @@ def test_table_2_takes_top_1_and_top_5_of_training_and_unseen_domains() -> None:
             Measured("geo-yfcc", "train", [score(erm, "z", 0.6, 0.8)]),
         ],
     )
-    means = {one.column: one.ours and one.ours.mean for one in pairs if one.row == "erm"}
+    means = {one.column: one.ours and one.ours.mean for one in pairs if one.row == "ERM"}
     assert means == {
         "train top-1": 0.6,
         "train top-5": 0.8,
         "test top-1": pytest.approx(0.3),
         "test top-5": pytest.approx(0.6),
     }
-    found = at(pairs, "da-erm", "test top-1", "geo-yfcc")
+    found = at(pairs, "DA-ERM", "test top-1", "geo-yfcc")
     assert found.ours is None
     assert found.printed is not None
     assert found.printed.mean == 23.4
@@ -48,7 +48,7 @@ def test_a_trial_counts_once_it_has_every_domain() -> None:
     whole = [score(erm, "x", 0.2), score(erm, "y", 0.4)]
     found = at(
         beside("1", [Measured("pacs", "test", [*whole, score(erm, "x", 0.9, trial=1)])]),
-        "erm",
+        "ERM",
         "pacs",
     )
     assert found.ours is not None
@@ -63,7 +63,7 @@ def test_the_average_of_table_1_is_over_data_sets_trial_by_trial() -> None:
         Measured(name, "test", [score(erm, "x", top1, trial=t) for t, top1 in enumerate(values)])
         for name, values in sets.items()
     ]
-    average = at(beside("1", measured), "erm", "average")
+    average = at(beside("1", measured), "ERM", "average")
     assert average.ours is not None
     assert average.ours.mean == pytest.approx(0.6)
     assert average.ours.se == pytest.approx(0)

@@ -53,7 +53,7 @@ def _grid(pairs: Sequence[Pair]) -> Grid:
             remarks = dict.fromkeys(one.note for one in printed if one and one.note)
             name = Cell(row, badge="published", remark="; ".join([SOURCE, *remarks]))
             lines.append((name, *map(_printed, printed)))
-    return Grid(("", *columns), tuple(lines))
+    return Grid(("Row", *columns), tuple(lines))
 
 
 def _printed(one: Published | None) -> Cell:
@@ -84,20 +84,22 @@ def _plain(name: str) -> str:
 
 def write_reproduction(found: Reproduction, out: Path) -> Path:
     """Write the page to the file `out`; its path. The same runs give the same bytes."""
-    parts = [f"<header><h1>{escape(found.title)}</h1>\n<p>{escape(found.about)}</p></header>"]
+    # Notes come first: they say what the numbers may be compared with.
+    parts = [
+        f"<header><h1>{escape(found.title)}</h1>\n<p>{escape(found.about)}</p>\n"
+        f"{bullets(found.notes)}</header>"
+    ]
     if found.pairs:
         grids = "\n".join(
             table(f"{name}: ours and as published" if name else "Ours and as published", grid)
             for name, grid in beside_grids(found.pairs).items()
         )
         note = (
-            "Accuracy in percent, domains counting equally; ± is the standard error over trials. "
-            "Published rows are the paper's printed numbers."
+            "Accuracy in percent, domains counting equally; ± is the standard error over trials, "
+            "which one trial has not. Published rows are the paper's printed numbers."
         )
         parts.append(section("Beside the paper", f"{grids}\n{paragraph(note)}"))
     parts += [section(one.heading, figure(one)) for one in found.figures]
-    if found.notes:
-        parts.append(section("Notes", bullets(found.notes)))
     if found.pages:
         links = "".join(
             f'<li><a href="{escape(address)}">{escape(name)}</a></li>'

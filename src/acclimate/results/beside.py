@@ -73,10 +73,11 @@ def _places(printed: Published) -> list[_Place]:
     name, dataset, column = printed.algorithm, printed.dataset, printed.column
     measure = _measure(printed)
     if printed.table == "1":
-        return [_Place(name, dataset, Key.usual(name))]
+        return [_Place(Key.usual(name).label, dataset, Key.usual(name))]
     if printed.table == "2":
         role = column.split()[0]
-        return [_Place(name, column, Key.usual(name), role, measure, dataset)]
+        key = Key.usual(name)
+        return [_Place(key.label, column, key, role, measure, dataset)]
     if printed.table == "points":
         key = Key.usual(name, column.split()[0])
         return [_Place(dataset, column, key, "val", measure)]  # which the appendix chose by

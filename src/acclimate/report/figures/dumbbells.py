@@ -27,7 +27,7 @@ def illustrate(report: Report) -> Iterable[Illustration]:
     picked = ""
     if len(differences) > 1:
         picked = (
-            f" Of {len(differences)} methods {line} gained most, on these very domains, and so "
+            f" Of {len(differences)} methods {line} did best, on these very domains, and so "
             "looks better here than it is."
         )
     some = f" The {hidden} domains in the middle are left out." if hidden > 0 else ""
