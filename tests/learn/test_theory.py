@@ -342,18 +342,33 @@ def test_the_command_in_words(cli: Any, tmp_path: Path) -> None:
     assert text.count("smallest") == 2  # the row, and the sentence below
 
 
-def test_distances_are_said_as_adapt_says_them_too(cli: Any, tmp_path: Path) -> None:
-    """μ of 16 dimensions: `adapt` divides by 4."""
+def test_distances_are_those_of_adapt(cli: Any, tmp_path: Path) -> None:
+    """μ of 16 dimensions: `adapt` divides by 4. Numbers of images do not change with the unit."""
     from safetensors.numpy import save_file
 
     run = a_run(tmp_path / "run")
     save_file({"mu": np.zeros((2, 16), np.float32)}, run / "domains.safetensors")
-    _, text = cli(run, "--radius", 0.01)
+    _, text = cli(run, "--radius", 0.05)
     assert (
-        "Training domains lie 2 apart, which is 0.5 as `adapt` says it: that divides distances by "
-        "4, the root of their dimensions."
+        "Training domains lie 0.5 apart; distances are those of `adapt`, divided by 4, the root of "
+        "μ's dimensions."
     ) in text
+    assert (
+        "For a radius of 0.05 in each of them, Theorem 1 asks for 650 images; measured, 100 images "
+        "were enough in 95 % of cases."
+    ) in text
+    _, text = cli(run, "--radius", 0.01)
     assert "100 images, the most measured, were not." in text
+    said = json.loads(cli(run, "--json", "--budget", 1000)[1])
+    raw = json.loads(cli(a_run(tmp_path / "raw"), "--json", "--budget", 1000)[1])
+    assert said["wanted_radius"] == raw["wanted_radius"] / 4 and said["valid_from"] == 52
+    for mine, theirs in zip(said["domains"], raw["domains"], strict=True):
+        assert mine["images"] == theirs["images"] and mine["n"] == theirs["n"]
+        assert mine["radius"] == pytest.approx(theirs["radius"] / 4)
+    assert said["points"][0] == {"n": 10, "error": 0.075, "error95": 0.125, "radius": None}
+    assert [row["sum"] for row in said["theorem_2"]] == pytest.approx(
+        [row["sum"] for row in raw["theorem_2"]]
+    )
 
 
 def test_the_command_where_theorem_1_is_silent(cli: Any, tmp_path: Path) -> None:

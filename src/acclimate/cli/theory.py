@@ -19,7 +19,10 @@ def theory(
     run: Annotated[Path, typer.Argument(help="A finished run of an adaptive algorithm.")],
     radius: Annotated[
         float | None,
-        typer.Option(help="How near μ should be. [default: half the distance between domains]"),
+        typer.Option(
+            help="How near μ should be, as `adapt` tells distances. [default: half the distance "
+            "between domains]"
+        ),
     ] = None,
     delta: Annotated[float, typer.Option(help="The share of cases that may be worse.")] = 0.05,
     domains: Annotated[
@@ -41,32 +44,19 @@ def theory(
     unknown, so that only the course of the terms means something, not their size.
     """
     from acclimate.learn.guarantees import Question, answer
-    from acclimate.results.runs import read_consistency
+    from acclimate.results.runs import read_consistency, unit_of_adapt
 
     asked = Question(
         radius=radius, delta=delta, domains=domains, points=points, budget=budget, ratio=ratio
     )
     found = answer(read_consistency(run), asked)
-    found["adapt_unit"] = _unit_of_adapt(run)
+    found["adapt_unit"] = unit_of_adapt(run)
     if json:
         say_json({"run": str(run), "delta": delta, **found})
         return
     _show_theorem_1(found, delta)
     if found["theorem_2"]:
         _show_theorem_2(found)
-
-
-def _unit_of_adapt(run: Path) -> float | None:
-    """What `adapt` divides distances by; None where the run has no map of its domains."""
-    from safetensors import SafetensorError, safe_open
-
-    from acclimate.core.layout import DOMAINS
-
-    try:
-        with safe_open(run / DOMAINS, "numpy") as file:
-            return math.sqrt(file.get_slice("mu").get_shape()[1])
-    except (OSError, SafetensorError, IndexError):
-        return None
 
 
 def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
@@ -137,8 +127,8 @@ def _in_words(found: dict[str, Any], share: str) -> list[str]:
         said.append(
             f"Training domains lie {_number(between)} apart"
             + (
-                f", which is {_number(between / unit)} as `adapt` says it: that divides distances "
-                f"by {_number(unit)}, the root of their dimensions."
+                f"; distances are those of `adapt`, divided by {_number(unit)}, the root of μ's "
+                f"dimensions."
                 if unit
                 else "."
             )

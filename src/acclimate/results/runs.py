@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import AlgorithmName, flat
 from acclimate.core.errors import RecordError, RunError, SchemaError
-from acclimate.core.layout import REHEARSAL
+from acclimate.core.layout import DOMAINS, REHEARSAL
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 from acclimate.runs.folder import RunFolder, runs_below
 from acclimate.runs.identity import RUN_FORMAT
 from acclimate.runs.records import Finished, Records, Score, Started
 
+_DISTANCES = ("error", "error95", "radius", "bound", "between", "within")
 SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
@@ -180,7 +183,7 @@ def _view(run: RunFolder, name: str) -> RunView:
             config=stored["config"],
             records=run.records(),
             quarantined=run.quarantined(),
-            consistency=run.consistency(),
+            consistency=as_adapt_says(run.consistency(), unit_of_adapt(folder)),
             rehearsal=_rehearsal(run),
         )
     except SchemaError:
@@ -298,4 +301,33 @@ def read_consistency(run: Path) -> dict[str, Any]:
         complete = False
     if not complete or not stored["domains"]:
         raise RunError(f"{path} is damaged; restore it, or train again")
-    return stored
+    return as_adapt_says(stored, unit_of_adapt(run)) or {}
+
+
+def unit_of_adapt(run: Path) -> float | None:
+    """What `adapt` divides distances by: the root of μ's dimensions. None where the run has no map
+    of its domains."""
+    try:
+        with safe_open(run / DOMAINS, "numpy") as file:
+            return math.sqrt(file.get_slice("mu").get_shape()[1])
+    except (OSError, SafetensorError, IndexError):
+        return None
+
+
+def as_adapt_says(stored: dict[str, Any] | None, unit: float | None) -> dict[str, Any] | None:
+    """What a run measured of its embedding, in `unit`s of distance. What is damaged stays so."""
+    if stored is None or unit is None:
+        return stored
+    divisors = {**dict.fromkeys(_DISTANCES, unit), "variance": unit**2}
+
+    def divided(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: value / divisors[key] if key in divisors and value is not None else value
+            for key, value in values.items()
+        }
+
+    try:
+        lists = {name: [divided(row) for row in stored[name]] for name in ("points", "domains")}
+        return {**divided(stored), **lists}
+    except (KeyError, TypeError, AttributeError):
+        return stored
