@@ -117,6 +117,8 @@ def test_evaluate(cli: Any, run: Path, tree: Path) -> None:
     assert (west["n"], west["adapt_n"], west["adapted_on"]) == (24, 10, "test")
     _, out, _ = cli("evaluate", run)
     assert "kept step" in out
+    assert "wrong-embedding: adapted to another domain, a control that is meant to fail" in out
+    assert "oracle-prior" not in out
 
 
 def test_evaluate_with_the_run_s_own_settings_gives_the_run_s_own_scores(

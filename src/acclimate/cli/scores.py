@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from acclimate.runs.records import Score
 
 
+MEANINGS = {
+    "wrong-embedding": "adapted to another domain, a control that is meant to fail",
+    "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
+    "black-box-prior": "label frequencies from a confusion matrix, a check of prior",
+}
+
+
 def show_run(folder: Path, *, already: bool, json: bool) -> None:
     from acclimate.core.errors import RunError
     from acclimate.runs.folder import RunFolder
@@ -92,6 +99,10 @@ def show_scores(scores: list["Score"]) -> None:
             for line in summary
         ],
     )
+    shown = {line["method"] for line in summary}
+    for method, meaning in MEANINGS.items():
+        if method in shown:
+            say(f"{method}: {meaning}")
 
 
 def _method(score: "Score") -> str:

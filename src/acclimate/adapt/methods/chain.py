@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.adapt.methods.base import Context, Method
-from acclimate.adapt.methods.norms import only_features
-from acclimate.core.errors import StateMismatch
+from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable, Payload
@@ -42,7 +41,10 @@ class Chain:
         `frozen`, scoring sees the features only."""
         for name, method in self.methods.items():
             if frozen and not method.head_only:
-                raise only_features(name)
+                raise ConfigError(
+                    f"method '{name}' changes layers of the backbone, which is frozen here: runs "
+                    f"see its features only; use prior or t3a, or --set model.freeze=none"
+                )
             method.require(network)
 
     def context(

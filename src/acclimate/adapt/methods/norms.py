@@ -47,15 +47,10 @@ def without_norms(method: str, works_on: str, network: nn.Module) -> ConfigError
 def require_images(method: str, predictor: Predictor, images: Images) -> None:
     """Refuse features that a frozen backbone made before: nothing in it can change them now."""
     if predictor.backbone.extractor is not None and images.stored.ndim == 2:
-        raise only_features(method)
-
-
-def only_features(method: str) -> ConfigError:
-    """The error of a method that changes a backbone where only its features are there."""
-    return ConfigError(
-        f"method '{method}' changes layers of the backbone, and these are features that it "
-        f"made before; use prior or t3a, or score images with `acclimate evaluate`"
-    )
+        raise ConfigError(
+            f"method '{method}' changes layers of the backbone, and these are features that it "
+            f"made before; use prior or t3a, or score images with `acclimate evaluate`"
+        )
 
 
 def set_batch_mode(predictor: Predictor, *, on: bool) -> None:
