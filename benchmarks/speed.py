@@ -33,7 +33,7 @@ from rich.table import Table
 import incumbent
 from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.adapt.many import ManyDomains
-from acclimate.config import DataConfig, RunConfig, from_dict, nested
+from acclimate.config import DataConfig, RunConfig, as_dict, from_dict, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.files import write_json
 from acclimate.core.tensors import save_tensors
@@ -51,7 +51,9 @@ from acclimate.learn.models.timm_import import import_torchvision
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.folder import RunFolder
+from acclimate.runs.forecast import forecast
 from acclimate.runs.loop import Loop
+from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train
 
 Row = dict[str, Any]
@@ -455,6 +457,78 @@ def adapting(bench: Bench) -> list[Row]:
     return rows
 
 
+def memory(bench: Bench) -> list[Row]:
+    """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
+    rows: list[Row] = []
+    for name, config in {
+        "ERM": bench.config(),
+        "CORAL in 4 parts": bench.config("coral", **{"train.parts": 4}),
+    }.items():
+        said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
+        row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}
+        rows.append({**row, "said / taken": said / taken})
+    return [*rows, *_squeezed(bench)] if bench.device.type == "cuda" else rows
+
+
+def _said_and_taken(bench: Bench, config: RunConfig, out: Path) -> tuple[float, float]:
+    """Bytes, as `acclimate train` says and takes them; on a CPU in a process of its own."""
+    if bench.device.type == "cuda":
+        plan = make_plan(config, bench.manifest, device=str(bench.device))
+        said = forecast(plan, RunFolder(out), str(bench.device)).memory
+        assert said is not None
+        return said, _taken(bench, config, out)
+    code = (
+        "import json, sys, torch; from pathlib import Path; "
+        "from acclimate.config import RunConfig, from_dict; "
+        "from acclimate.data.manifest import Manifest; "
+        "from acclimate.runs.folder import RunFolder; "
+        "from acclimate.runs.forecast import forecast; from acclimate.runs.plan import make_plan; "
+        "from acclimate.runs.training import train; from acclimate.runs.trial import peak; "
+        "settings, data, out, threads = json.load(sys.stdin); torch.set_num_threads(threads); "
+        "config = from_dict(RunConfig, settings, where='benchmark'); "
+        "data, out = Manifest.open(Path(data)), Path(out); "
+        "said = forecast(make_plan(config, data, device='cpu'), RunFolder(out), 'cpu').memory; "
+        "train(config, data, out, device='cpu'); print(json.dumps([said, peak()]))"
+    )
+    manifest = bench.folder / "memory.parquet"
+    bench.manifest.write(manifest)
+    asked = json.dumps([as_dict(config), str(manifest), str(out), torch.get_num_threads()])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    said, taken = json.loads(done.stdout.splitlines()[-1])
+    return said, taken
+
+
+def _taken(bench: Bench, config: RunConfig, out: Path) -> float:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(bench.device)
+    train(config, bench.manifest, out, device=str(bench.device))
+    return float(torch.cuda.max_memory_allocated(bench.device))
+
+
+def _squeezed(bench: Bench) -> list[Row]:
+    """A batch four times as large, in a quarter of the memory that it would take whole."""
+    more = {"train.per_domain": 4 * bench.scale.per_domain, "train.steps": 20}
+    config = bench.config("coral", **more, **{"train.checkpoint_every": 20})
+    whole = _taken(bench, config, bench.folder / "whole")
+    total = torch.cuda.get_device_properties(bench.device).total_memory
+    lines: list[str] = []
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(max(0.25 * whole / total, 0.02), bench.device)
+    try:
+        out = bench.folder / "squeezed"
+        train(config, bench.manifest, out, device=str(bench.device), say=lines.append)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
+    losses = [RunFolder(bench.folder / n).records().losses[-1] for n in ("whole", "squeezed")]
+    rows: list[Row] = [
+        {"work": name, "loss": loss.risk, "images/s": loss.images_per_second}
+        for name, loss in zip(("CORAL, a large batch", "in a quarter of it"), losses, strict=True)
+    ]
+    rows[0]["taken GiB"] = whole / 2**30
+    return [*rows, *({"work": line} for line in lines if "memory" in line)]
+
+
 def waits(bench: Bench) -> list[Row]:
     """How often the host waits for the GPU in ten steps of training, by algorithm."""
     if bench.device.type != "cuda":
@@ -521,6 +595,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "features": features,
     "penalties": penalties,
     "waits": waits,
+    "memory": memory,
     "samplers": samplers,
     "adapting": adapting,
     "start-up": start_up,
