@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -652,9 +653,15 @@ def main() -> None:
         Console(highlight=False).print(json.dumps(found["machine"]), "")
         for part in wanted:
             started = time.perf_counter()
-            found[part] = PARTS[part](bench)
+            try:
+                found[part] = PARTS[part](bench)
+            except Exception as error:  # one part that fails must not cost the hour of the others
+                traceback.print_exc()
+                found[part] = [{"failed": f"{type(error).__name__}: {error}"}]
             show(part, found[part], time.perf_counter() - started)
             write_json(arguments.out, found)
+        if any("failed" in row for part in wanted for row in found[part]):
+            sys.exit(1)
 
 
 if __name__ == "__main__":
