@@ -359,6 +359,21 @@ def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
 
 
 @pytest.mark.slow
+def test_a_state_that_goes_on_far_away_is_objected_to(run: Path, sites: Manifest) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    near = adapt(trained, images[:40])
+    on = adapt(trained, images[40:60], into=near.state)
+    assert (on.method, on.notes) == ("embedding", ())
+    gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=near.state)
+    assert gone.method == "embedding"
+    assert re.fullmatch(
+        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
+        r"those may: adapt anew on all the images, which leaves out embedding",
+        gone.notes[-1],
+    )
+
+
+@pytest.mark.slow
 def test_frequencies_that_explain_less_than_rehearsed_are_left_alone(
     run: Path, sites: Manifest
 ) -> None:

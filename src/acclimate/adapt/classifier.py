@@ -197,8 +197,11 @@ def _by(
         choice = simpler
     assert site.state is not None
     table = trained.start(embedding=True).table if chain.embedding else None
-    trust = outlook(guard, site.predictor, site.state, table, seen)
-    return _compared(replace(site, notes=choice.why, trust=trust), stored)
+    trust, notes = outlook(guard, site.predictor, site.state, table, seen), choice.why
+    if guard is not None and into is not None:
+        against = guard.objection(chain.name, site.state, seen)
+        notes = notes if against is None else (*notes, against)
+    return _compared(replace(site, notes=notes, trust=trust), stored)
 
 
 @torch.no_grad()

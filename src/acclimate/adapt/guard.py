@@ -43,11 +43,31 @@ class Guard:
         self, choice: MethodChoice, state: DomainState | None, images: Images
     ) -> MethodChoice | None:
         """A simpler method, where this domain is unlike those that `choice` was rehearsed on."""
-        parts = choice.method.split("+")
+        found = self._objection(choice.method, state, images)
+        if found is None:
+            return None
+        part, against = found
+        rest = "+".join(name for name in choice.method.split("+") if name != part) or "none"
+        why = f"but {against}: adapted without {part}"
+        return MethodChoice(rest, self.rehearsal.settings_for(rest), (*choice.why, why))
+
+    def objection(self, chain: str, state: DomainState, images: Images) -> str | None:
+        """What speaks against going on with a state that was made by `chain`."""
+        found = self._objection(chain, state, images)
+        if found is None:
+            return None
+        part, against = found
+        return f"but {against}: adapt anew on all the images, which leaves out {part}"
+
+    def _objection(
+        self, chain: str, state: DomainState | None, images: Images
+    ) -> tuple[str, str] | None:
+        """A part of `chain` to do without, and why."""
+        parts = chain.split("+")
         if "embedding" in parts and state is not None and (against := self._too_far(state)):
-            return self._without("embedding", choice, against)
+            return "embedding", against
         if "prior" in parts and (against := self._no_label_shift(images)):
-            return self._without("prior", choice, against)
+            return "prior", against
         return None
 
     def explained(self, images: Images) -> float | None:
@@ -68,11 +88,6 @@ class Guard:
         if temperature is not None and len(images) >= promise.n:
             sure = float(posteriors(predictor, images, temperature).amax(1).mean())
         return promise.expected(sure)
-
-    def _without(self, part: str, choice: MethodChoice, against: str) -> MethodChoice:
-        rest = "+".join(name for name in choice.method.split("+") if name != part) or "none"
-        why = f"but {against}: adapted without {part}"
-        return MethodChoice(rest, self.rehearsal.settings_for(rest), (*choice.why, why))
 
     def _too_far(self, state: DomainState) -> str | None:
         trust = judge(state, self.table)
