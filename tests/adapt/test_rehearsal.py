@@ -85,6 +85,33 @@ def test_the_simpler_of_two_that_do_as_well() -> None:
     assert concluded(trials(gains)).chosen == {100: "prior"}
 
 
+def test_two_are_compared_domain_by_domain() -> None:
+    """Where one is better everywhere, it does not matter how much the domains differ: both gains
+    have a standard error of 0.6 points, and their difference of 0.5 has one of 0.04."""
+    prior = (0.03, 0.04, 0.05, 0.06)
+    more = (0.035, 0.046, 0.055, 0.064)
+    assert concluded(trials({"prior": prior, "embedding+prior": more})).chosen == {
+        100: "embedding+prior"
+    }
+    now_and_then = (0.05, 0.03, 0.08, 0.04)  # 0.5 more as well, with one of 1.2
+    assert concluded(trials({"prior": prior, "embedding+prior": now_and_then})).chosen == {
+        100: "prior"
+    }
+
+
+def test_accuracy_is_expected_of_the_model_not_of_who_stood_in() -> None:
+    told = trials({"prior": (0.01, 0.03, 0.05, 0.07)})
+    sure = [replace(trial, confidence=trial.accuracy - 0.1) for trial in told]
+    before = concluded(sure).promise("prior", 100)
+    found = conclude(sure, {"prior": 2.0, "embedding+prior": 3.0}, exact=True, ahead=0.03)
+    after = found.promise("prior", 100)
+    assert (after.low, after.high) == pytest.approx((before.low + 0.03, before.high + 0.03))
+    assert after.beyond_confidence == pytest.approx(0.13)
+    assert (after.accuracy, after.gain) == pytest.approx((0.74, 0.04))  # what was measured
+    again = Rehearsal.from_dict(found.to_dict(), where="rehearsal.json")
+    assert again.ahead == 0.03
+
+
 def test_the_better_of_two_that_do_not() -> None:
     gains = {"prior": (0.03, 0.05, 0.04, 0.04), "embedding": (0.13, 0.15, 0.14, 0.14)}
     assert concluded(trials(gains)).chosen == {100: "embedding"}

@@ -578,3 +578,27 @@ def test_few_sites_and_a_gpu_are_rehearsed_whole(
         "coral needs 2 training domains, and whole rehearsal would train on 1; use "
         "--set adapt.depth=heads"
     )
+
+
+def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -> None:
+    """On new rows of the domains that both know, in the mean over folds."""
+    given = stage(4, 80)
+    new = np.arange(len(given.images)) % 4 == 0
+    y = given.rows.y
+    own = torch.nn.functional.one_hot(y, 3).float()  # always right
+    found = rehearse(replace(given, fitted=~new, logits=own), SMALL, seed=0)
+    assert found is not None
+    shares = []
+    for split in module.splits(replace(given, fitted=~new), seed=0)[1]:
+        part = given.rows.among(split.kept, ~new & split.apart)
+        plain = module.fit_plain(part, SMALL, layers=False, seed=0)
+        rows = np.concatenate([given.rows.domains[d] for d in split.kept])
+        rows = rows[new[rows]]
+        with torch.no_grad():
+            wrong = plain(given.rows.x[rows]).logits.argmax(1) != y[rows]
+        shares.append(float(wrong.double().mean()))
+    assert found.ahead == pytest.approx(np.mean(shares))
+    assert found.ahead > 0.05
+    seen = rehearse(replace(given, fitted=~new, logits=own, exact=False), SMALL, seed=0)
+    assert seen is not None
+    assert seen.ahead == 0

@@ -96,6 +96,8 @@ class Rehearsal:
     exact: bool  # the backbone had not seen the held-out domains
     # By n: of how predictions change at a held-out domain, what label shift explains at least.
     explained: Mapping[int, float] = field(default_factory=dict)
+    # How much more often the model is right than those that learned from fewer domains.
+    ahead: float = 0.0
     plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
 
     @property
@@ -162,6 +164,7 @@ class Rehearsal:
                 explained={
                     int(found["n"]): float(found["share"]) for found in stored.get("explained", [])
                 },
+                ahead=float(stored.get("ahead", 0.0)),
                 plain_scale=float(stored.get("plain_scale", 1.0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -182,9 +185,13 @@ def conclude(
     *,
     exact: bool,
     explained: Mapping[int, Sequence[float]] | None = None,
+    ahead: float = 0.0,
 ) -> Rehearsal:
-    """From every trial, and what label shift explained at each domain, to what will be done."""
-    table = _Gains.of(trials)
+    """From every trial, and what label shift explained at each domain, to what will be done.
+
+    `ahead` is how much more often the model itself is right than those that stood in for it.
+    """
+    table = _Gains.of(trials, ahead)
     strengths = {
         chain: table.best_strength(chain) for chain in table.chains if chain in temperatures
     }
@@ -197,7 +204,7 @@ def conclude(
     )
     chosen: dict[int, str] = {}
     for n in table.sizes:
-        chosen[n] = _choose([p for p in promises if p.n == n], before=_at(promises, chosen))
+        chosen[n] = _choose([p for p in promises if p.n == n], table, _at(promises, chosen))
     return Rehearsal(
         promises=promises,
         chosen=chosen,
@@ -205,6 +212,7 @@ def conclude(
         strengths=strengths,
         domains=len(table.domains),
         exact=exact,
+        ahead=ahead,
         explained={
             n: 1 - Reach.of(1 - np.asarray(shares)).distance
             for n, shares in (explained or {}).items()
@@ -220,14 +228,14 @@ def _at(promises: Sequence[Promise], chosen: Mapping[int, str]) -> Promise | Non
     return next(found, None)
 
 
-def _choose(promises: Sequence[Promise], before: Promise | None = None) -> str:
+def _choose(promises: Sequence[Promise], table: "_Gains", before: Promise | None = None) -> str:
     """The simplest chain that does as well as the best one, as far as can be told.
 
     A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
     frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
-    site. One standard error less than the best gain is as good as it. Where fewer domains could
-    play than `before`, with fewer images, their silence is no evidence: what was chosen there
-    stays, unless it lost.
+    site. What gains less than the best by no more than the standard error of their difference,
+    domain by domain, is as good as it. Where fewer domains could play than `before`, with fewer
+    images, their silence is no evidence: what was chosen there stays, unless it lost.
     """
     by_chain: dict[str, list[Promise]] = {}
     for promise in promises:
@@ -248,8 +256,14 @@ def _choose(promises: Sequence[Promise], before: Promise | None = None) -> str:
     if able == ["none"] and before is not None and stays and gains.get(before.chain, -1.0) >= 0:
         return before.chain
     best = max(able, key=lambda chain: gains[chain])
-    enough = gains[best] - errors[best] * _quantile(by_chain[best][0].domains, ONE_SIGMA)
-    return next(chain for chain in CHAINS if chain in able and gains[chain] >= enough)
+    one_sigma = _quantile(by_chain[best][0].domains, ONE_SIGMA)
+    return next(
+        chain
+        for chain in CHAINS
+        if chain in able
+        and gains[best] - gains[chain]
+        <= one_sigma * table.error_between(best, chain, promises[0].n)
+    )
 
 
 def _error(promises: Sequence[Promise]) -> float:
@@ -275,12 +289,13 @@ class _Gains:
     sizes: tuple[int, ...]
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
+    ahead: float
     accuracy: Mapping[_Cell, float]
     confidence: Mapping[_Cell, float]
     scatter: Mapping[_Cell, float]  # of accuracy less confidence, between draws: see `_hidden`
 
     @classmethod
-    def of(cls, trials: Sequence[Trial]) -> "_Gains":
+    def of(cls, trials: Sequence[Trial], ahead: float = 0.0) -> "_Gains":
         cells: dict[_Cell, list[float]] = {}
         sure: dict[_Cell, list[float]] = {}
         for trial in trials:
@@ -299,6 +314,7 @@ class _Gains:
             tuple(sorted(sizes)),
             tuple(kinds),
             tuple(chain for chain in CHAINS if any(t.chain == chain for t in trials)),
+            ahead,
             {key: fmean(values) for key, values in cells.items()},
             {key: fmean(values) for key, values in sure.items()},
             {key: _hidden(cells[key], values) for key, values in sure.items()},
@@ -332,14 +348,34 @@ class _Gains:
         best = max(self.strengths(chain), key=worth)
         return best or 0.0
 
+    def others_choice(self, chain: str, domain: str) -> Strength | None:
+        """The strength that the other domains choose: a promise is not its own judge."""
+        strengths = self.strengths(chain)
+        if len(strengths) == 1:
+            return strengths[0]
+        return self.best_strength(chain, domain if len(self.domains) > 1 else None)
+
+    def error_between(self, one: str, other: str, n: int) -> float:
+        """Standard error of how much more `one` gains than `other`, over domains, each by all kinds
+        of frequencies; few domains can agree by chance, so it is never nothing."""
+        by_domain = []
+        for domain in self.domains:
+            first, second = (self.others_choice(chain, domain) for chain in (one, other))
+            pairs = [
+                (self.gain(one, first, domain, n, kind), self.gain(other, second, domain, n, kind))
+                for kind in self.kinds
+            ]
+            found = [a - b for a, b in pairs if a is not None and b is not None]
+            if found:
+                by_domain.append(fmean(found))
+        if len(by_domain) < 2:
+            return FREE
+        return max(stdev(by_domain) / math.sqrt(len(by_domain)), FREE)
+
     def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
-        """Each domain with the strength that the others chose: a promise is not its own judge."""
-        several = len(self.strengths(chain)) > 1
         gains, accuracies, beyond, hidden = [], [], [], []
         for domain in self.domains:
-            own = self.strengths(chain)[0]
-            if several:
-                own = self.best_strength(chain, domain if len(self.domains) > 1 else None)
+            own = self.others_choice(chain, domain)
             gain = self.gain(chain, own, domain, n, kind)
             if gain is not None:
                 gains.append(gain)
@@ -350,7 +386,7 @@ class _Gains:
                     hidden.append(self.scatter[cell])
         if not gains:
             return None
-        low, high = _expected(accuracies)
+        low, high = _expected([accuracy + self.ahead for accuracy in accuracies])
         return Promise(
             chain=chain,
             n=n,
@@ -361,7 +397,7 @@ class _Gains:
             low=low,
             high=high,
             domains=len(gains),
-            beyond_confidence=fmean(beyond) if len(beyond) == len(gains) else None,
+            beyond_confidence=fmean(beyond) + self.ahead if len(beyond) == len(gains) else None,
             spread=(
                 math.sqrt(stdev(beyond) ** 2 + fmean(hidden))
                 if len(beyond) == len(gains) > 1
