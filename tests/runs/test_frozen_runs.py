@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 
 from acclimate.adapt.classifier import adapt
 from acclimate.adapt.methods import base_predictor, find_chain
-from acclimate.config import ModelConfig, RunConfig, as_dict, completed, digestible, spelled_out
+from acclimate.config import (
+    AdaptConfig,
+    ModelConfig,
+    RunConfig,
+    as_dict,
+    completed,
+    digestible,
+    spelled_out,
+)
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
@@ -281,17 +289,27 @@ class TestRunsOnDisk:
         )
 
     def test_jobs_keep_their_names(self) -> None:
-        settings = as_dict(RunConfig(model=ModelConfig(freeze="none")))
+        heads = AdaptConfig(depth="heads")
+        settings = as_dict(RunConfig(model=ModelConfig(freeze="none"), adapt=heads))
         before = as_dict(RunConfig())
         del before["model"]["freeze"], before["train"]["prior_aware"], before["train"]["compile"]
         del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
-        del before["data"]["min_images"], before["adapt"]["methods"]
-        del before["train"]["last_fit"], before["train"]["probe"]
+        del before["data"]["min_images"], before["adapt"]["methods"], before["adapt"]["depth"]
+        del before["train"]["last_fit"], before["train"]["probe"], before["train"]["parts"]
         for key in ("patience", "tolerance", "ratio"):
             del before["train"]["average"][key]
         assert digestible(settings) == before and spelled_out(before) == settings
-        assert completed(before) == {**before, "model": {**before["model"], "freeze": "none"}}
+        assert completed(before) == {
+            **before,
+            "model": {**before["model"], "freeze": "none"},
+            "adapt": {**before["adapt"], "depth": "heads"},
+        }
         assert job_digest("data", settings) == job_digest("data", before)
+        auto = as_dict(RunConfig(model=ModelConfig(freeze="none")))
+        assert job_digest("data", auto) == job_digest("data", before)  # nothing is rehearsed
+        rehearsed = {**auto, "adapt": {**auto["adapt"], "rehearse": True}}
+        whole = {**auto, "adapt": {**rehearsed["adapt"], "depth": "whole"}}
+        assert job_digest("data", rehearsed) != job_digest("data", whole)
         frozen = as_dict(RunConfig(model=ModelConfig(freeze="backbone")))
         assert job_digest("data", frozen) != job_digest("data", settings)
         assert digestible(frozen)["model"] == frozen["model"]

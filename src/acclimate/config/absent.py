@@ -39,6 +39,9 @@ def spelled_out(stored: Mapping[str, Any]) -> dict[str, Any]:
 def digestible(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values without the younger settings that say what their absence says."""
     kept = dict(values)
+    adapt = kept.get("adapt", {})
+    if not adapt.get("rehearse", False):  # nothing has a depth then
+        kept = _without(kept, ["adapt", "depth"], adapt.get("depth"))
     for name, meaning in {**_MEANT, **_DEFAULT}.items():
         kept = _without(kept, name.split("."), meaning)
     return kept
