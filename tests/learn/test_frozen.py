@@ -1,6 +1,7 @@
 """Frozen features: extracted once, kept on disk, and the same as what images give."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,27 @@ def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     one.fill(images, into, found)
     assert found.all() and into.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert len(list((tmp_path / "key").glob("*.safetensors"))) == 2
+
+
+def test_who_extracts_the_same_images_waits_and_others_do_not(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, 2)
+    one, two = [b"a" * 32, b"b" * 32], [b"c" * 32]
+    came: list[str] = []
+
+    def work(images: list[bytes], name: str) -> None:
+        with cache.alone(images):
+            came.append(name)
+
+    with cache.alone(one):
+        others = threading.Thread(target=work, args=(two, "others"))
+        others.start()
+        others.join(10)
+        same = threading.Thread(target=work, args=(one[::-1], "the same"))
+        same.start()
+        same.join(0.2)
+        assert came == ["others"]
+    same.join(10)
+    assert came == ["others", "the same"]
 
 
 def test_unreadable_images_are_quarantined(extractor: Backbone, tree: Path, tmp_path: Path) -> None:

@@ -92,12 +92,14 @@ class FeatureCache:
         save_tensors(self.folder / f"{checksum[:32]}{ENDING}", tensors, {CHECKSUM: checksum})
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no other process is extracting here: what it does need not be done again.
+    def alone(self, images: Sequence[bytes]) -> Iterator[None]:
+        """Wait until no other process is extracting these images: what it does need not be done
+        again. Who extracts others goes on beside it.
 
         Where there are no locks the worst is that work is done twice.
         """
-        with (self.folder / LOCK).open("a") as lock:
+        which = hashlib.sha256(b"".join(sorted(images))).hexdigest()[:16]
+        with (self.folder / f"{LOCK}-{which}").open("a") as lock:
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield  # closing the file, or dying, lets go of the lock

@@ -101,7 +101,7 @@ class Extraction:
             manifest, self.size, replace(config, cache_gib=0.0, pack_gib=0.0), quarantine
         )
         work = _Work(self, cache, source, images, first)
-        with cache.alone() if world.main else nullcontext():
+        with cache.alone(images) if world.main else nullcontext():
             work.do(world, watch)
             world.wait()
             if world.size > 1:
