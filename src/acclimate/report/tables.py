@@ -32,6 +32,8 @@ def comparison(summary: Summary) -> Grid:
         grid = grid.without(f"Difference to {base}", f"Better than {base}")
     if not summary.gap_closed:
         grid = grid.without(GAP_CLOSED)
+    if len({line.domains for line in summary.lines}) < 2:  # the first sentence has the number
+        grid = grid.without("Domains")
     return grid
 
 
