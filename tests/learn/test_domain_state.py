@@ -291,6 +291,46 @@ def test_payloads_of_other_contents_are_not_added(turned: bool) -> None:
     )
 
 
+def test_payloads_of_other_shapes_are_not_added() -> None:
+    for size in (1, 3):  # one of which torch would stretch
+        one, two = (with_payload("prior", counts=torch.ones(n)) for n in (2, size))
+        with pytest.raises(StateMismatch, match="'prior' holds other things in the other state"):
+            one.merged(two)
+
+
+@pytest.mark.parametrize("width", [1, DIM + 1])
+def test_a_state_of_another_width_takes_nothing(width: int) -> None:
+    state = DomainState.empty("m" * 64, width)
+    for take in (
+        lambda: state.updated(torch.from_numpy(features(0, 2))),
+        lambda: state.merged(state_of(features(0, 2))),
+    ):
+        with pytest.raises(StateMismatch) as caught:
+            take()
+        assert str(caught.value) == (
+            f"the domain state holds {width} numbers, and the model's embedding has {DIM}; adapt "
+            "again with the model you use"
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"count": module.MOST_IMAGES + 1},
+        {"reach": float("inf")},
+        {"total": torch.full((DIM,), torch.inf, dtype=torch.float64)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, changes: dict[str, Any]) -> None:
+    state = state_of(features(0, 2))
+    replace(state, count=module.MOST_IMAGES).save(tmp_path / "most")
+    assert DomainState.load(tmp_path / "most").count == module.MOST_IMAGES
+    with pytest.raises(StateMismatch, match="larger than a state can be, and was not saved"):
+        replace(state, **changes).save(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
 def same(one: DomainState, two: DomainState) -> bool:
     return (
         (one.model, one.count, one.reach) == (two.model, two.count, two.reach)

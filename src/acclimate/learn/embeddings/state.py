@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from acclimate.core.tensors import (
 from acclimate.learn.theory import mean_radius
 
 FORMAT = "acclimate-domain-state-1"
+MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
 MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
 
 
@@ -94,6 +96,7 @@ class DomainState:
         rows = phi.detach().to("cpu", torch.float64)
         if not len(rows):
             return self
+        self._require_width(rows.shape[1])
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         return replace(
@@ -139,6 +142,7 @@ class DomainState:
     def merged(self, other: "DomainState") -> "DomainState":
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
+        self._require_width(len(other.total))
         stuck = sorted(
             name
             for state in (self, other)
@@ -171,6 +175,13 @@ class DomainState:
                 f"{model[:12]}; adapt again with the model you use"
             )
 
+    def _require_width(self, width: int) -> None:
+        if len(self.total) != width:
+            raise StateMismatch(
+                f"the domain state holds {len(self.total)} numbers, and the model's embedding has "
+                f"{width}; adapt again with the model you use"
+            )
+
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
         tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
@@ -178,6 +189,12 @@ class DomainState:
             tensors["seen"] = self.seen
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
+        finite = all_finite(tensors.values()) and math.isfinite(self.reach)
+        if not finite or self.count > MOST_IMAGES:
+            raise StateMismatch(
+                "the domain state has become larger than a state can be, and was not saved; adapt "
+                "it anew on all the images"
+            )
         metadata = {
             "format": FORMAT,
             "model": self.model,
@@ -230,7 +247,7 @@ class DomainState:
             model=model,
             total=total,
             squares=squares,
-            count=facts.whole("count"),
+            count=facts.whole("count", most=MOST_IMAGES),
             reference=reference,
             reach=facts.number("reach"),
             seen=seen,
@@ -261,7 +278,7 @@ def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, 
     for name, payload in two.items():
         if name in result:
             mine = result[name].tensors
-            if mine.keys() != payload.tensors.keys():
+            if _shapes(mine) != _shapes(payload.tensors):
                 raise StateMismatch(
                     f"'{name}' holds other things in the other state; adapt it anew on all the "
                     f"images"
@@ -270,3 +287,7 @@ def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, 
             payload = Payload(sums, mergeable=True)
         result[name] = payload
     return result
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in tensors.items()}
