@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
+from acclimate.data import readers
 from acclimate.data.checks import _spelling
 from acclimate.data.columns import conform
 from acclimate.data.manifest import Manifest
@@ -167,6 +168,30 @@ def test_links_that_leave_the_root(tmp_path: Path) -> None:
         "file 'b/cat/1.jpg' leads out of the root (replace the symbolic link by what it points to)",
     ]
     assert len(manifest) == 7
+
+
+def test_a_link_to_itself_is_passed_over(tmp_path: Path) -> None:
+    root = plant(tmp_path / "data", "a/cat/1.jpg")
+    for name in ("self", "a/self", "a/cat/self"):
+        (root / name).symlink_to(root / name)
+    assert Manifest.from_folder(root).table["image"].to_pylist() == ["a/cat/1.jpg"]
+
+
+def test_folders_that_link_to_each_other_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine of them can be walked in a million ways."""
+    monkeypatch.setattr(readers, "MOST_VISITS", 5)
+    names = "abcdefghi"
+    root = plant(tmp_path / "data", *(f"{name}/cat/1.jpg" for name in names))
+    for one in names:
+        for two in names.replace(one, ""):
+            (root / one / two).symlink_to(root / two)
+    with pytest.raises(ManifestError) as caught:
+        Manifest.from_folder(root)
+    said = str(caught.value)
+    assert said.startswith(f"links below '{root}' lead to one folder in more than 5 ways, such as ")
+    assert said.endswith("; remove links that lead to each other")
 
 
 # Tables

@@ -77,6 +77,12 @@ REFUSED = {
         f"photos.csv begins as UTF-16 text and does not go on as such at byte "
         f"{len(PLAIN.encode('utf-16'))}; save it as CSV (UTF-8)",
     ),
+    "a name beyond measure": (
+        "photos.csv",
+        b"x" * 200_000 + b",label,domain\n1,2,3\n",
+        f"photos.csv has no column 'image'; it has {'x' * 40}, label, domain. Name the column "
+        f"'image'",
+    ),
     "other names": (
         "photos.csv",
         b"Datei;Klasse;Ort\na.jpg;x;y\n",

@@ -38,8 +38,10 @@ def require_columns(table: pa.Table, source: str) -> None:
 
 
 def _missing_column(name: str, names: Sequence[str], source: str) -> str:
-    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    folded = {other.strip().casefold(): other for other in names if other not in CORE}
+    listed = ", ".join(other[:40] for other in names[:12])
+    listed += f" and {len(names) - 12} more" if len(names) > 12 else ""
+    short = [other for other in names[:1000] if len(other) <= 40]
+    folded = {other.strip().casefold(): other for other in short if other not in CORE}
     near = get_close_matches(name, list(folded), n=1, cutoff=0.75)
     remedy = f"Rename '{folded[near[0]]}' to" if near else "Name the column"
     return f"{source} has no column '{name}'; it has {listed}. {remedy} '{name}'"

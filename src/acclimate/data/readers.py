@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
 _LAYOUT = "put each image under <domain>/<class>/"
+MOST_VISITS = 200  # of one folder, by several links
 
 
 def data_name(path: str | Path) -> str:
@@ -78,10 +80,10 @@ def class_folders(root: Path) -> list[str] | None:
     The first folder that is not empty decides: in a class's folder there are images and nothing
     else to look into.
     """
-    folders = sorted((entry for entry in _entries(root) if entry.is_dir()), key=lambda e: e.name)
+    folders = sorted((entry for entry in _entries(root) if _is_folder(entry)), key=lambda e: e.name)
     for folder in folders:
         held = _entries(Path(folder.path))
-        if any(entry.is_dir() for entry in held):
+        if any(map(_is_folder, held)):
             return None
         if any(is_image(entry.path) for entry in held):
             return [folder.name for folder in folders]
@@ -90,8 +92,8 @@ def class_folders(root: Path) -> list[str] | None:
 
 def read_class_folders(root: Path, source: str, folders: Iterable[str]) -> pa.Table:
     """Table of image and label, of the named folders of a class/image tree, sorted by path."""
-    above = (os.path.realpath(root),)
-    paths = sorted(path for folder in folders for path in _walk(root, folder, above))
+    walk = _Walk(root)
+    paths = sorted(path for folder in folders for path in walk.images(folder))
     if not paths:
         raise ManifestError(f"{source} has no image in the folders of its classes; add some")
     return _tree_table(paths, source, levels=("label",))
@@ -116,32 +118,54 @@ def _tree_table(
 def _scan(root: Path) -> _Tree:
     tree = _Tree()
     for entry in _entries(root):
-        if entry.is_dir():
+        if _is_folder(entry):
             tree.domains.append(entry.name)
         elif is_image(entry.path):
             tree.loose.append(entry.name)
+    walk = _Walk(root)
     for domain in tree.domains:
-        for path in _walk(root, domain, (os.path.realpath(root),)):
+        for path in walk.images(domain):
             (tree.images if path.count("/") > 1 else tree.unclassed).append(path)
     tree.unclassed.sort()
     tree.loose.sort()
     return tree
 
 
-def _walk(root: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Paths of the images below root/folder, relative to the root.
+@dataclass
+class _Walk:
+    """Links are followed, since validation has to see where they lead, except back to a folder
+    above. Folders that link to each other can be walked in more ways than anybody waits for."""
 
-    Links are followed, since validation has to see where they lead, except back to a folder above.
-    """
-    real = os.path.realpath(root / folder)
-    if real in above:
-        return
-    for entry in _entries(root / folder):
-        path = f"{folder}/{entry.name}"
-        if entry.is_dir():
-            yield from _walk(root, path, (*above, real))
-        elif is_image(entry.path):
-            yield path
+    root: Path
+    visits: Counter[str] = field(default_factory=Counter)
+
+    def images(self, folder: str) -> Iterator[str]:
+        """Paths of the images below root/folder, relative to the root."""
+        yield from self._below(folder, (os.path.realpath(self.root),))
+
+    def _below(self, folder: str, above: tuple[str, ...]) -> Iterator[str]:
+        real = os.path.realpath(self.root / folder)
+        if real in above:
+            return
+        self.visits[real] += 1
+        if self.visits[real] > MOST_VISITS:
+            raise ManifestError(
+                f"links below '{self.root}' lead to one folder in more than {MOST_VISITS} ways, "
+                f"such as {folder}; remove links that lead to each other"
+            )
+        for entry in _entries(self.root / folder):
+            path = f"{folder}/{entry.name}"
+            if _is_folder(entry):
+                yield from self._below(path, (*above, real))
+            elif is_image(entry.path):
+                yield path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
