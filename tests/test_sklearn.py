@@ -1,12 +1,15 @@
 """Both classifiers as scikit-learn meets them: its own checks, routing, searches, files."""
 
+import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sklearn
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -14,7 +17,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from acclimate import AdaptiveClassifier, KernelClassifier
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import ConfigError, NotFinite, RunError
+from acclimate.core.tensors import read_tensors, save_tensors
 
 QUICK: dict[str, Any] = {
     "train.steps": 80,
@@ -147,6 +151,53 @@ def test_a_kernel_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         KernelClassifier.load(tmp_path / "bad")
     assert str(caught.value) == f"{tmp_path / 'bad'} is damaged; restore it, or fit again"
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] = {
+    "not finite": lambda facts, arrays: arrays["phi/weights"].fill_(torch.nan),
+    "an offset too many": lambda facts, arrays: arrays.update({"phi/offset": torch.zeros(9)}),
+    "means of others": lambda facts, arrays: arrays.update(means=torch.zeros(2, 8).double()),
+    "coefficients of others": lambda facts, arrays: arrays.update(coef=torch.zeros(1, 3)),
+    "a width of 0": lambda facts, arrays: facts["widths"].update(input=0.0),
+    "a class too many": lambda facts, arrays: facts["classes"].append("x"),
+    "labels of others": lambda facts, arrays: facts.update(labels=["nine", "x"]),
+    "endless labels": lambda facts, arrays: facts.update(dtype="<U99999999"),
+    "objects": lambda facts, arrays: facts.update(dtype="S4"),
+    "other parameters": lambda facts, arrays: facts["parameters"].update(evil=1),
+    "parameters below 0": lambda facts, arrays: facts["parameters"].update(C=-1),
+    "no combination": lambda facts, arrays: facts["parameters"].update(combine="none"),
+    "domains that are numbers": lambda facts, arrays: facts.update(domains=[1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_kernel_file_that_does_not_fit_together(
+    change: Callable[[dict[str, Any], dict[str, torch.Tensor]], object], tmp_path: Path
+) -> None:
+    X, y, domains = conditional(domains=3, rows=20)
+    path = tmp_path / "kernel"
+    model = KernelClassifier(components=20, mean_components=8)
+    model.fit(X, np.where(y == 9, "nine", "ten"), domains).save(path)
+    arrays, metadata = read_tensors(path)
+    facts = json.loads(metadata["kernel"])
+    change(facts, arrays)
+    save_tensors(path, arrays, {"kernel": json.dumps(facts)})
+    with pytest.raises(RunError) as caught:
+        KernelClassifier.load(path)
+    assert str(caught.value) == f"{path} is damaged; restore it, or fit again"
+
+
+def test_numbers_beyond_measure_give_no_answer() -> None:
+    X, y, domains = conditional(domains=3, rows=20)
+    model = KernelClassifier(components=20, mean_components=8).fit(X, y, domains)
+    fitted = model._fitted
+    for _, nystroem in fitted.map.maps:
+        nystroem.normalization_ = np.full_like(nystroem.normalization_, 1e308)
+    with pytest.raises(NotFinite, match="a prediction is not finite: a row or a weight is too"):
+        model.predict_proba(X)
+    fitted.phi.random_weights_ = np.full_like(fitted.phi.random_weights_, 1e308)
+    with pytest.raises(NotFinite, match="the domain embedding of a row is not finite"):
+        model.adapt(X)
 
 
 def test_clones_and_words() -> None:

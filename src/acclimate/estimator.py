@@ -82,7 +82,8 @@ class AdaptiveClassifier(DomainClassifier):
         """A classifier from a folder of `save`, or from a finished run's."""
         trained = Trained.load(Path(run), pick_device(device))
         loaded = cls(device=device, out=run)
-        return loaded._knowing(trained, Labels.read(Path(run)) or Labels.of(trained.classes))
+        labels = Labels.read(Path(run), trained.classes)
+        return loaded._knowing(trained, labels or Labels.of(trained.classes))
 
     def adapt(
         self, images: Any, *, method: str | None = None, settings: dict[str, Any] | None = None

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from acclimate import Adapted, AdaptiveClassifier, Manifest
-from acclimate.core.errors import RunError
+from acclimate.core.errors import AcclimateError, RunError
+from acclimate.core.sealed import write_sealed
 from fixtures.settings import TINY
 
 FILES = {"MODEL_CARD.md", "model.json", "model.safetensors", "predict.py"}
@@ -46,6 +47,21 @@ def test_a_site_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) -
         "## Licence\n\nOf the weights that the backbone started from: none: no pretrained weights, "
         "so that they are yours.\n"
     ) in card
+
+
+def test_labels_that_are_those_of_no_model(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    domains = np.repeat(["a", "b", "c"], 12)
+    model = AdaptiveClassifier(algorithm="erm", settings=TINY, device="cpu")
+    folder = model.fit(rng.normal(size=(36, 3)), np.tile([7, 8], 18), domains).save(tmp_path / "m")
+    assert AdaptiveClassifier.load(folder, device="cpu").classes_.tolist() == [7, 8]
+    for values, kind in (
+        ([7, 9], "int64"), ([7], "int64"), ([[7, 8]], "int64"), ([7, 8], "<U99999999"),
+        ([7, 8], "M8[s]"), (["a", 8], "int64"), ([7, 10**400], "int64"), (7, "int64"), ([7, 8], 3),
+    ):  # fmt: skip
+        write_sealed(folder / "labels.json", {"values": values, "dtype": kind})
+        with pytest.raises(AcclimateError, match=r"labels\.json is damaged; "):
+            AdaptiveClassifier.load(folder, device="cpu")
 
 
 def test_a_model_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) -> None:

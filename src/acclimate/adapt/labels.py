@@ -11,6 +11,8 @@ from acclimate.core.errors import DamagedFile
 from acclimate.core.layout import LABELS
 from acclimate.core.sealed import read_sealed, write_sealed
 
+MOST_BYTES = 1 << 16  # of one label
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:
@@ -43,12 +45,24 @@ class Labels:
             write_sealed(folder / LABELS, facts)
 
     @classmethod
-    def read(cls, folder: Path) -> "Labels | None":
+    def read(cls, folder: Path, classes: Sequence[str]) -> "Labels | None":
+        """Those of `classes` that a file has; None where they are the names."""
         path = folder / LABELS
         if not path.exists():
             return None
         facts: dict[str, Any] = read_sealed(path)
         try:
-            return cls(np.asarray(facts["values"], dtype=np.dtype(facts["dtype"])))
-        except (KeyError, TypeError, ValueError):
+            return cls.parsed(facts["values"], facts["dtype"], classes)
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise DamagedFile(path) from None
+
+    @classmethod
+    def parsed(cls, values: Any, kind: Any, classes: Sequence[str]) -> "Labels":
+        """From what a file says; a ValueError where these are no labels of `classes`."""
+        dtype = np.dtype(kind)
+        if dtype.kind not in "iufbUO" or dtype.itemsize > MOST_BYTES:
+            raise ValueError("no labels")
+        found = cls(np.asarray(values, dtype=dtype))
+        if found.values.ndim != 1 or sorted(found.names) != sorted(classes):
+            raise ValueError("labels of other classes")
+        return found

@@ -37,7 +37,7 @@ def load_site(folder: Path, device: str) -> Adapted:
     trained = Trained.load(folder, pick_device(device))
     path = folder / SITE
     state = DomainState.load(path) if path.exists() else None
-    labels = Labels.read(folder)
+    labels = Labels.read(folder, trained.classes)
     ordered = None if labels is None else labels.ordered(trained.classes)
     return replace(apply_state(trained, state), labels=ordered)
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.kernel import maps
-from acclimate.adapt.kernel.fitted import Fitted, load_fitted, numbers, save_fitted
+from acclimate.adapt.kernel.fitted import REMEDY, Fitted, load_fitted, numbers, save_fitted
 from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.reach import Reach
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
 from acclimate.core.randomness import derive, stream
 from acclimate.learn.theory import images_needed, mean_radius
 
@@ -118,9 +118,13 @@ class KernelClassifier(DomainClassifier):
     @classmethod
     def load(cls, path: str | Path) -> "KernelClassifier":
         parameters, fitted, labels = load_fitted(Path(path))
-        loaded = cls(**parameters)
-        loaded.n_features_in_ = fitted.phi.n_features_in_
-        return loaded._knowing(fitted, labels)
+        try:
+            loaded = cls(**parameters)
+            loaded._check_parameters()
+            loaded.n_features_in_ = fitted.phi.n_features_in_
+            return loaded._knowing(fitted, labels)
+        except (TypeError, ConfigError, UnknownName):
+            raise RunError(f"{path} is damaged; {REMEDY}") from None
 
     def _knowing(self, fitted: Fitted, labels: Labels) -> "KernelClassifier":
         self._fitted, self._labels = fitted, labels.ordered(fitted.classes)
@@ -233,8 +237,12 @@ class AdaptedKernel:
         if not len(rows):
             return np.zeros((0, len(self.classes)))
         owner = np.zeros(len(rows), dtype=int)
-        features = mapped(self.fitted.map, self.mean[None], owner, rows)
-        return np.asarray(self.fitted.regression.predict_proba(features))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            features = mapped(self.fitted.map, self.mean[None], owner, rows)
+            _require_finite(features, "a prediction")
+            found = np.asarray(self.fitted.regression.predict_proba(features))
+        _require_finite(found, "a prediction")
+        return found
 
     def predict(self, rows: Any) -> list[Any]:
         names = self.classes if self.labels is None else self.labels.values.tolist()
@@ -272,10 +280,20 @@ def _judge(fitted: Fitted, mean: np.ndarray, variance: float, bound: float, n: i
 def _moments(phi: Any, rows: np.ndarray) -> tuple[np.ndarray, float, float]:
     """(μ = mean of φ′ [d], mean of ‖φ′(x) − μ‖², the largest ‖φ′(x) − μ‖), chunk by chunk."""
     chunks = [rows[start : start + maps.CHUNK] for start in range(0, len(rows), maps.CHUNK)]
-    mean = sum(phi.transform(chunk).sum(axis=0) for chunk in chunks) / len(rows)
-    squared = [np.square(phi.transform(chunk) - mean).sum(axis=1) for chunk in chunks]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+        mean = sum(phi.transform(chunk).sum(axis=0) for chunk in chunks) / len(rows)
+        squared = [np.square(phi.transform(chunk) - mean).sum(axis=1) for chunk in chunks]
     gaps = np.concatenate(squared)
+    _require_finite(gaps, "the domain embedding of a row")
     return mean, float(gaps.mean()), float(gaps.max()) ** 0.5
+
+
+def _require_finite(values: np.ndarray, what: str) -> None:
+    if not np.isfinite(values).all():
+        raise NotFinite(
+            f"{what} is not finite: a row or a weight is too large for the model's numbers; bring "
+            "the columns to one scale, or fit again"
+        )
 
 
 def _distances(points: np.ndarray) -> np.ndarray:

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths
+from acclimate.adapt.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
 from acclimate.adapt.labels import Labels
 from acclimate.core.errors import ConfigError, DamagedFile, RunError, damage_is
+from acclimate.core.sealed import parse_json
 from acclimate.data.columns import require_finite
 
 FORMAT = "acclimate-kernel-1"
 REMEDY = "restore it, or fit again"
+# What numpy, scikit-learn and Python say of values that do not go together.
+_NO_FIT = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,36 @@ def load_fitted(path: Path) -> tuple[dict[str, Any], Fitted, Labels]:
         except FileNotFoundError:
             raise RunError(f"{path}: no such file; make it with KernelClassifier.save") from None
         try:
-            facts = json.loads(metadata["kernel"])
-            assert facts["format"] == FORMAT
-            labels = Labels(np.asarray(facts["labels"], dtype=facts["dtype"]))
+            facts = parse_json(metadata["kernel"])
+            _require(facts["format"] == FORMAT)
             arrays = {name: value.numpy() for name, value in tensors.items()}
-            return facts["parameters"], _opened(facts, arrays), labels
-        except (KeyError, ValueError, TypeError, AssertionError):
+            fitted = _opened(facts, arrays)
+            _require_sound(fitted, arrays)
+            labels = Labels.parsed(facts["labels"], facts["dtype"], fitted.classes)
+            return facts["parameters"], fitted, labels
+        except _NO_FIT:
             raise DamagedFile(path) from None
+
+
+def _require_sound(fitted: Fitted, arrays: Mapping[str, np.ndarray]) -> None:
+    """By an answer for a row of zeros: what does not fit together gives none."""
+    widths = asdict(fitted.widths).values()
+    _require(all(np.isfinite(value).all() for value in (*arrays.values(), *widths)))
+    _require(all(value > 0 for value in widths))
+    _require(all(isinstance(name, str) for name in (*fitted.classes, *fitted.domains)))
+    width, components = fitted.phi.random_weights_.shape
+    owner, row = np.zeros(1, dtype=int), np.zeros((1, width))
+    embedded = fitted.phi.transform(row)
+    answer = fitted.regression.predict_proba(mapped(fitted.map, fitted.means[:1], owner, row))
+    domains, classes = len(fitted.domains), len(fitted.classes)
+    sizes = (fitted.means.shape, embedded.shape, answer.shape)
+    _require(sizes == ((domains, components), (1, components), (1, classes)))
+    _require(bool(np.isfinite(answer).all()))
+
+
+def _require(sound: bool) -> None:
+    if not sound:
+        raise ValueError("values that do not go together")
 
 
 def _opened(facts: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Fitted:
