@@ -460,7 +460,8 @@ class Hostile:
 def test_files_that_are_no_weights(tmp_path: Path) -> None:
     refused = (
         "cannot be read as weights: it is neither a safetensors file nor a torch file of nothing "
-        "but tensors (anything else in it could run code, so it is refused)"
+        "but tensors (anything else in it could run code, so it is refused); give "
+        "a file of weights alone"
     )
     torch.save({"a": Hostile()}, tmp_path / "hostile.pth")
     (tmp_path / "noise.pth").write_bytes(b"not a pickle")

@@ -429,7 +429,20 @@ def test_runs_that_have_nothing_to_say(cli: Any, tmp_path: Path) -> None:
         f"error: {unfinished} has no consistency.json; finish the run by repeating its command, "
         f"or train again if an older version made it"
     )
-    for number, text in enumerate(("{", "[]", '{"domains": [], "points": []}')):
+    points, (first, *rest) = MEASURED["points"], MEASURED["domains"]
+    hostile = (
+        *({**first, "n": n} for n in (0, -1, 2.5, "a", None, 10**400)),
+        *({**first, "variance": v} for v in (-1.0, math.nan, math.inf, "a", None)),
+        *({**first, "bound": -1.0}, {**first, "domain": 7}, 7),
+    )
+    texts = [json.dumps({**MEASURED, "domains": [row, *rest]}) for row in hostile]
+    texts += [
+        json.dumps({**MEASURED, "points": [{**points[0], **point}]})
+        for point in ({"n": 0}, {"error": "a"}, {"error95": []}, {"error95": math.nan})
+    ]
+    texts += [json.dumps({**MEASURED, "between": value}) for value in ("a", -1.0, math.inf)]
+    texts += ["{", "[]", '{"domains": [], "points": []}']
+    for number, text in enumerate(texts):
         damaged = a_run(tmp_path / f"damaged-{number}", measured=text)
         assert cli(damaged)[0] == (
             f"error: {damaged / 'consistency.json'} is damaged; restore it, or train again"

@@ -318,6 +318,8 @@ def test_folders_without_results_and_other_files_are_passed_over(tmp_path: Path)
         "[1, 2]",
         "{}",
         '{"args": 3, "step": 1}',
+        "[" * 100_000,
+        json.dumps({**line(0, [0], 0, [0.5], [0.5]), "step": float("inf")}),
         json.dumps({**line(0, [0], 0, [0.5], [0.5]), "step": None}),
         json.dumps({**line(0, [0], 0, [0.5], [0.5]), "args": {"algorithm": "ERM"}}),
         json.dumps(line(0, [1], 0, [0.5], [0.5])),  # no accuracy on the test environment

@@ -140,6 +140,9 @@ def test_scores_differ_by_moment_step_domain_split_and_method(path: Path) -> Non
     assert read(path).duplicates == 1
 
 
+MENDED = "record; restore or delete the line"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -152,9 +155,9 @@ def test_scores_differ_by_moment_step_domain_split_and_method(path: Path) -> Non
             '{"schema": 2, "kind": "loss"}',
             "schema 2, this version reads 1; use the version of acclimate that wrote it",
         ),
-        ('{"schema": 1, "kind": "lost", "step": 1}', "no known 'lost' record"),
-        ('{"schema": 1, "kind": "loss", "step": 1}', "no known 'loss' record"),
-        ('{"schema": 1, "kind": "finished", "extra": 1}', "no known 'finished' record"),
+        ('{"schema": 1, "kind": "lost", "step": 1}', f"no known 'lost' {MENDED}"),
+        ('{"schema": 1, "kind": "loss", "step": 1}', f"no known 'loss' {MENDED}"),
+        ('{"schema": 1, "kind": "finished", "extra": 1}', f"no known 'finished' {MENDED}"),
     ],
 )
 def test_damage_before_the_end_is_refused(path: Path, line: str, message: str) -> None:

@@ -127,6 +127,18 @@ def test_a_damaged_identity_is_named(old: RunFolder, text: str) -> None:
     )
 
 
+@pytest.mark.parametrize("part", ["adapt", "data", "embedding", "model", "train"])
+def test_a_part_of_the_settings_that_is_no_table_is_damage(old: RunFolder, part: str) -> None:
+    config = {"model": {}, **IDENTITY["config"]}
+    old.identity_file.write_text(json.dumps({**IDENTITY, "config": config}))
+    assert old.comparable()["config"] == config
+    for value in (5, None):
+        hostile = {**IDENTITY, "config": {**config, part: value}}
+        old.identity_file.write_text(json.dumps(hostile))
+        with pytest.raises(RunError, match=r"run\.json is damaged; restore it, or train again in"):
+            old.comparable()
+
+
 def test_without_a_checkpoint_what_was_left_behind_is_cleared(old: RunFolder) -> None:
     (old.path / "model.json").unlink()
     old.take(IDENTITY | {"version": "1.0"})

@@ -5,7 +5,6 @@ environment: "in" (most of its images) and "out" (the rest). Its rules choose a 
 as the hyperparameters. The result is the accuracy on the test environment's "in" split.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from acclimate.core.errors import RecordError, unknown
+from acclimate.core.sealed import parse_json
 
 RESULTS = "results.jsonl"
 
@@ -212,7 +212,7 @@ def _read_run(path: Path) -> tuple[list[Checkpoint], bool]:
     if not last.strip():
         return found, False
     try:
-        json.loads(last)
+        parse_json(last)
     except ValueError:
         return found, True
     return [*found, _parsed(path, len(lines) + 1, last)], False  # whole, but for the line's end
@@ -220,8 +220,8 @@ def _read_run(path: Path) -> tuple[list[Checkpoint], bool]:
 
 def _parsed(path: Path, number: int, line: bytes) -> Checkpoint:
     try:
-        return _checkpoint(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _checkpoint(parse_json(line))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise RecordError(
             f"{path}, line {number}: not a DomainBed record; restore or delete the line"
         ) from None

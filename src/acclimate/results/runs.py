@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.errors import RecordError, RunError, SchemaError
+from acclimate.core.errors import DamagedFile, RecordError, RunError, SchemaError, damage_is
 from acclimate.core.layout import DOMAINS, REHEARSAL
+from acclimate.core.sealed import Fields
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 from acclimate.runs.folder import RunFolder, runs_below
@@ -293,14 +294,8 @@ def read_consistency(run: Path) -> dict[str, Any]:
             f"or train again if an older version made it"
         )
     stored = folder.consistency() or {}
-    try:
-        complete = all(
-            {"domain", "n", "variance", "bound"} <= set(row) for row in stored["domains"]
-        ) and all({"n", "error", "error95"} <= set(row) for row in stored["points"])
-    except (KeyError, TypeError):
-        complete = False
-    if not complete or not stored["domains"]:
-        raise RunError(f"{path} is damaged; restore it, or train again")
+    with damage_is(RunError, "restore it, or train again"):
+        _require_measured(Fields(stored, path))
     return as_adapt_says(stored, unit_of_adapt(run)) or {}
 
 
@@ -329,5 +324,19 @@ def as_adapt_says(stored: dict[str, Any] | None, unit: float | None) -> dict[str
     try:
         lists = {name: [divided(row) for row in stored[name]] for name in ("points", "domains")}
         return {**divided(stored), **lists}
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ArithmeticError):
         return stored
+
+
+def _require_measured(measured: Fields) -> None:
+    """That theorems can be worked out for it: numbers that are finite, and none below 0."""
+    domains, points = measured.tables("domains"), measured.tables("points")
+    numbers = [row.number(name) for row in domains for name in ("variance", "bound")]
+    numbers += [point.number(name) for point in points for name in ("error", "error95")]
+    numbers += [measured.number(name) for name in ("between", "within") if name in measured]
+    for row in (*domains, *points):
+        row.whole("n", least=1)
+    for row in domains:
+        row.text("domain")
+    if not domains or min(numbers) < 0:
+        raise DamagedFile(measured.path)

@@ -100,7 +100,11 @@ class RunFolder:
         with damage_is(RunError, layout.AGAIN):
             facts = Fields(found, self.identity_file)
             facts.text("data"), facts.texts("train_domains")
-            Fields(facts.table("config"), self.identity_file).table("model")
+            config = Fields(facts.table("config"), self.identity_file)
+            config.table("model")
+            for part in ("adapt", "data", "embedding", "train"):
+                if part in config.values:  # parts in which all is as it always was may be absent
+                    config.table(part)
         return found
 
     @property

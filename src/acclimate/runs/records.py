@@ -179,7 +179,9 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
             record = _KINDS[kind](**values)
             _require_kinds(record)
         except (KeyError, TypeError):
-            raise RecordError(f"{path}, line {number}: no known '{kind}' record") from None
+            raise RecordError(
+                f"{path}, line {number}: no known '{kind}' record; restore or delete the line"
+            ) from None
         yield record
 
 

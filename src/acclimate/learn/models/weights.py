@@ -171,7 +171,8 @@ def _load(path: Path) -> Any:
     except Exception as error:  # what a broken or hostile file raises is not one family
         raise WeightsError(
             f"{path} cannot be read as weights: it is neither a safetensors file nor a torch file "
-            "of nothing but tensors (anything else in it could run code, so it is refused)"
+            "of nothing but tensors (anything else in it could run code, so it is refused); "
+            "give a file of weights alone"
         ) from error
 
 

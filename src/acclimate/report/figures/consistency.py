@@ -69,7 +69,7 @@ def parsed(stored: Mapping[str, Any] | None) -> Consistency | None:
             key=lambda point: point.n,
         )
         between, within = _number(stored.get("between")), _number(stored.get("within"))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     drawn = tuple(p for p in points if p.n > 0 and math.isfinite(p.error) and p.error > 0)
     return Consistency(drawn, between, within) if drawn else None
