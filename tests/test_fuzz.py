@@ -9,7 +9,7 @@ import pytest
 
 from fuzz import families
 from fuzz.__main__ import watch
-from fuzz.commands import Verdict, judged, refused
+from fuzz.commands import ANSWERED, Verdict, judged, refused
 from fuzz.families import FAMILIES, Settings, States
 from fuzz.mutations import mutated, mutated_json
 
@@ -45,6 +45,7 @@ def test_a_traceback_another_answer_and_two_lines_fail() -> None:
 def test_an_answer_that_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "mutated", lambda data, rng: data)
     monkeypatch.setattr(families, "_resealed", lambda data, rng: data)
+    monkeypatch.setattr(States, "_gone_on_from", lambda self, path: ANSWERED)
     attacked = States(tmp_path)
     attacked.prepare()
     assert {attacked.run(0, number).outcome for number in range(6)} == {"answered"}

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from acclimate.adapt.kernel import KernelClassifier
 from acclimate.config import RunConfig, from_dict, gather, nested, parse_assignments, settings_of
 from acclimate.core.randomness import stream
 from acclimate.core.sealed import read_sealed, write_sealed
 from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import DomainState
 from acclimate.report.export import to_csv
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep
@@ -133,9 +135,25 @@ class States(_OfAModel):
         data = (self.folder / f"{name}.safetensors").read_bytes()
         hostile = rng.random() < 0.3
         path.write_bytes(_resealed(data, rng) if hostile else mutated(data, rng))
+        if rng.random() < 0.5:
+            return self._gone_on_from(path)
         if hostile:
             return answered(lambda: _any(self.predict(path)))
         return answered(lambda: self.same(self.predict(path), self.whole[name]))
+
+    def _gone_on_from(self, path: Path) -> Verdict:
+        """A state that is added to is refused, or gives one that can be used."""
+        out = self.folder / "gone-on.safetensors"
+        out.unlink(missing_ok=True)
+        images = sorted((self.folder / "new").iterdir())[2:4]
+        said = command(
+            "adapt", self.run_folder, *images, "--into", path, "--out", out, "--device", "cpu"
+        )  # fmt: skip
+        if said.code:
+            assert not out.exists(), "a file beside an error"
+            return refused(said.error)
+        DomainState.load(out)
+        return answered(lambda: _any(self.predict(out)))
 
 
 @dataclass
@@ -274,6 +292,125 @@ class Manifests(Family):
         return ANSWERED if same else Verdict("wrong", "other rows, exit code 0")
 
 
+_ODD_NAMES = (
+    *("x.png", "x", "=1+1.png", "<b>.png", "\x1b[31m.png", "\n.png", "\udcff.png"),
+    *("a" * 250 + ".png", "-rf.png", "%s.png", "x.dcm", "x.heic", ".png", "..png"),
+)
+
+
+@dataclass
+class Folders(_OfAModel):
+    """Trees with what no tree should hold, beside whole images whose answers must not change."""
+
+    def verdict(self, rng: Random) -> Verdict:
+        tree = self.folder / "case"
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(self.folder / "tree", tree)
+        for _ in range(int(rng.integers(1, 6))):
+            self._spoil(tree, rng)
+        if rng.random() < 0.5:
+            said = command("inspect", tree, "--json", "--read", "3")
+            if not said.code:
+                json.loads(said.out)
+            return refused(said.error) if said.code else ANSWERED
+        out = self.folder / "out.csv"
+        state = self.folder / "mu.safetensors"
+        said = command("predict", self.run_folder, tree, "--domain", state, "--out", out)
+        if said.code:
+            return refused(said.error)
+        # By a link or by its own name: each file is there once.
+        found = {os.path.realpath(name): row["label"] for name, row in predictions(out).items()}
+        whole = [str(path) for path in sorted((tree / "east" / "red").glob("[0-9].png"))]
+        labels = [found.get(os.path.realpath(name)) for name in whole]
+        return ANSWERED if labels == self._labels else Verdict("wrong", f"{labels} of {whole}")
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        out, state = self.folder / "whole.csv", self.folder / "mu.safetensors"
+        images = sorted((self.folder / "tree" / "east" / "red").iterdir())
+        said = command("predict", self.run_folder, *images, "--domain", state, "--out", out)
+        assert said.code == 0, said
+        return [row["label"] for row in predictions(out).values()]
+
+    def _spoil(self, tree: Path, rng: Random) -> None:
+        below = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
+        folders = [path for path in below if path.is_dir()]
+        into = [tree, *folders][rng.integers(len(folders) + 1)]
+        path = into / _ODD_NAMES[rng.integers(len(_ODD_NAMES))]
+        if path.exists() or path.is_symlink():
+            return
+        targets = (path, tree, into, path.parent / "gone", Path("/dev/zero"), folders[0])
+        kind = rng.integers(6)
+        if kind < 2:
+            path.symlink_to(targets[rng.integers(len(targets))])
+        elif kind == 2:
+            os.mkfifo(path)
+        elif kind == 3:
+            path.mkdir()
+        elif kind == 4:
+            path.write_bytes(rng.bytes(int(rng.integers(0, 400))))
+        else:
+            for number in range(3):  # folders that lead to each other
+                other = into / f"link {number}"
+                if not other.is_symlink():
+                    other.symlink_to(folders[rng.integers(len(folders))])
+
+
+@dataclass
+class Runs(_OfAModel):
+    """Run folders of strangers, in reports, scores and theorems."""
+
+    def verdict(self, rng: Random) -> Verdict:
+        run = self.folder / "case"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(self.run_folder, run)
+        files = [path for path in sorted(run.iterdir()) if path.suffix in (".json", ".jsonl")]
+        path = files[rng.integers(len(files))]
+        if path.suffix == ".json":
+            values = mutated_values(read_sealed(path), rng)
+            path.write_text(json.dumps(values))
+        else:
+            lines = path.read_text().splitlines()
+            place = rng.integers(len(lines))
+            values = json.loads(lines[place])
+            values.pop("seal", None)
+            lines[place] = json.dumps(mutated_values(values, rng))
+            path.write_text("\n".join(lines) + "\n")
+        ways = (
+            ("theory", run), ("theory", run, "--budget", "1000"), ("evaluate", run),
+            ("report", run, "--out", self.folder / "page.html", "--table", self.folder / "t.csv"),
+        )  # fmt: skip
+        said = command(*ways[rng.integers(len(ways))])
+        return refused(said.error) if said.code else ANSWERED
+
+
+@dataclass
+class Kernels(Family):
+    """Files of kernel classifiers: refused, or as good as others."""
+
+    def prepare(self) -> None:
+        X, y, domains = _rows()
+        self.X = X
+        KernelClassifier(components=20, mean_components=8).fit(X, y, domains).save(self._path)
+        self.data = self._path.read_bytes()
+        self.whole = KernelClassifier.load(self._path).predict_proba(X)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "kernel.safetensors"
+
+    def verdict(self, rng: Random) -> Verdict:
+        hostile = rng.random() < 0.5
+        self._path.write_bytes(_resealed(self.data, rng) if hostile else mutated(self.data, rng))
+        model = KernelClassifier.load(self._path)
+        found = model.predict_proba(self.X[:, : model.n_features_in_])
+        model.adapt(self.X[:9, : model.n_features_in_])
+        if not np.isfinite(found).all():
+            return Verdict("wrong", "not finite")
+        same = hostile or np.array_equal(found, self.whole)
+        return ANSWERED if same else Verdict("wrong", "another answer")
+
+
 @dataclass
 class Sweeps(Family):
     """Sweep folders and the runs in them: reports say what they leave out, or repeat themselves."""
@@ -343,6 +480,8 @@ class Pickles(Family):
         for protocol in (2, 4, 5):
             made = saved(self.folder / "whole.pkl", frame(released()), protocol)
             self.streams.append(made.read_bytes())
+        real = Path(__file__).parents[1] / "fixtures" / "pandas"
+        self.streams += [path.read_bytes() for path in sorted(real.glob("*.pkl"))]
 
     def verdict(self, rng: Random) -> Verdict:
         path, out = self.folder / "case.pkl", self.folder / "case.parquet"
@@ -428,17 +567,41 @@ def _resealed(data: bytes, rng: Random) -> bytes:
         numbers = np.frombuffer(body, np.uint8).copy()
         numbers[rng.integers(len(numbers), size=8)] = 0xFF  # NaN, as likely as not
         body = numbers.tobytes()
+    elif rng.random() < 0.5:
+        header, body = _wider(header, body, int(rng.integers(-1, 3)))
     else:
         header = mutated_values(header, rng)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + body
 
 
+def _wider(header: dict[str, Any], body: bytes, more: int) -> tuple[dict[str, Any], bytes]:
+    """All tensors of one dimension longer by `more`, or of one number: they agree with each other,
+    and with nothing else."""
+    made, parts, end = {}, [], 0
+    for name, facts in header.items():
+        if name != "__metadata__":
+            start, stop = facts["data_offsets"]
+            held, shape = body[start:stop], list(facts["shape"])
+            if len(shape) == 1 and shape[0]:
+                each = len(held) // shape[0]
+                shape = [1 if more < 0 else shape[0] + more]
+                held = (held + held[:each] * more)[: each * shape[0]]
+            facts = {**facts, "shape": shape, "data_offsets": [end, end + len(held)]}
+            parts.append(held)
+            end += len(held)
+        made[name] = facts
+    return made, b"".join(parts)
+
+
 FAMILIES: dict[str, tuple[type[Family], int]] = {  # and the share of each in all cases, in 1/1000
-    "images": (Images, 300),
-    "states": (States, 200),
-    "models": (Models, 200),
-    "manifests": (Manifests, 100),
+    "images": (Images, 260),
+    "states": (States, 180),
+    "models": (Models, 180),
+    "manifests": (Manifests, 90),
+    "folders": (Folders, 40),
+    "runs": (Runs, 30),
+    "kernels": (Kernels, 20),
     "settings": (Settings, 80),
     "pickles": (Pickles, 60),
     "sweeps": (Sweeps, 40),
