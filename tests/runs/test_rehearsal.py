@@ -602,3 +602,42 @@ def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -
     seen = rehearse(replace(given, fitted=~new, logits=own, exact=False), SMALL, seed=0)
     assert seen is not None
     assert seen.ahead == 0
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_plays_with_the_head_it_has(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its logits on the scale of the conditioned head's, so that both count alike."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=300)
+    images = rng.integers(0, 60, (300, 8, 8)).astype(np.uint8)
+    images[y == 1, 2:6, 2:6] += 120
+    names = np.repeat([f"site-{i}" for i in range(5)], 60)
+    manifest = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
+    scenes: dict[str, torch.Tensor] = {}
+    trials = module._Scene.trials
+
+    def watched(scene: Any, *args: Any) -> Any:
+        scenes[scene.name] = scene.plain
+        return trials(scene, *args)
+
+    monkeypatch.setattr(module._Scene, "trials", watched)
+    settings = {"train.steps": 60, "train.optimiser.lr": 0.01, **SITE}
+    train(tiny("erm", **{"adapt.rehearse": True, **settings}), manifest, tmp_path / "run")
+    trained = Trained.load(tmp_path / "run")
+    assert trained.site is not None and trained.site.scale is not None
+    assert set(scenes) == set(names)
+    spreads = []
+    for number, name in enumerate(trained.site.table.states):
+        rows = manifest.rows(domain=name, split="val")
+        x = torch.from_numpy(images[rows])[:, None].expand(-1, 3, -1, -1).float() / 255
+        with torch.no_grad():
+            features = trained.predictor.backbone(x)
+            plain = trained.predictor.head(features).logits
+            mu = trained.site.table.means[number]
+            conditioned = trained.site.predictor.fold(mu)(features).logits
+        torch.testing.assert_close(scenes[name], trained.site.scale * plain, rtol=1e-3, atol=1e-4)
+        spreads.append((conditioned.std(1, correction=0), plain.std(1, correction=0)))
+    both = [torch.cat(part).mean() for part in zip(*spreads, strict=True)]
+    assert trained.site.scale == pytest.approx(float(both[0] / both[1]), rel=1e-3)

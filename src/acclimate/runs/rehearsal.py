@@ -7,6 +7,7 @@ seen them, and the rehearsal says so; unless whole models were trained without t
 (`runs.retraining`), which then take the stage with the features of their own backbones.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -33,7 +34,7 @@ from acclimate.config import SiteConfig
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.source import readable, to_float
-from acclimate.learn.models import Plain, Predictor
+from acclimate.learn.models import Plain, Predictor, over_features
 from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
 from acclimate.runs.plan import Plan
 from acclimate.runs.session import Session
@@ -99,19 +100,52 @@ def rehearse_run(
     plan, config = now.plan, now.plan.config
     rows, logits, read = feature_rows(now, predictor)
     stage = replace(stage_of(plan, rows, read), logits=logits)
+    every = range(len(plan.train_domains))
+    new, site = _new_rows(stage, every), None
+    if stage.second and len(every) > LEAST_DOMAINS:
+        part = rows.among(every, stage.fitted)
+        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
+    if not stage.exact:
+        # Its backbone has seen the domains that play, and so may its head: another would be one
+        # that fits the features better or worse, and be taken for what adaptation does.
+        scale = 1.0 if site is None else _scale(stage, site, new)
+        retrained = _as_it_is(rows.x, over_features(predictor), scale)
     rehearsal = rehearse(
         stage, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
     )
     if rehearsal is None:
         return Rehearsed(None, None, None)
-    site = None
-    if "embedding" in rehearsal.chains:
-        part = rows.among(range(len(plan.train_domains)), stage.fitted)
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
-        site = replace(site, scale=rehearsal.plain_scale)
-    new = _new_rows(stage, range(len(plan.train_domains)))
+    if site is not None:
+        rehearsed = "embedding" in rehearsal.chains
+        site = replace(site, scale=rehearsal.plain_scale) if rehearsed else None
     own = Beside(new, logits[new], rows.y[new])
     return Rehearsed(site, rehearsal, own.confusion(rehearsal.temperatures["prior"]))
+
+
+def _as_it_is(x: Tensor, plain: Plain, scale: float) -> "Retrained":
+    """Who plays before every domain, with logits so many times as large."""
+    scaled = Plain.of(plain.backbone, copy.deepcopy(plain.head))
+    with torch.no_grad():
+        for value in scaled.head.last.parameters():
+            value.mul_(scale)
+    return lambda split: (x, scaled.eval())
+
+
+@torch.no_grad()
+def _scale(stage: Stage, site: Site, new: np.ndarray) -> float:
+    """How much larger the logits of the conditioned head are than those of the plain model, on new
+    rows of the domains that both know: with it both count alike. Labels play no part."""
+    assert stage.logits is not None
+    spreads = []
+    for mu, rows in zip(site.table.means, stage.rows.domains, strict=True):
+        own = rows[np.isin(rows, new)]
+        if len(own):
+            x = stage.rows.x[own]
+            found = site.predictor.fold(mu.to(x.device)).eval()(x).logits
+            spreads.append((len(own), _spread(found), _spread(stage.logits[own])))
+    total = sum(count * plain for count, _, plain in spreads)
+    beside = sum(count * conditioned for count, conditioned, _ in spreads)
+    return _within(beside / total) if total else 1.0
 
 
 def stage_of(plan: Plan, rows: FeatureRows | None = None, read: np.ndarray | None = None) -> Stage:
@@ -249,7 +283,7 @@ def _own_scale(stage: Stage, scenes: "Sequence[_Scene]") -> float:
         return 1.0
     own = fmean(_spread(stage.logits[beside.rows]) for beside in told)
     stood_in = fmean(_spread(beside.logits) for beside in told)
-    return min(max(own / max(stood_in, 1e-9), 0.1), 10.0)
+    return _within(own / max(stood_in, 1e-9))
 
 
 def _ahead(stage: Stage, scenes: "Sequence[_Scene]") -> float:
@@ -266,6 +300,11 @@ def _ahead(stage: Stage, scenes: "Sequence[_Scene]") -> float:
 
 def _right(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(1) == labels).double().mean())
+
+
+def _within(scale: float) -> float:
+    """A head that says nearly nothing must not be heard as if it knew."""
+    return min(max(scale, 0.01), 100.0)
 
 
 def _spread(logits: Tensor) -> float:
