@@ -11,9 +11,11 @@ from acclimate.config import RunConfig, as_dict, digestible, from_dict, nested
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.report.export import to_dict
+from acclimate.report.figures.search import tried
 from acclimate.report.sentences import notes
 from acclimate.results.load import load_report
-from acclimate.results.protocol import Sweep
+from acclimate.results.protocol import DataSet, Job, Sweep
+from acclimate.results.runs import Key
 from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.evaluate import evaluate_run
@@ -24,6 +26,7 @@ from acclimate.sweep.conduct import choose
 from acclimate.sweep.contenders import contenders
 from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import define
+from fixtures.run_folders import make_run, score
 from fixtures.settings import TINY
 
 METHODS = ("none", "prior", "embedding+prior")
@@ -169,3 +172,50 @@ def test_of_a_frozen_backbone_only_the_head_can_be_adapted() -> None:
         find_chain("tent").require(nn.LayerNorm(2), frozen=True)
     find_chain("tent").require(nn.LayerNorm(2))
     find_chain("prior").require(nn.Linear(2, 2), frozen=True)
+
+
+def test_a_run_counts_for_the_rows_that_chose_it(tmp_path: Path) -> None:
+    """The plain row takes draw 0 and prior takes draw 1; the ceiling goes with the plain row."""
+    accuracies = {
+        0: {"none": (0.9, 0.1), "prior": (0.1, 0.2), "oracle-prior": (0.0, 0.95)},
+        1: {"none": (0.5, 0.3), "prior": (0.8, 0.4), "oracle-prior": (0.0, 0.15)},
+    }
+    jobs = []
+    for draw, methods in accuracies.items():
+        settings = {"adapt": {"methods": ["prior"]}, "test_domains": ["t"], "algorithm": "erm"}
+        jobs.append(
+            Job(
+                id=f"erm-{draw}", dataset="toy", algorithm="erm", groups=(("t",),), draw=draw,
+                trial=0, config=settings,
+            )
+        )  # fmt: skip
+        scores = [
+            score(domain, top1, method, role)
+            for method, both in methods.items()
+            for domain, role, top1 in zip(("v", "t"), ("val", "test"), both, strict=True)
+        ]
+        make_run(SweepFolder(tmp_path).run(f"erm-{draw}").path, "erm", 0, scores, settings=settings)
+    data = DataSet(name="toy", digest="d1", source="toy", domains=("t", "t1", "v"))
+    SweepFolder(tmp_path).write(
+        Sweep(
+            title="Toy", rule="validation-domains", baseline="erm", datasets=(data,),
+            embeddings=(), jobs=tuple(jobs),
+        )
+    )  # fmt: skip
+    report = load_report(tmp_path)
+    (results,) = report.tables
+    found = {row.key.method: row.cells["t"] for row in results.rows}
+    assert {name: cell and cell.mean for name, cell in found.items()} == {
+        "none": 0.1,
+        "prior": 0.4,
+        "oracle-prior": 0.95,
+    }
+    line = report.summary.line(Key("erm", "prior"))
+    assert line is not None and (line.runs, line.domains) == (1, 1)
+    assert line.unseen is not None and line.unseen.mean == 0.4
+    assert {one.method: one.draw for one in report.choices["validation-domains"]} == {
+        "none": 0,
+        "prior": 1,
+    }
+    drawn = [point.chosen for point in tried(report, "validation-domains", "toy")]
+    assert drawn == [True, False]  # the figure of settings shows the plain row's contest
