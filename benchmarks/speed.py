@@ -6,6 +6,7 @@ the same run, on the same images, batches and network. On a CPU it is small: it 
 """
 
 import argparse
+import copy
 import json
 import os
 import platform
@@ -46,8 +47,8 @@ from acclimate.data.pixels import read_pixels
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import open_source, pack_images, readable, to_float
 from acclimate.learn.algorithms import names
-from acclimate.learn.model import Trained
-from acclimate.learn.models import build_backbone
+from acclimate.learn.model import Trained, ready
+from acclimate.learn.models import accelerate, build_backbone, engine_used
 from acclimate.learn.models.timm_import import import_torchvision
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.runs.evaluate import evaluate_run
@@ -77,6 +78,7 @@ class Scale:
 
 
 GPU = Scale("resnet50", 224, 400, 32, 150, 30, 50, 8, 12000)
+CPU_BACKBONE = "efficientnet-lite0"  # the default for images above 64 px
 CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1, 160)
 
 
@@ -112,6 +114,14 @@ class Bench:
             **changes,
         }
         return from_dict(RunConfig, nested(values), where="benchmark")
+
+    def frozen(self) -> dict[str, Any]:
+        """Settings of a backbone that stays as it is; random weights cost what trained ones do."""
+        weights = self.folder / "weights.safetensors"
+        if not weights.exists():
+            backbone = build_backbone(self.scale.backbone, pretrained=False)
+            save_tensors(weights, backbone.body.state_dict())
+        return {"model.freeze": "backbone", "model.weights": str(weights)}
 
     def trained(self, name: str, config: RunConfig) -> tuple[Path, float]:
         """A run, and how long it took from the first line to the last."""
@@ -319,9 +329,7 @@ def scoring(bench: Bench) -> list[Row]:
 
 def features(bench: Bench) -> list[Row]:
     """A backbone that stays as it is: extracted once, then trained on; and trained once more."""
-    weights = bench.folder / "weights.safetensors"  # random ones cost what trained ones cost
-    save_tensors(weights, build_backbone(bench.scale.backbone, pretrained=False).body.state_dict())
-    config = bench.config(**{"model.freeze": "backbone", "model.weights": str(weights)})
+    config = bench.config(**bench.frozen())
     ends = {}
     for name in ("features, extracted and trained", "features, trained again"):
         ends[name] = bench.trained(name, config)
@@ -422,9 +430,11 @@ def samplers(bench: Bench) -> list[Row]:
 
 
 def adapting(bench: Bench) -> list[Row]:
-    """How long `adapt` takes for n images, and prediction plain and adapted, files to labels."""
-    run, _ = bench.trained("adapted", bench.config("da-erm", **{"train.steps": 2}))
-    plain, _ = bench.trained("plain", bench.config("erm", **{"train.steps": 2}))
+    """How long `adapt` takes for n images, and prediction plain and adapted, files to labels. On a
+    CPU the backbone is one that stays as it is, as there by default."""
+    few = {"train.steps": 2, **(bench.frozen() if bench.device.type == "cpu" else {})}
+    run, _ = bench.trained("adapted", bench.config("da-erm", **few))
+    plain, _ = bench.trained("plain", bench.config("erm", **few))
     model, other = Trained.load(run, bench.device), Trained.load(plain, bench.device)
     paths = [bench.manifest.image_source(row) for row in range(len(bench.manifest))]
     rows: list[Row] = []
@@ -436,7 +446,8 @@ def adapting(bench: Bench) -> list[Row]:
     sites = {f"site {i}": adapt(model, paths[i : i + 1], method="embedding") for i in range(64)}
     many, mixed = ManyDomains(sites), [f"site {i % len(sites)}" for i in range(len(paths))]
     as_it_is = apply_state(other, None)
-    loaded = torch.randint(0, 256, (256, 3, model.size, model.size), dtype=torch.uint8)
+    images = 32 if bench.device.type == "cpu" else 256
+    loaded = torch.randint(0, 256, (images, 3, model.size, model.size), dtype=torch.uint8)
     x = to_float(loaded, bench.device)
     whole: dict[str, Callable[[], object]] = {
         "predict, plain": lambda: as_it_is.predict_proba(paths),
@@ -448,11 +459,11 @@ def adapting(bench: Bench) -> list[Row]:
         "the network alone, adapted": lambda: adapted.predictor(x),
     }
     with torch.no_grad():
-        for works, images in ((whole, len(paths)), (alone, len(x))):
+        for works, count in ((whole, len(paths)), (alone, len(x))):
             found = bench.beside(works, 5)
             first = next(iter(found.values()))
             rows += [
-                {"work": name, "ms": 1e3 * one, "images/s": images / one, "x": one / first}
+                {"work": name, "ms": 1e3 * one, "images/s": count / one, "x": one / first}
                 for name, one in found.items()
             ]
     return rows
@@ -574,6 +585,34 @@ def counted_waits() -> Iterator[list[str]]:
         yield found
 
 
+def engines(bench: Bench) -> list[Row]:
+    """Features on a CPU: PyTorch's in both layouts, and as `predict` computes them."""
+    if bench.device.type != "cpu":
+        return [{"engine": "only on a CPU"}]
+    as_usual, ours = (build_backbone(CPU_BACKBONE, pretrained=False).eval() for _ in range(2))
+    ours.load_state_dict(as_usual.state_dict())
+    as_usual.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    last = copy.deepcopy(as_usual).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    ready(ours, bench.device)
+    accelerate(ours)
+    x = torch.rand(32, 3, 224, 224)
+    lying = x.contiguous(memory_format=torch.channels_last)
+    works: dict[str, Callable[[], object]] = {
+        "PyTorch": lambda: as_usual.normalised_body(x),
+        "PyTorch, channels last": lambda: last.normalised_body(lying),
+        "ours": lambda: ours(lying),
+    }
+    with torch.inference_mode():
+        taken = bench.beside(works, 5)
+        apart = (ours(lying) - as_usual.normalised_body(x)).abs().max()
+    rows: list[Row] = [
+        {"engine": name, "images/s": len(x) / one, "x": taken["PyTorch"] / one}
+        for name, one in taken.items()
+    ]
+    rows[-1] |= {"engine": f"ours: {engine_used(ours)}", "largest difference": float(apart)}
+    return rows
+
+
 def start_up(bench: Bench) -> list[Row]:
     rows = []
     for arguments in (["--help"], ["--version"], ["list", "algorithms"], ["train", "--help"]):
@@ -599,6 +638,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
     "samplers": samplers,
     "adapting": adapting,
+    "engines": engines,
     "start-up": start_up,
 }
 
