@@ -170,6 +170,12 @@ def test_what_is_drawn_is_as_it_has_always_been() -> None:
     assert found.within == pytest.approx(2.2764980)
 
 
+def test_what_is_given_in_float32_is_measured_in_float64() -> None:
+    given = {name: rows.astype(np.float32) for name, rows in clouds({"a": 7, "b": 5}).items()}
+    wide = {name: rows.astype(np.float64) for name, rows in given.items()}
+    assert measure(given, 0) == measure(wide, 0)
+
+
 def test_at_most_so_many_domains_are_measured() -> None:
     names = [f"site-{i:02d}" for i in range(40)]
     chosen = measured_domains(names, 0)

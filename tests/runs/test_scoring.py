@@ -30,7 +30,7 @@ from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Conditioned, Output, Predictor, build_backbone
 from acclimate.learn.objective import Losses
-from acclimate.runs.counting import Counts, count_by_group
+from acclimate.runs.counting import Candidate, Counts, count_by_group, count_each
 from acclimate.runs.plan import make_plan
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
@@ -150,6 +150,24 @@ def test_top_1_and_top_5_by_hand() -> None:
         Counts(n=3, top1=2, top5=3, loss=pytest.approx(3 * total - 20)),
         Counts(n=3, top1=0, top5=1, loss=pytest.approx(3 * total - 6)),
     ]
+
+
+def test_rows_of_several_batches_are_counted_together() -> None:
+    """1000 rows; what is added to the logits decides for one of the two candidates."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(1000, 7)).astype(np.float32), rng.integers(0, 7, 1000)
+    source = FeatureSource(Manifest.from_arrays(X, y, ["d"] * 1000))
+    shift = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -1.0])
+    candidates = [Candidate(Logits()), Candidate(Logits(), shift)]
+    found = count_each(candidates, source, np.arange(1000), World())
+    for counts, logits in zip(found, (X, X + shift.numpy()), strict=True):
+        order = np.argsort(-logits, axis=1)
+        losses = torch.nn.functional.cross_entropy(
+            torch.from_numpy(logits), torch.from_numpy(y), reduction="none"
+        )
+        assert (counts.n, counts.top1) == (1000, (order[:, 0] == y).sum())
+        assert counts.top5 == (order[:, :5] == y[:, None]).any(1).sum()
+        assert counts.loss == pytest.approx(losses.double().sum().item(), rel=1e-12)
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:
@@ -428,6 +446,44 @@ def test_without_a_second_path_a_plain_model_has_no_embedding(
 ) -> None:
     with pytest.raises(ConfigError, match=r"a plain model \(erm\) has no embedding to adapt"):
         list(scorer_of(learned["erm"], shifted, tiny).final(0, ["embedding"]))
+
+
+class Counted(FeatureSource):
+    """Writes down how often each row is read."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest)
+        self.read = np.zeros(len(self.labels), dtype=int)
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        np.add.at(self.read, rows, 1)
+        return super().take(rows)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "methods", "times"),
+    [
+        ("erm", [], 0),
+        ("erm", ["prior", "t3a"], 1),
+        ("da-erm", [], 1),
+        ("da-erm", ["embedding+prior", "t3a"], 1),
+    ],
+)
+def test_images_are_read_once(
+    algorithm: str,
+    methods: list[str],
+    times: int,
+    learned: dict[str, Trained],
+    shifted: Manifest,
+    tiny: Tiny,
+) -> None:
+    """Those that are scored, by however many methods, and those that adapt, if any adapts."""
+    source = Counted(shifted)
+    scorer = scorer_of(learned[algorithm], shifted, tiny, source=source)
+    list(scorer.final(0, methods))
+    this = scorer.unseen("late")  # the first, whose embedding was not the wrong one of another yet
+    assert set(source.read[this.scored]) == {1}
+    assert set(source.read[this.adapted_on]) == {times}
 
 
 class Patchy(FeatureSource):
