@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
-from acclimate.adapt.methods import METHODS, base_predictor, find_chain, scored_chains
+from acclimate.adapt.methods import (
+    METHODS,
+    base_predictor,
+    find_chain,
+    holds_mu,
+    scored_chains,
+)
 from acclimate.adapt.methods.base import Method, with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.norms import _Moments, image_statistics, without_norms
@@ -582,6 +588,10 @@ def test_the_chains_that_a_run_is_scored_by() -> None:
         scored_chains(config, "erm")
     (alone,) = scored_chains(replace(config, methods=("prior",)), "erm")
     assert alone.name == "prior"
+
+
+def test_a_state_holds_an_embedding_of_however_few_numbers() -> None:
+    assert [holds_mu(DomainState.empty("m", dim)) for dim in (0, 1, 2)] == [False, True, True]
 
 
 def test_what_a_chain_may_know() -> None:

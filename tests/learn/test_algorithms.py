@@ -134,6 +134,13 @@ def test_irms_weight_is_1_until_its_penalty_counts(form: str, penalty: Any) -> N
         torch.testing.assert_close(losses.risk, F.cross_entropy(logits, BATCH.y))
 
 
+def test_what_a_domains_frequencies_say_is_added_to_its_logits() -> None:
+    algorithm = make("erm")
+    shift = torch.randn(len(BATCH), CLASSES, generator=torch.Generator().manual_seed(2))
+    plain, told = (algorithm.predict(replace(BATCH, shift=s)).logits for s in (None, shift))
+    torch.testing.assert_close(told, plain + shift)
+
+
 # Group DRO
 
 

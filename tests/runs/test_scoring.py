@@ -101,6 +101,8 @@ def by_place(classes: int) -> Conditioned:
 def test_a_training_domain_is_validated_with_its_own_embedding(tiny: Tiny) -> None:
     scores, mean, _ = evaluator(tiny, classes=4).validation(step=3)
     assert [(s.domain, s.split, s.n, s.top1) for s in scores] == [(d, "val", 4, 1) for d in SITES]
+    told = {(s.moment, s.method, s.adapted_on, s.adapt_n, s.adapt_seed) for s in scores}
+    assert told == {("validation", "embedding", "training", 16, None)}
     assert mean == 1.0
 
 
@@ -519,12 +521,13 @@ def test_a_domain_of_which_nothing_can_be_read(
     learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
 ) -> None:
     unread = Unreadable(shifted)
-    found = [
-        (s.method, s.n, s.top1, s.loss, s.adapt_n)
-        for s in scorer_of(learned["da-erm"], shifted, tiny, source=unread).final(0)
-        if s.domain == "new"
-    ]
-    assert found == [("embedding", 0, None, None, 0), ("wrong-embedding", 0, None, None, 0)]
+    scorer = scorer_of(learned["da-erm"], shifted, tiny, source=unread)
+    found = [s for s in scorer.final(0) if s.domain == "new"]
+    assert [s.method for s in found] == ["embedding", "wrong-embedding"]
+    told = {(s.n, s.top1, s.loss, s.adapted_on, s.adapt_n) for s in found}
+    assert told == {(0, None, None, "held-out", 0)}
+    chosen = scorer.validation(0)  # by `late`, which cannot be read either
+    assert (len(chosen.scores), chosen.top1, chosen.loss) == (1, None, None)
     with pytest.raises(ManifestError) as caught:
         list(scorer_of(learned["erm"], shifted, tiny, source=unread).final(0, ["prior"]))
     assert str(caught.value) == (
@@ -784,6 +787,15 @@ def test_what_is_scored_in_the_end(
         ("late", "validation", 4, "none")
     ]
     assert (chosen.top1, chosen.loss) == (chosen.scores[0].top1, chosen.scores[0].loss)
+
+
+def test_the_embedding_that_a_model_is_meant_with_is_no_further_method(
+    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+) -> None:
+    scorer = scorer_of(learned["da-erm"], shifted, tiny)
+    scores = scorer.final(0, ("embedding", "prior", "embedding"))
+    methods = [s.method for s in scores if s.domain == "new"]
+    assert methods == ["embedding", "wrong-embedding", "prior"]
 
 
 def test_validation_splits_beside_test_splits_and_validation_domains(tiny: Tiny) -> None:
