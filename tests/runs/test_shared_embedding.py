@@ -34,6 +34,7 @@ UNSEEN: dict[str, Any] = {"test_domains": ["site-4"]}
 # Settings that Step A does not depend on, each with a value that differs from `tiny`'s.
 REHEARSED: dict[str, Any] = {
     "adapt.rehearse": True,
+    "adapt.depth": "whole",
     "adapt.site.steps": 7,
     "adapt.site.batch": 9,
     "adapt.site.lr": 0.1,
@@ -81,8 +82,10 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.optimiser.warmup": 2,
     "train.optimiser.clip": 1.0,
     "train.optimiser.accumulate": 2,
+    "train.parts": 2,
     "adapt.points": 3,
     "adapt.source": "test",
+    "adapt.methods": ["prior"],
 }
 PROTOTYPES_ONLY = {"embedding.mixup": "off", "embedding.support": 0.25}
 # Step A is then the run `erm`, which has a budget of its own.
@@ -99,6 +102,7 @@ NOT_IN_ERM = (
         "model.condition": "film",
         "data.workers": 1,
         "train.checkpoint_every": 3,
+        "adapt.methods": ["prior"],
     }
 )
 NOT_IN_STEP_A = [

@@ -154,7 +154,7 @@ def posteriors(predictor: Predictor, images: Images, temperature: float = 1.0) -
 @dataclass(frozen=True, kw_only=True)
 class PriorConfig:
     temperature: float = setting(
-        1.0, "logits are divided by it: above 1 for a model that is too sure", at_least=0.01
+        1.0, "logits are divided by it: above 1 for a model that is too sure", at_least=1e-4
     )
     strength: float = setting(
         0.0, "images that training's frequencies count as beside the new ones", at_least=0
