@@ -10,7 +10,7 @@ from torch import nn
 
 from acclimate.config import SiteConfig
 from acclimate.learn.models import Backbone, Preprocess
-from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
+from acclimate.learn.site import FeatureRows, Site, batch_size, fit_plain, fit_site
 
 SMALL = SiteConfig(steps=60, batch=64, width=16, dim=4, dropout=0.0)
 NAMES = [f"site-{number}" for number in range(6)]
@@ -111,3 +111,9 @@ def test_it_comes_back_from_its_tensors() -> None:
     weighed = replace(site, scale=0.25).tensors()
     path = Path("model.safetensors")
     assert Site.from_tensors(weighed, NAMES, 2, SMALL, "digest", path).scale == 0.25
+
+
+def test_few_rows_make_small_steps() -> None:
+    """30 passes in 400 steps: 75 of 1000 rows a step; between 64 and `batch`."""
+    config = SiteConfig()
+    assert [batch_size(rows, config) for rows in (100, 1000, 100_000)] == [64, 75, 512]

@@ -241,10 +241,14 @@ def _erm(predictor: Predictor, rows: FeatureRows, seed: int) -> ERM:
     return ERM(predictor, ERMConfig(), **sizes, world=World(), seed=seed)
 
 
+def batch_size(rows: int, config: SiteConfig) -> int:
+    """Of a step of heads that are fitted on so many rows."""
+    return min(config.batch, max(PASSES * rows // config.steps, LEAST_BATCH))
+
+
 def _sampler(rows: FeatureRows, config: SiteConfig, seed: int) -> DomainSampler:
     slots = min(len(rows.domains), MOST_DOMAINS_PER_STEP)
-    enough = PASSES * sum(map(len, rows.domains)) // config.steps
-    share = max(min(config.batch, max(enough, LEAST_BATCH)) // slots, 1)
+    share = max(batch_size(sum(map(len, rows.domains)), config) // slots, 1)
     return DomainSampler(rows.domains, per_domain=share, domains_per_step=slots, seed=seed)
 
 

@@ -25,7 +25,7 @@ from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import BATCH, Extraction
 from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.models import Predictor
-from acclimate.learn.site import FeatureRows, fit_plain, fit_site
+from acclimate.learn.site import FeatureRows, batch_size, fit_plain, fit_site
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.memory import GIB, available, is_tiny, measured, stage_of
 from acclimate.runs.optimisation import uses_bf16
@@ -196,11 +196,15 @@ def _per_image(plan: Plan, size: int, extraction: Extraction | None = None) -> f
 def _rehearsing(plan: Plan, width: int, device: torch.device) -> float:
     """Heads of a few steps, on random features of the real shape, as often as they are fitted."""
     site, sites = plan.config.adapt.site, len(plan.train_domains)
-    per_site = max(2, site.batch // sites)
+    # What is fitted on in a fold decides how large a step is.
+    fitted = sum(map(len, plan.train_rows)) * (folds_of(sites) - 1) // folds_of(sites)
+    batch = batch_size(fitted, site)
+    per_site = max(2, batch // sites)
     x = torch.rand(sites * per_site, width, device=device)
     y = torch.arange(len(x), device=device) % len(plan.classes)
     domains = [np.arange(n * per_site, (n + 1) * per_site) for n in range(sites)]
-    rows, few = FeatureRows(x, y, domains, len(plan.classes)), replace(site, steps=FEW_STEPS)
+    rows = FeatureRows(x, y, domains, len(plan.classes))
+    few = replace(site, steps=FEW_STEPS, batch=batch)
     started = time.perf_counter()
     fit_plain(rows, few, layers=plan.frozen, seed=0)
     total = folds_of(sites) * (time.perf_counter() - started)
