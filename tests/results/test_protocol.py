@@ -193,3 +193,13 @@ def test_a_job_of_another_kind_is_damage(tmp_path: Path, name: str, value: objec
     assert str(error.value) == (
         f"{tmp_path}/sweep.json is damaged; restore it, or choose another --out"
     )
+
+
+@pytest.mark.parametrize("adapt", [{"methods": [None]}, {"methods": "prior"}, ["prior"]])
+def test_methods_of_a_damaged_sweep_are_refused(tmp_path: Path, adapt: object) -> None:
+    SweepFolder(tmp_path).write(sweep())
+    stored = read_sealed(tmp_path / "sweep.json")
+    stored["jobs"][0]["config"]["adapt"] = adapt
+    write_sealed(tmp_path / "sweep.json", stored)
+    with pytest.raises(SweepError, match="damaged"):
+        SweepFolder(tmp_path).read()

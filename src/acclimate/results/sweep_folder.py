@@ -202,6 +202,9 @@ def _job(found: Fields) -> Job:
 def _named(found: Fields) -> dict[str, Any]:
     """What a job and an EmbeddingJob have in common, checked."""
     config = completed(found.table("config"))
+    adapt = Fields(Fields(config, found.path).table("adapt"), found.path)
+    if "methods" in adapt.values:
+        adapt.texts("methods")  # rows of tables go by these
     return {**found.values, "id": _id(found), "dataset": found.text("dataset"), "config": config}
 
 
