@@ -203,3 +203,15 @@ def test_methods_of_a_damaged_sweep_are_refused(tmp_path: Path, adapt: object) -
     write_sealed(tmp_path / "sweep.json", stored)
     with pytest.raises(SweepError, match="damaged"):
         SweepFolder(tmp_path).read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("jobs", "variant"), ("jobs", "drawn"), ("embeddings", "drawn")]
+)
+def test_a_null_in_a_damaged_sweep_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    SweepFolder(tmp_path).write(sweep())
+    stored = read_sealed(tmp_path / "sweep.json")
+    stored[kind][0][name] = None
+    write_sealed(tmp_path / "sweep.json", stored)
+    with pytest.raises(SweepError, match="damaged"):
+        SweepFolder(tmp_path).read()

@@ -191,9 +191,8 @@ def _datasets(stored: Iterable[Fields]) -> tuple[DataSet, ...]:
 def _job(found: Fields) -> Job:
     for name in ("draw", "trial"):
         found.whole(name)
-    for name in ("variant", "needs", "drawn"):
-        if name in found:
-            found.text(name)
+    if "variant" in found.values:  # may be left out, and empty, but is never null
+        found.text("variant")
     groups = tuple(tuple(map(str, group)) for group in found.values["groups"])
     named = {**_named(found), "algorithm": found.text("algorithm"), "groups": groups}
     return Job(**named)
@@ -205,6 +204,10 @@ def _named(found: Fields) -> dict[str, Any]:
     adapt = Fields(Fields(config, found.path).table("adapt"), found.path)
     if "methods" in adapt.values:
         adapt.texts("methods")  # rows of tables go by these
+    if "drawn" in found.values:
+        found.text("drawn")
+    if "needs" in found:
+        found.text("needs")
     return {**found.values, "id": _id(found), "dataset": found.text("dataset"), "config": config}
 
 
