@@ -491,10 +491,8 @@ def test_where_domains_share_their_pictures_others_play() -> None:
     assert (arranged.images == few.images).all()  # painted otherwise is another picture
 
 
-@pytest.mark.slow
-def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
-    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def watch_scenes(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """By domain, what the plain model says of those of its rows that play, once it has played."""
     scenes: dict[str, torch.Tensor] = {}
     trials = module._Scene.trials
 
@@ -503,6 +501,14 @@ def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
         return trials(scene, *args)
 
     monkeypatch.setattr(module._Scene, "trials", watched)
+    return scenes
+
+
+@pytest.mark.slow
+def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes = watch_scenes(monkeypatch)
     config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 20})
     seen: list[str] = []
     train(config, sites, tmp_path / "run", watch=lambda phase, *_: seen.append(phase))
@@ -615,14 +621,7 @@ def test_a_trained_backbone_plays_with_the_head_it_has(
     images[y == 1, 2:6, 2:6] += 120
     names = np.repeat([f"site-{i}" for i in range(5)], 60)
     manifest = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
-    scenes: dict[str, torch.Tensor] = {}
-    trials = module._Scene.trials
-
-    def watched(scene: Any, *args: Any) -> Any:
-        scenes[scene.name] = scene.plain
-        return trials(scene, *args)
-
-    monkeypatch.setattr(module._Scene, "trials", watched)
+    scenes = watch_scenes(monkeypatch)
     settings = {"train.steps": 60, "train.optimiser.lr": 0.01, **SITE}
     train(tiny("erm", **{"adapt.rehearse": True, **settings}), manifest, tmp_path / "run")
     trained = Trained.load(tmp_path / "run")

@@ -75,7 +75,7 @@ def fitting_parts(
     """
     stages = [stage_of(plan, network) for network in networks]
     asked = plan.config.train.parts
-    if asked or world.device.type != "cpu" or plan.manifest.has_features or plan.frozen:
+    if asked or world.device.type != "cpu" or plan.on_features:
         return {stage.name: max(asked, 1) for stage in stages}
     found = {stage.name: 1 for stage in stages}
     stages = [stage for stage in stages if not is_tiny(stage, world, size)]

@@ -61,6 +61,11 @@ class Plan:
         """Whether it works on the features of a backbone that stays as it is."""
         return self.config.model.freeze == "backbone"
 
+    @property
+    def on_features(self) -> bool:
+        """Whether it learns on features that were there before."""
+        return self.frozen or self.manifest.has_features
+
     @cached_property
     def rows(self) -> np.ndarray:
         """Every row that the run may look at."""

@@ -136,16 +136,12 @@ def _scale(stage: Stage, site: Site, new: np.ndarray) -> float:
     """How much larger the logits of the conditioned head are than those of the plain model, on new
     rows of the domains that both know: with it both count alike. Labels play no part."""
     assert stage.logits is not None
-    spreads = []
+    x, conditioned = stage.rows.x, torch.zeros_like(stage.logits)
     for mu, rows in zip(site.table.means, stage.rows.domains, strict=True):
         own = rows[np.isin(rows, new)]
-        if len(own):
-            x = stage.rows.x[own]
-            found = site.predictor.fold(mu.to(x.device)).eval()(x).logits
-            spreads.append((len(own), _spread(found), _spread(stage.logits[own])))
-    total = sum(count * plain for count, _, plain in spreads)
-    beside = sum(count * conditioned for count, conditioned, _ in spreads)
-    return _within(beside / total) if total else 1.0
+        conditioned[own] = site.predictor.fold(mu.to(x.device)).eval()(x[own]).logits
+    plain = _spread(stage.logits[new]) if len(new) else 0.0
+    return _within(_spread(conditioned[new]) / plain) if plain else 1.0
 
 
 def stage_of(plan: Plan, rows: FeatureRows | None = None, read: np.ndarray | None = None) -> Stage:
@@ -161,8 +157,7 @@ def stage_of(plan: Plan, rows: FeatureRows | None = None, read: np.ndarray | Non
     fitted = read & learned_on
     usable = read & (manifest.splits != "test")  # which are for the final scores alone
     # Features that were there before training tell of a new domain what they tell of these.
-    given = plan.frozen or manifest.has_features
-    exact = given or config.adapt.depth == "whole"
+    exact = plan.on_features or config.adapt.depth == "whole"
     # A backbone that was trained knows the images it was trained on better than any new ones.
     seen = np.isin(images, images[learned_on])
     return Stage(
@@ -171,7 +166,7 @@ def stage_of(plan: Plan, rows: FeatureRows | None = None, read: np.ndarray | Non
         images=images,
         fitted=fitted,
         scored=usable if exact else usable & ~seen,
-        layers=given,
+        layers=plan.on_features,
         exact=exact,
         second=all(fitted[own].sum() >= 2 for own in rows.domains),
         prior_aware=config.train.prior_aware,

@@ -27,7 +27,6 @@ FOLDER = ".rehearsal"
 class Fold:
     """A run without some of the training domains."""
 
-    without: tuple[str, ...]
     config: RunConfig
     manifest: Manifest
     folder: Path
@@ -45,8 +44,7 @@ def folds(plan: Plan, run: Path) -> Iterator[Fold]:
         data=replace(plan.config.data, min_images=0, unseen_classes="drop"),
     )
     for split in splits(stage_of(plan), plan.config.seed)[1]:
-        names = tuple(plan.train_domains[d] for d in split.held)
-        yield Fold(names, config, _without(plan, split), _place(run, split))
+        yield Fold(config, _without(plan, split), _place(run, split))
 
 
 def remove_folds(run: Path) -> None:
@@ -65,8 +63,7 @@ def retrained(now: Session) -> Retrained | None:
         if plain.backbone.extractor is not None:  # the session's source has its features
             plain = Plain.of(plain.backbone.alone(), plain.head)
         rows, _, _ = feature_rows(now, plain)
-        given = now.plan.frozen or now.plan.manifest.has_features
-        return rows.x, (plain if given else over_features(plain)).eval()
+        return rows.x, (plain if now.plan.on_features else over_features(plain)).eval()
 
     return load
 

@@ -174,7 +174,7 @@ class Session:
         )
 
     def _wish(self, sampler: Sampler, phase: Phase) -> Wish | None:
-        if self.plan.in_features is not None or self.plan.frozen:
+        if self.plan.on_features:
             return None  # there is no backbone that sees images
         rows = len(sampler.rows(0)[0]) // self.world.size
         parts, setting = phase.optimiser.accumulate, self.plan.config.train.compile
