@@ -203,6 +203,7 @@ class Loop:
                 )
                 self._drop_beaten(progress)
             self.world.wait()
+            self._since = time.perf_counter()  # nor is that of a checkpoint training time
         return progress
 
     def _validated(self, progress: Position) -> Position:
