@@ -60,6 +60,7 @@ bench-base: $(STAMP)
 FILES ?= $(wildcard runs/bench-shift/shift.json runs/rehearsed/rehearsed.json)
 bench-promises: $(STAMP)
 	$(BIN)/python benchmarks/promises.py $(FILES)
+
 # Does a test notice? ONLY='acclimate.learn.penalties*': those alone. Results are kept in mutants/.
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ONLY)

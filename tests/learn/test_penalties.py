@@ -202,6 +202,13 @@ def test_groups_of_rows() -> None:
     assert rows.tolist() == [1, 4, 1, 3]
 
 
+def test_rows_of_a_domain_keep_their_order() -> None:
+    """In batches that torch would shuffle within a domain, did one not ask for a stable order."""
+    groups = Groups.of(torch.arange(64) % 2)
+    assert groups.order.tolist() == [*range(0, 64, 2), *range(1, 64, 2)]
+    assert groups.rank.tolist() == [row // 2 for row in range(64)]
+
+
 def slope(logits: Tensor, y: Tensor) -> Tensor:
     """The gradient by a scale of the logits, by autograd."""
     scale = torch.ones((), dtype=logits.dtype, requires_grad=True)
