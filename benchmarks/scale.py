@@ -46,7 +46,7 @@ class Rates:
 
         known = {
             "eager": rate("training", "steps", "packed", "images/s"),
-            "compiled": rate("compiled", "steps", "train.compile = on", "cached images/s"),
+            "compiled": rate("compiled", "steps, compiled", "cached", "images/s"),
             "inference": rate("adapting", "work", "the network alone, plain", "images/s"),
             "decode": rate("decoding", "decoder", "ours, decoded and resized", "1 threads"),
         }

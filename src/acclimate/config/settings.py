@@ -37,7 +37,9 @@ class DataConfig:
         "are not",
         at_least=0,
     )
-    workers: int = setting(0, "decoding threads; 0: one per core", at_least=0, at_most=1024)
+    workers: int = setting(
+        0, "decoding threads or, beside a GPU, processes; 0: by cores", at_least=0, at_most=1024
+    )
     unseen_classes: Literal["refuse", "drop"] = setting(
         "refuse", "rows of an unseen domain whose class no training domain has"
     )

@@ -4,9 +4,11 @@ Rows come from a manifest, or from what a user hands over; training, scoring, ad
 prediction all read them here.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ from acclimate.core.distributed import cores
 from acclimate.core.errors import ConfigError, ImageError
 from acclimate.core.files import write_error
 from acclimate.core.watch import Watch, unwatched
+from acclimate.data import decoders
 from acclimate.data.columns import require_finite
 from acclimate.data.images import find_images
 from acclimate.data.manifest import Manifest
@@ -31,6 +34,8 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
+# From so many images and cores on, processes that decode are worth the seconds that they start in.
+LEAST_IMAGES, LEAST_CORES = 4000, 4
 
 
 class Source(Protocol):
@@ -136,9 +141,10 @@ class InMemory:
 
 
 class ImageSource:
-    """Threads, not processes: images are decoded and resized outside the interpreter lock, nothing
-    is copied between processes, and training and evaluation share one pool and what is kept.
+    """One pool decodes for training and evaluation, which share what is kept.
 
+    Its threads work mostly outside the interpreter lock. Where they would be in the way of whoever
+    asks for `processes`, each has one that decodes for it, once those have started.
     An image that many rows show is decoded once, and kept once.
     """
 
@@ -150,13 +156,20 @@ class ImageSource:
         quarantine: Quarantine,
         *,
         keep: bool = False,
+        processes: bool = False,
     ) -> None:
         """With `keep` there is a pack on disk that stays, whatever the budgets."""
         self.manifest, self.size, self.config, self.quarantine = manifest, size, config, quarantine
         self.labels = manifest.label_index
-        self.pool = ThreadPoolExecutor(config.workers or cores(), "decode")
         self.first, self.image = _numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
+        large = len(self.first) >= LEAST_IMAGES and cores() >= LEAST_CORES
+        self.processes = processes and large and decoders.possible()
+        # Some cores are left to those for whom processes decode.
+        self.workers = config.workers or (cores() * 3 // 4 if self.processes else cores())
+        self.pool = ThreadPoolExecutor(self.workers, "decode")
+        self.decoders: decoders.Decoders | None = None
+        self._starting = threading.Lock()
         self.kept = self._kept(keep=keep)
 
     def _kept(self, *, keep: bool) -> Kept | None:
@@ -207,10 +220,45 @@ class ImageSource:
 
     def _read_all(self, images: np.ndarray, into: Sequence[Tensor]) -> None:
         """On all threads; what cannot be read is listed in the order of `images`."""
-        for image, error in zip(images, self.pool.map(self._read, images, into), strict=True):
+        with self._starting:
+            if self.processes and self.decoders is None:
+                self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
+        each = 1 if self.decoders is None else min(ceil(len(images) / self.workers), decoders.MOST)
+        starts = range(0, len(images), max(each, 1))
+        parts = ((images[start : start + each], into[start : start + each]) for start in starts)
+        found = self.pool.map(self._read_part, *zip(*parts, strict=True))
+        for image, error in zip(images, chain.from_iterable(found), strict=True):
             if error is not None:
                 self.unreadable[image] = True
                 self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
+
+    def _read_part(self, images: np.ndarray, into: Sequence[Tensor]) -> list[ImageError | None]:
+        there = self._by_process(images, into)
+        return [
+            None if place in there else self._read(image, one)
+            for place, (image, one) in enumerate(zip(images, into, strict=True))
+        ]
+
+    def _by_process(self, images: np.ndarray, into: Sequence[Tensor]) -> set[int]:
+        """The places of those that a process has decoded for us."""
+        if self.decoders is None:
+            return set()
+        wanted = {}
+        for place, image in enumerate(images):
+            if not self.unreadable[image] and not (self.kept and self.kept.find(image)):
+                source = self.manifest.image_source(int(self.first[image]))
+                if isinstance(source, Path):
+                    wanted[place] = source
+        with self.decoders.one() as decoder:
+            if decoder is None or not wanted:
+                return set()
+            good = zip(wanted, decoder.pixels, decoder(list(wanted.values())), strict=False)
+            there = {place: pixels for place, pixels, managed in good if managed}
+            for place, pixels in there.items():
+                np.copyto(into[place].numpy(), pixels)
+                if self.kept is not None:
+                    self.kept.put(images[place], pixels)
+        return set(there)
 
     def _read(self, image: int, into: Tensor) -> ImageError | None:
         # By numpy: torch would share out every copy over as many threads again.
@@ -255,8 +303,9 @@ def open_source(
     images = len(np.unique(manifest.image_ids))
     if device is not None and fits_on(device, images * 3 * size**2, config.cache_gib):
         once = replace(config, cache_gib=0.0)  # what the GPU holds need not be held twice
-        return OnDevice(ImageSource(manifest, size, once, quarantine), device)
-    return ImageSource(manifest, size, config, quarantine)
+        return OnDevice(ImageSource(manifest, size, once, quarantine, processes=True), device)
+    beside_gpu = device is not None and device.type == "cuda"
+    return ImageSource(manifest, size, config, quarantine, processes=beside_gpu)
 
 
 def pack_images(
@@ -269,7 +318,7 @@ def pack_images(
     """Decode all images of a manifest into a pack on disk that stays; goes on after a kill."""
     if user_cache("images") is None:
         raise ConfigError(f"there is no folder to keep images in; set {VARIABLE} to one")
-    source = ImageSource(manifest, size, config, quarantine, keep=True)
+    source = ImageSource(manifest, size, config, quarantine, keep=True, processes=True)
     if not isinstance(source.kept, Pack):
         raise ConfigError(
             f"{user_cache('images')} takes no pack of images; set {VARIABLE} to a folder that can "

@@ -98,7 +98,11 @@ class Extraction:
         cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
         cache.begin(self.about(), len(images))
         source = ImageSource(
-            manifest, self.size, replace(config, cache_gib=0.0, pack_gib=0.0), quarantine
+            manifest,
+            self.size,
+            replace(config, cache_gib=0.0, pack_gib=0.0),
+            quarantine,
+            processes=world.device.type == "cuda",
         )
         work = _Work(self, cache, source, images, first)
         with cache.alone(images) if world.main else nullcontext():

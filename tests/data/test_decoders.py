@@ -1,0 +1,172 @@
+"""Processes that decode beside a GPU: the same pixels, the same quarantine, and none left over."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate.config import DataConfig
+from acclimate.data import decoders, source
+from acclimate.data.manifest import Manifest
+from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import ImageSource
+
+pytestmark = pytest.mark.skipif(not decoders.possible(), reason="memory cannot be shared here")
+PER_SITE = 12
+COLD = DataConfig(cache_gib=0.0, pack_gib=0.0, workers=2)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    rng = np.random.default_rng(0)
+    for site in ("here", "there"):
+        for number in range(PER_SITE):
+            path = tmp_path / "data" / site / "dog" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (40 + number, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    (tmp_path / "data" / "here" / "dog" / "3.jpg").write_bytes(b"\xff\xd8\xffno image")
+    Image.new("RGBA", (30, 30), (9, 8, 7, 6)).save(tmp_path / "data" / "there" / "dog" / "odd.png")
+    return Manifest.open(tmp_path / "data")
+
+
+@pytest.fixture
+def opened(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ImageSource]]:
+    """A source whose processes have started."""
+    monkeypatch.setattr(source, "LEAST_IMAGES", 2)
+    monkeypatch.setattr(source, "LEAST_CORES", 1)
+    made: list[ImageSource] = []
+
+    def make(config: DataConfig = COLD, **settings: bool) -> ImageSource:
+        found = ImageSource(
+            manifest, 32, config, Quarantine.lenient(len(manifest)), processes=True, **settings
+        )
+        found.take(np.arange(2))
+        wait_for(lambda: started(found) == 2)
+        made.append(found)
+        return found
+
+    yield make
+    made.clear()
+
+
+def started(images: ImageSource) -> int:
+    assert images.decoders is not None
+    return images.decoders._free.qsize()
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited for a minute")
+
+
+def processes(images: ImageSource) -> list[int]:
+    assert images.decoders is not None
+    free = images.decoders._free
+    found = [free.get() for _ in range(free.qsize())]
+    for one in found:
+        free.put(one)
+    return [one.process.pid for one in found]
+
+
+def reasons(images: ImageSource) -> list[tuple[str, str]]:
+    return [(Path(name).name, why) for name, why in images.quarantine.entries]
+
+
+def test_pixels_and_quarantine_are_those_of_threads(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_threads = ImageSource(manifest, 32, COLD, Quarantine.lenient(len(manifest)))
+    assert not by_threads.processes
+    usual, usual_good = by_threads.take(np.arange(len(manifest)))
+    images = opened()
+    here: list[int] = []
+    read = images._read
+    monkeypatch.setattr(
+        images, "_read", lambda image, into: here.append(image) or read(image, into)
+    )
+    pixels, good = images.take(np.arange(len(manifest)))
+    assert (pixels == usual).all() and (good == usual_good).all()
+    assert usual[0].float().std() > 10  # there is something to compare
+    assert good.sum() == len(manifest) - 1
+    assert reasons(images) == reasons(by_threads)
+    assert len(here) == 1, "only what processes cannot read is read by ourselves"
+
+
+def test_what_processes_decode_is_kept(opened: Callable[..., ImageSource]) -> None:
+    images = opened(DataConfig(cache_gib=1.0, pack_gib=0.0, workers=2))
+    rows = np.arange(len(images.first))
+    first, good = images.take(rows)
+    assert images.kept is not None and (images.kept.have == good).all()
+    again, _ = images.take(rows)
+    assert (again == first).all()
+
+
+def test_a_process_that_dies_costs_nothing(
+    manifest: Manifest, opened: Callable[..., ImageSource]
+) -> None:
+    usual, _ = ImageSource(manifest, 32, COLD, Quarantine.lenient(len(manifest))).take(
+        np.arange(len(manifest))
+    )
+    images = opened()
+    one, other = processes(images)
+    os.kill(one, signal.SIGKILL)
+    pixels, _ = images.take(np.arange(len(manifest)))
+    assert (pixels == usual).all()
+    os.kill(other, signal.SIGKILL)
+    pixels, _ = images.take(np.arange(len(manifest)))
+    assert (pixels == usual).all()
+    assert started(images) == 0
+
+
+def test_large_images_are_left_to_our_own_threads(
+    opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose pixels in flight are counted together."""
+    monkeypatch.setattr(decoders, "IN_FLIGHT", 2 * 45 * 50)  # by two processes
+    images = opened()
+    read, here = images._read, []
+    monkeypatch.setattr(
+        images, "_read", lambda image, into: here.append(image) or read(image, into)
+    )
+    _, good = images.take(np.arange(len(images.first)))
+    assert good.sum() == len(good) - 1
+    # Of each site those of 46 to 51 rows, and the one that nobody can read.
+    assert len(here) == 2 * 6 + 1
+
+
+def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
+    images = opened()
+    pids = processes(images)
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    closed = images.decoders._closed  # type: ignore[union-attr]
+    del images
+    closed()
+    gc.collect()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_few_images_or_cores_start_none(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def processes_for(images: int, cores: int) -> bool:
+        monkeypatch.setattr(source, "LEAST_IMAGES", images)
+        monkeypatch.setattr(source, "LEAST_CORES", cores)
+        quarantine = Quarantine.lenient(len(manifest))
+        return ImageSource(manifest, 32, COLD, quarantine, processes=True).processes
+
+    count = len(manifest)
+    assert processes_for(count, 1)
+    assert not processes_for(count + 1, 1)
+    assert not processes_for(count, 10_000)
