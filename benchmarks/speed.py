@@ -323,8 +323,6 @@ def scoring(
     """`evaluate` on the unseen domain's images, beside one pass of the network over as many."""
     run, _ = bench.trained("scored", bench.config("erm", **{"train.steps": 2}))
     trained = Trained.load(run, bench.device)
-    quarantine = Quarantine.lenient(len(bench.manifest))
-    source = open_source(bench.manifest, bench.scale.size, DataConfig(), quarantine, bench.device)
     everything = np.concatenate(
         [
             bench.manifest.rows(domain=bench.test),
@@ -334,6 +332,9 @@ def scoring(
 
     @torch.no_grad()
     def one_pass() -> None:
+        quarantine = Quarantine.lenient(len(bench.manifest))
+        size, data = bench.scale.size, DataConfig()
+        source = open_source(bench.manifest, size, data, quarantine, bench.device)
         for _, stored in readable(source, everything):
             trained.predictor(to_float(stored, bench.device)).logits.argmax(1).cpu()
 
