@@ -1,7 +1,8 @@
 """The HTML page and the figures of a report, without a browser."""
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import ConfigError
+from acclimate.core.sealed import write_sealed
 from acclimate.data.manifest import Manifest
 from acclimate.report import sections
 from acclimate.report.figures import (
@@ -42,8 +44,9 @@ from acclimate.results.protocol import Axis
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.summary import Change, Difference
+from acclimate.results.sweep_folder import SweepFolder
 from acclimate.results.tabulate import AVERAGE, Results
-from acclimate.runs.records import Loss, Records
+from acclimate.runs.records import Finished, Loss, Record, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
 COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")
@@ -295,6 +298,97 @@ def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
     wanted = [averages[Key("da-erm", "embedding", v)] for v in ("3", "12", "48")]
     assert list(line.get_ydata()) == pytest.approx([100 * a.mean for a in wanted if a])
     assert len(drawing.titles) == 12  # four lines of three points
+
+
+def test_the_legend_of_an_ablation_has_the_marks_of_its_caption(ablation: Report) -> None:
+    (legend,) = _curve(ablation).figure.legends
+    marks = {
+        text.get_text(): (line.get_linestyle(), line.get_marker(), line.get_markerfacecolor())
+        for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+    }
+    assert marks == {
+        "ERM": ("-", "o", COLOURS["erm"]),
+        "DA-ERM": ("-", "o", COLOURS["da-erm"]),
+        "DA-ERM, wrong domain's embedding": ("--", "v", "none"),
+        "ERM + true label frequencies (oracle)": (":", "^", "none"),
+    }
+
+
+def test_entries_of_a_later_panel_keep_their_marks(ablation: Report) -> None:
+    (both,) = ablation.results["training-domains"]
+    erm = replace(both, rows=tuple(row for row in both.rows if row.key.method == "none"))
+    assert ablation.axis is not None
+    drawing = curve.draw([erm, both], ablation.axis, COLOURS)
+    assert drawing is not None
+    (legend,) = drawing.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    control = legend.get_lines()[names.index("DA-ERM, wrong domain's embedding")]
+    assert (control.get_marker(), control.get_markerfacecolor()) == ("v", "none")
+
+
+def test_an_ablation_says_only_what_is_drawn(ablation: Report, tmp_path: Path) -> None:
+    assert illustrations(ablation)[0].caption == (
+        "Accuracy on unseen domains by training domains. Whiskers are one standard error over "
+        "trials. Hollow, pointing down: controls, which are meant to fail. Hollow, pointing up: "
+        "ceilings, which use what no method may know."
+    )
+    assert ablation.axis is not None
+    single = load_report(write_ablation(tmp_path / "single", ablation.axis, trials=1))
+    rule = single.rules[0]
+    (table,) = single.results[rule]
+    own = replace(table, rows=tuple(row for row in table.rows if row.key.kind == "method"))
+    assert illustrations(replace(single, results={rule: (own,)}))[0].caption == (
+        "Accuracy on unseen domains by training domains. A single trial, which has no standard "
+        "error."
+    )
+
+
+def test_an_ablation_counts_methods_and_variants_apart(ablation: Report) -> None:
+    assert ablation.sweep is not None
+    assert sections.sweep_line(ablation.sweep, 12).startswith(
+        "12 of 12 runs finished on pacs: 2 methods, 3 variants, 1 draw of the settings, 2 trials."
+    )
+
+
+def test_learning_curves_speak_of_what_is_there(ablation: Report) -> None:
+    def caption(runs: Sequence[RunView]) -> str:
+        return illustrations(replace(ablation, runs=tuple(runs)))[-1].caption
+
+    loss, accuracy = (
+        "a loss should fall and level off",
+        "a validation accuracy that falls again late in training is a sign of overfitting",
+    )
+    assert caption(ablation.runs) == f"One line per run: {loss}; {accuracy}."
+    without = {
+        kind: [replace(run, records=_without(run.records, kind)) for run in ablation.runs]
+        for kind in (Loss, Finished)
+    }
+    assert caption(without[Loss]) == f"One line per run: {accuracy}."
+    assert caption(without[Finished]) == (
+        f"One line per run: {loss}; {accuracy}. Unfinished runs are drawn as far as they went."
+    )
+
+
+def _without(records: Records, kind: type[Record]) -> Records:
+    return Records(tuple(one for one in records.all if not isinstance(one, kind)))
+
+
+def test_labels_stand_in_the_order_of_the_data_sets(tmp_path: Path) -> None:
+    axis = Axis(label="training domains", places={"4": 4.0, "16": 16.0})
+    folder = SweepFolder(write_ablation(tmp_path, axis))
+    sweep = folder.read()
+    names = ("n-4", "n-16")
+    more = [replace(sweep.datasets[0], name=name) for name in names]
+    folder.write(replace(sweep, datasets=(*sweep.datasets, *more)))
+    domains = {"a": Labels.Domain("train", (1, 2))}
+    for name, digest in zip(("lost", *names), "acb", strict=True):  # files are found by digest
+        write_sealed(folder.labels_file(digest), asdict(Labels(name, ("x", "y"), domains)))
+    assert [labels.name for labels in load_report(tmp_path).labels] == ["n-4", "n-16", "lost"]
+
+
+def test_a_number_keeps_its_percent_sign_in_its_line(ablation: Report) -> None:
+    lead = re.search(r'<p class="lead">(.*?)</p>', page_of(ablation))
+    assert lead is not None and "\u00a0%" in lead[1] and " %" not in lead[1]
 
 
 def _curve(report: Report) -> canvas.Drawing:

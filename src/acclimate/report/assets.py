@@ -33,7 +33,8 @@ html { scroll-padding-top: 1rem; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
 main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0.5rem 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0.5rem 0 1rem; overflow-wrap: anywhere;
+  text-wrap: balance; }
 h2 { font-size: 1.25rem; margin: 2.75rem 0 0.75rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 0.5rem; overflow-wrap: anywhere; }
 a { color: var(--blue); }

@@ -90,7 +90,7 @@ def _opening(report: Report, summary: Summary, intro: str) -> str:
         rest = [plain, *rest]
     return (
         f"<header><h1>{escape(report.title)}</h1>\n"
-        f'<p class="lead">{escape(first)}</p>\n'
+        f"{paragraph(first, 'lead')}\n"
         f"{_findings(rest)}{sweep}\n{paragraphs}</header>"
     )
 

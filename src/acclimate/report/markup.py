@@ -18,8 +18,8 @@ def slug(heading: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence, with what it has between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """A sentence, with what it has between backticks as code; a number keeps its % in its line."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
 
 
 def paragraph(text: str, kind: str = "note") -> str:

@@ -33,9 +33,11 @@ ADAPTED_ON = {
 def sweep_line(sweep: Sweep, finished: int) -> str:
     """The sweep in a sentence or two."""
     jobs = sweep.jobs
-    methods = {(job.algorithm, job.variant, method) for job in jobs for method in job.methods}
+    methods = {(job.algorithm, method) for job in jobs for method in job.methods}
+    variants = {job.variant for job in jobs if job.variant}
     parts = [
         count(len(methods), "method"),
+        *([count(len(variants), "variant")] if variants else []),
         count(len({job.draw for job in jobs}), "draw") + " of the settings",
         count(len({job.trial for job in jobs}), "trial"),
     ]

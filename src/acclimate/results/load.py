@@ -104,6 +104,8 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         results[rule] = tabulate(observations(chosen), frames, rule=rule, baseline=baseline)
     failures = tuple(_failures(folder, sweep, views))
     stopped = {failure.job for failure in failures}
+    order = {data.name: place for place, data in enumerate(sweep.datasets)}
+    labels = sorted(_labels(folder), key=lambda one: order.get(one.name, len(order)))
     report = Report(
         folder=folder,
         title=sweep.title,
@@ -115,7 +117,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         choices=choices,
         failures=failures,
         waiting=sum(_open(views.get(job.id)) and job.id not in stopped for job in sweep.jobs),
-        labels=tuple(_labels(folder)),
+        labels=tuple(labels),
         notes=(
             *(
                 f"{name}: {domain} has nothing to score, and is in no average."

@@ -25,19 +25,28 @@ def illustrate(report: Report) -> Iterable[Illustration]:
     axis = report.axis
     drawing = axis and draw(report.tables, axis, canvas.colours_of(report))
     if axis and drawing:
-        yield Illustration(
-            "Ablation",
-            f"Accuracy on unseen domains by {axis.label}. Whiskers are one standard error over "
-            "trials. Hollow, pointing down: controls, which are meant to fail. Hollow, pointing "
-            "up: ceilings, which use what no method may know.",
-            drawing,
-        )
+        yield Illustration("Ablation", " ".join(_caption(report.tables, axis)), drawing)
+
+
+def _caption(found: Sequence[Results], axis: Axis) -> Iterable[str]:
+    """Of what is drawn, and nothing else."""
+    rows = [row for one in _varied(found) for line in _lines(one).values() for row in line]
+    yield f"Accuracy on unseen domains by {axis.label}."
+    if any(row.average is not None and row.average.se is not None for row in rows):
+        yield "Whiskers are one standard error over trials."
+    else:
+        yield "A single trial, which has no standard error."
+    kinds = {row.key.kind for row in rows}
+    if "control" in kinds:
+        yield "Hollow, pointing down: controls, which are meant to fail."
+    if "ceiling" in kinds:
+        yield "Hollow, pointing up: ceilings, which use what no method may know."
 
 
 def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Drawing | None:
     """Accuracy against what the ablation varies; a line per algorithm and use, a panel per data
     set. Runs without a variant are a level line."""
-    found = [results for results in found if any(row.key.variant for row in results.rows)]
+    found = _varied(found)
     if not found:
         return None
     places = _places(axis)
@@ -63,6 +72,10 @@ def draw(found: Sequence[Results], axis: Axis, colours: Mapping[str, str]) -> Dr
     _one_legend(panels)
     canvas.legend(figure, panels[0], columns=2)
     return Drawing(figure, titles)
+
+
+def _varied(found: Sequence[Results]) -> list[Results]:
+    return [results for results in found if any(row.key.variant for row in results.rows)]
 
 
 def _places(axis: Axis) -> dict[str, float]:
@@ -108,7 +121,8 @@ def _draw_line(
     x, y = [place for place, _ in placed], [100 * value.mean for value in values]
     hollow = "none" if kind != "method" else colour
     mark: dict[str, Any] = {"marker": _MARKS[kind], "markerfacecolor": hollow, "markersize": 4.5}
-    ax.plot(x, y, **(style if joined else style | mark | {"linestyle": ""}), label=label)
+    # With its mark, for the legend's sake; the marks below are those that can be pointed at.
+    ax.plot(x, y, **(style | mark | ({} if joined else {"linestyle": ""})), label=label)
     for number, ((place, row), value) in enumerate(zip(placed, values, strict=True)):
         mean, se = 100 * value.mean, 100 * (value.se or 0.0)
         ax.errorbar(place, mean, yerr=se or None, color=colour, capsize=2.5, linewidth=1)
@@ -147,5 +161,12 @@ def _one_legend(panels: Sequence[Axes]) -> None:
         lines: list[Any] = list(handles)
         for handle, label in zip(lines, labels, strict=True):
             panels[0].plot(
-                [], [], color=handle.get_color(), linestyle=handle.get_linestyle(), label=label
+                [],
+                [],
+                color=handle.get_color(),
+                linestyle=handle.get_linestyle(),
+                marker=handle.get_marker(),
+                markerfacecolor=handle.get_markerfacecolor(),
+                markersize=handle.get_markersize(),
+                label=label,
             )

@@ -37,13 +37,22 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         runs = runs[::every]
     drawing = draw(runs, canvas.colours_of(report))
     if drawing is not None:
-        yield Illustration(
-            "Learning curves",
-            f"{which}: a loss should fall and level off; a validation accuracy that falls again "
-            "late in training is a sign of overfitting. Unfinished runs are drawn as far as they "
-            "went.",
-            drawing,
+        yield Illustration("Learning curves", f"{which}: {_caption(runs)}", drawing)
+
+
+def _caption(runs: Sequence[RunView]) -> str:
+    """Of what is drawn, and nothing else: short runs record no loss."""
+    panels = set(_curves(runs))
+    parts = []
+    if panels - {"validation"}:
+        parts.append("a loss should fall and level off")
+    if "validation" in panels:
+        parts.append(
+            "a validation accuracy that falls again late in training is a sign of overfitting"
         )
+    partly = any(run.finished is None for run in runs)
+    more = " Unfinished runs are drawn as far as they went." if partly else ""
+    return f"{'; '.join(parts)}.{more}"
 
 
 _Curve = tuple[RunView, list[int], list[float]]
