@@ -369,6 +369,13 @@ def test_learning_curves_speak_of_what_is_there(ablation: Report) -> None:
     )
 
 
+def test_a_dozen_learning_curves_are_not_faint(ablation: Report) -> None:
+    drawing = learning.draw(ablation.runs, COLOURS)
+    assert drawing is not None and len(ablation.runs) == 12
+    lines = [line for line in drawing.figure.axes[-1].get_lines() if len(line.get_xdata())]
+    assert len(lines) == 12 and all((line.get_alpha() or 0) > 0.7 for line in lines)
+
+
 def _without(records: Records, kind: type[Record]) -> Records:
     return Records(tuple(one for one in records.all if not isinstance(one, kind)))
 

@@ -14,7 +14,8 @@ from acclimate.results.material import Report
 from acclimate.results.runs import Key, RunView
 
 MOST_CURVES = 40
-_MANY_LINES = 8  # from here on, learning curves are drawn thin and faint
+_MANY_LINES = 8  # beyond, learning curves have no marks
+_CROWD = 20  # beyond, they are thin and faint
 _PANELS = {
     "embedding": "embedding: loss",
     "main-probe": "classifier, its head alone: loss",
@@ -65,9 +66,8 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
         return None
     order = sorted(panels, key=lambda name: {"embedding": 0, "validation": 2}.get(name, 1))
     many = len(runs) > _MANY_LINES
-    style: dict[str, Any] = (
-        {"linewidth": 0.8, "alpha": 0.4} if many else {"linewidth": 1.1, "alpha": 0.8}
-    )
+    crowd = len(runs) > _CROWD
+    style: dict[str, Any] = {"linewidth": 0.8 if crowd else 1.1, "alpha": 0.4 if crowd else 0.8}
     figure = canvas.figure_of(1.65 * len(order) + 0.4)
     for ax, name in zip(figure.subplots(len(order), squeeze=False)[:, 0], order, strict=True):
         for run, steps, values in panels[name]:
