@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -129,10 +130,10 @@ def _end(started: Sequence[Decoder]) -> None:
 def _work(memory: int, size: int, max_pixels: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted ends us
     torch.set_num_threads(1)
-    say = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     pixels = np.frombuffer(mmap.mmap(memory, 0), np.uint8).reshape(MOST, 3, size, size)
-    print([1], file=say, flush=True)
+    _say(answers, [True])
     for line in sys.stdin:
         found = []
         for place, path in enumerate(json.loads(line)):
@@ -142,7 +143,12 @@ def _work(memory: int, size: int, max_pixels: int) -> None:
                 found.append(False)
             else:
                 found.append(True)
-        print(json.dumps(found), file=say, flush=True)
+        _say(answers, found)
+
+
+def _say(answers: IO[str], found: list[bool]) -> None:
+    answers.write(f"{json.dumps(found)}\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ so a killed run resumes to the same weights."""
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from acclimate.core.progress import phase_name
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
-from acclimate.learn.models import may_draw
+from acclimate.learn.models import layout_kept, may_draw
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average, Running
 from acclimate.runs.checkpoint import (
@@ -115,7 +115,7 @@ class Loop:
         self._reset()
         parts = Parts(self.objective, parts_of(self._checkpoint) or self.parts, self.say)
         wish = None if parts.count > 1 else self.wish
-        with parts, compiled(self.objective, wish, self.world) as faster:
+        with parts, compiled(self.objective, wish, self.world) as faster, self._eager(faster):
             take = Stepper(
                 self.objective,
                 module,
@@ -143,6 +143,12 @@ class Loop:
             self._average.apply()
             self._agree()
         return progress if window is None else self._averaged(progress, window)
+
+    def _eager(self, faster: bool) -> AbstractContextManager[None]:
+        """What spares steps that are not compiled some work, where one gradient is enough."""
+        if faster or not self.objective.compilable:
+            return nullcontext()
+        return layout_kept(self.objective, self.world.device)
 
     def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
         """Validation of the mean over a window, which is neither the best nor the last weights."""

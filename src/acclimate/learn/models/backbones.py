@@ -181,6 +181,11 @@ def freeze_batch_norm(module: nn.Module, *, affine: bool = True) -> None:
                 parameter.requires_grad_(not affine)
 
 
+def is_frozen(batch_norm: nn.Module) -> bool:
+    """Whether it stays in eval mode for good."""
+    return isinstance(batch_norm.__dict__.get("train"), _EvalOnly)
+
+
 def may_draw(module: nn.Module) -> bool:
     """Whether a step of `module` may draw from torch's own generator."""
     return any(isinstance(part, Backbone) and part.may_draw for part in module.modules())
