@@ -22,6 +22,7 @@ from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError,
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.runs import session
+from acclimate.runs.behind import Behind
 from acclimate.runs.records import read
 from acclimate.runs.training import train
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -31,9 +32,13 @@ Tiny = Callable[..., RunConfig]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("behind", [False, True])
 def test_interrupted_at_every_write_it_resumes_to_the_same_weights(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
+    """Also with checkpoints written `behind` the training, as on a GPU."""
+    if behind:
+        monkeypatch.setattr("acclimate.runs.loop.saver", lambda world: Behind(world.device))
     config = tiny("da-erm", test_domains=["site-4"])
     undisturbed = tmp_path / "undisturbed"
     writes = count_writes(monkeypatch)

@@ -4,7 +4,7 @@ No random state is kept: each step seeds itself from (seed, phase, step).
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from acclimate.core.errors import DamagedFile, RunError, damage_is
 from acclimate.core.sealed import Fields, parse_json
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.runs.averaging import Average
+
+Write = Callable[[Path, Mapping[str, Tensor], Mapping[str, str] | None], None]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def save_checkpoint(
     *,
     seconds: float = 0.0,
     parts: int = 1,
+    write: Write = save_tensors,
 ) -> None:
     """`seconds` that the run has worked until now, over all its sessions; `parts` in which it works
     a batch off, which are as much a part of its numbers as the batch is."""
@@ -66,7 +69,7 @@ def save_checkpoint(
         "seconds": repr(seconds),
         "parts": str(parts),
     }
-    save_tensors(path, tensors, metadata)
+    write(path, tensors, metadata)
 
 
 def load_checkpoint(
@@ -143,8 +146,8 @@ def parts_of(checkpoint: Path) -> int | None:
         return None  # whoever needs the checkpoint will say that it is damaged
 
 
-def save_weights(path: Path, module: nn.Module) -> None:
-    save_tensors(path, module.state_dict())
+def save_weights(path: Path, module: nn.Module, write: Write = save_tensors) -> None:
+    write(path, module.state_dict(), None)
 
 
 def load_weights(path: Path, module: nn.Module) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models import layout_kept, may_draw
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average, Running
+from acclimate.runs.behind import Saver, saver
 from acclimate.runs.checkpoint import (
     Position,
     load_checkpoint,
@@ -91,6 +93,7 @@ class Loop:
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     parts: int = 1  # in which backbones work a batch off, where no checkpoint knows better
     _average: Average | None = field(init=False, default=None)
+    _saver: Saver = field(init=False)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
     _in_turn: bool = field(init=False)
@@ -115,7 +118,9 @@ class Loop:
         self._reset()
         parts = Parts(self.objective, parts_of(self._checkpoint) or self.parts, self.say)
         wish = None if parts.count > 1 else self.wish
-        with parts, compiled(self.objective, wish, self.world) as faster, self._eager(faster):
+        self._saver = saver(self.world)
+        faster_steps = compiled(self.objective, wish, self.world)
+        with self._saver, parts, faster_steps as faster, self._eager(faster):
             take = Stepper(
                 self.objective,
                 module,
@@ -198,6 +203,7 @@ class Loop:
         if done % self.phase.checkpoint_every == 0 or last:
             self._record(optimiser, done)
             if self.world.main:
+                self._saver.settle()  # what is held for the last one is as large as this one
                 save_checkpoint(
                     self._checkpoint,
                     self.objective,
@@ -206,8 +212,9 @@ class Loop:
                     self._average,
                     seconds=self.clock(),
                     parts=parts,
+                    write=self._saver.write,
                 )
-                self._drop_beaten(progress)
+                self._saver.then(partial(self._drop_beaten, progress))
             self.world.wait()
             self._since = time.perf_counter()  # nor is that of a checkpoint training time
         return progress
@@ -227,7 +234,7 @@ class Loop:
                 progress.best_score is None or mean > progress.best_score
             )
             if better and self.phase.keep == "best" and self.world.main:
-                save_weights(self._best(progress.step), self.objective)
+                save_weights(self._best(progress.step), self.objective, self._saver.write)
         if self._average is not None:
             self._average.validated(progress.step, found.loss)
         if self.world.main:

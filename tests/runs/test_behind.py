@@ -1,0 +1,114 @@
+"""Files written behind the training: in order, of what was there, and no failure is lost."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from acclimate.config import RunConfig
+from acclimate.core.distributed import World
+from acclimate.core.errors import AcclimateError
+from acclimate.core.tensors import save_tensors
+from acclimate.data.manifest import Manifest
+from acclimate.runs import behind
+from acclimate.runs.behind import AtOnce, Behind, saver
+from acclimate.runs.training import train
+from fixtures.interruption import assert_same_weights, stable
+
+CPU = torch.device("cpu")
+Tiny = Callable[..., RunConfig]
+
+
+def test_what_was_there_is_written_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    go = threading.Event()
+
+    def slow(path: Path, tensors: object, metadata: object = None) -> None:
+        assert go.wait(60)
+        save_tensors(path, tensors, metadata)  # type: ignore[arg-type]
+        done.append(path.name)
+
+    monkeypatch.setattr(behind, "save_tensors", slow)
+    value = torch.zeros(3)
+    with Behind(CPU) as files:
+        files.write(tmp_path / "first", {"x": value}, {"step": "1"})
+        value += 1
+        files.write(tmp_path / "second", {"x": value})
+        value += 1
+        files.then(lambda: done.append("then"))
+        assert done == [], "nobody waits"
+        go.set()
+        files.settle()
+        assert done == ["first", "second", "then"]
+    assert load_file(tmp_path / "first")["x"].tolist() == [0, 0, 0]
+    assert load_file(tmp_path / "second")["x"].tolist() == [1, 1, 1]
+
+
+def test_a_failure_comes_up_with_the_next_checkpoint_or_at_the_end(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("no space left")
+
+    files = Behind(CPU)
+    files.then(fail)
+    with pytest.raises(OSError, match="no space"):
+        files.settle()
+    files.settle()  # it is said once
+    with pytest.raises(OSError, match="no space"), Behind(CPU) as files:
+        files.then(fail)
+    with pytest.raises(ValueError, match="of its own"), Behind(CPU) as files:
+        files.then(fail)
+        raise ValueError("of its own")
+
+
+def test_without_room_for_a_second_one_it_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with Behind(CPU) as files:
+        monkeypatch.setattr(torch.Tensor, "clone", full)
+        files.write(tmp_path / "file", {"x": torch.ones(2)})
+        monkeypatch.undo()
+        assert load_file(tmp_path / "file")["x"].tolist() == [1, 1]
+
+
+def test_only_a_gpu_of_its_own_writes_behind() -> None:
+    assert isinstance(saver(World()), AtOnce)
+    if torch.cuda.is_available():
+        gpu = torch.device("cuda", 0)
+        assert isinstance(saver(World(device=gpu)), Behind)
+        assert isinstance(saver(World(size=2, device=gpu)), AtOnce)
+
+
+def test_a_run_is_the_same(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("da-erm", test_domains=["site-4"])
+    train(config, features, tmp_path / "at once")
+    monkeypatch.setattr("acclimate.runs.loop.saver", lambda world: Behind(world.device))
+    train(config, features, tmp_path / "behind")
+    assert_same_weights(tmp_path / "at once", tmp_path / "behind")
+    assert stable(tmp_path / "at once") == stable(tmp_path / "behind")
+
+
+def test_a_full_disk_ends_the_run(
+    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *others: object) -> None:
+        raise AcclimateError(f"cannot write {path}: no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("acclimate.runs.loop.saver", lambda world: Behind(world.device))
+        patch.setattr(behind, "save_tensors", full)
+        with pytest.raises(AcclimateError, match="no space left"):
+            train(tiny("erm", test_domains=["site-4"]), features, tmp_path / "run")
+    config = tiny("erm", test_domains=["site-4"])
+    train(config, features, tmp_path / "run")
+    train(config, features, tmp_path / "undisturbed")
+    assert_same_weights(tmp_path / "undisturbed", tmp_path / "run")
