@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +79,7 @@ def processes(images: ImageSource) -> list[int]:
     found = [free.get() for _ in range(free.qsize())]
     for one in found:
         free.put(one)
-    return [one.process.pid for one in found]
+    return [one.pid for one in found]
 
 
 def reasons(images: ImageSource) -> list[tuple[str, str]]:
@@ -150,11 +152,42 @@ def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
     images = opened()
     pids = processes(images)
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
-    closed = images.decoders._closed  # type: ignore[union-attr]
+    assert images.decoders is not None
+    end = images.decoders.end
     del images
-    closed()
     gc.collect()
+    end()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_they_end_with_a_killed_parent() -> None:
+    code = (
+        "from acclimate.data.decoders import Decoders\n"
+        "import time\n"
+        "made = Decoders(2, 8, 10**6)\n"
+        "while made._free.qsize() < 2: time.sleep(0.05)\n"
+        "print(made._free.get().pid, made._free.get().pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        pids = parent.stdout.readline().split()
+        assert len(pids) == 2 and all(Path("/proc", pid).exists() for pid in pids)
+        parent.kill()
+    wait_for(lambda: not any(Path("/proc", pid).exists() for pid in pids))
+
+
+def test_without_processes_threads_go_on(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object, **settings: object) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(decoders.socket, "socketpair", refused)
+    images = ImageSource(manifest, 32, COLD, Quarantine.lenient(len(manifest)), processes=True)
+    _, good = images.take(np.arange(len(manifest)))
+    assert good.sum() == len(manifest) - 1 and images.decoders is None
 
 
 def test_few_images_or_cores_start_none(

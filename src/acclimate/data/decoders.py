@@ -4,6 +4,9 @@ Threads do it with less ado. But every image takes a little work under the inter
 beside a GPU so does every step of training: past a thousand images a second both wait for the lock
 more than they work. A process is sent the paths of some images, and leaves their pixels in memory
 that it shares with us. What it does not manage, for whatever reason, we decode ourselves.
+
+They are copies of one process, which imports what they need once, and has neither threads nor a
+GPU that a copy could be harmed by.
 """
 
 import json
@@ -11,6 +14,7 @@ import mmap
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +22,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -28,50 +31,40 @@ from acclimate.data.effort import IN_FLIGHT
 from acclimate.data.pixels import read_pixels
 
 MOST = 16  # images that a process decodes at a time
+WAIT = 5  # seconds, for processes to end that have nothing to do any more
 
 
 class Decoder:
-    """One process. It ends with us, and when it is told no more."""
+    """One process, at the other end of `line`. It ends when we hang up, or are no more."""
 
-    def __init__(self, size: int, max_pixels: int) -> None:
-        self.lost = False
-        shape = (MOST, 3, size, size)
-        memory = os.memfd_create("acclimate-images")
-        try:
-            os.ftruncate(memory, MOST * 3 * size**2)
-            self.pixels = np.frombuffer(mmap.mmap(memory, 0), np.uint8).reshape(shape)
-            # A process finds what we found, wherever that came from, and has no use for a GPU.
-            found = os.pathsep.join(filter(None, sys.path))
-            own = {"PYTHONPATH": found, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(memory), str(size), str(max_pixels)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[memory],
-                env={**os.environ, **own},
-            )
-        finally:
-            os.close(memory)
+    def __init__(self, line: socket.socket, pixels: np.ndarray) -> None:
+        self.line, self.pixels, self.lost, self.pid = line, pixels, False, 0
+        self._answers = line.makefile("rb")
 
-    def answer(self) -> list[bool]:
-        """What it says next; nothing, once it is lost. Its first answer comes when it can work."""
-        assert self.process.stdout is not None
+    def started(self) -> bool:
+        """Wait until it can work."""
+        self.pid, *_ = self._answer() or [0]
+        return not self.lost
+
+    def _answer(self) -> list[int]:
         try:
-            found: list[bool] = json.loads(self.process.stdout.readline())
-        except ValueError:  # cut short, or nothing at all
+            found: list[int] = json.loads(self._answers.readline())
+        except (ValueError, OSError):  # cut short, or nothing at all
             self.lost = True
             return []
         return found
 
     def __call__(self, paths: Sequence[Path]) -> list[bool]:
         """Which of `paths`, at most MOST, are in `pixels` now, each at its place."""
-        assert self.process.stdin is not None
         asked = json.dumps([os.fspath(path) for path in paths])
         with suppress(OSError):  # then there will be no answer
-            self.process.stdin.write(f"{asked}\n".encode())
-            self.process.stdin.flush()
-        return self.answer() or [False] * len(paths)
+            self.line.sendall(f"{asked}\n".encode())
+        found = self._answer()
+        return [place < len(found) and bool(found[place]) for place in range(len(paths))]
+
+    def close(self) -> None:
+        self._answers.close()
+        self.line.close()
 
 
 class Decoders:
@@ -81,10 +74,32 @@ class Decoders:
         # Together they may hold as many pixels as our own threads; larger images are for those.
         most = min(max_pixels, IN_FLIGHT // count)
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
-        started: list[Decoder] = []
-        self._closed = weakref.finalize(self, _end, started)
-        arguments = (count, size, most, started, self._free)
-        threading.Thread(target=_start, args=arguments, name="decoders", daemon=True).start()
+        memory = os.memfd_create("acclimate-images")
+        lines = [socket.socketpair() for _ in range(count)]
+        theirs = [line.fileno() for _, line in lines]
+        try:
+            os.ftruncate(memory, count * MOST * 3 * size**2)
+            pixels = _mapped(memory, count, size)
+            # They find what we found, wherever that came from, and are to start no threads.
+            found = os.pathsep.join(filter(None, sys.path))
+            own = {"PYTHONPATH": found, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, json.dumps([memory, size, most, theirs])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[memory, *theirs],
+                env={**os.environ, **own, "CUDA_VISIBLE_DEVICES": ""},
+            )
+        finally:
+            os.close(memory)
+            for _, line in lines:
+                line.close()
+        decoders = [Decoder(line, part) for (line, _), part in zip(lines, pixels, strict=True)]
+        self.end = weakref.finalize(self, _end, process, decoders)
+        threading.Thread(
+            target=_await, args=(decoders, self._free), name="decoders", daemon=True
+        ).start()
 
     @contextmanager
     def one(self) -> Iterator[Decoder | None]:
@@ -105,51 +120,62 @@ def possible() -> bool:
     return hasattr(os, "memfd_create")
 
 
-def _start(
-    count: int,
-    size: int,
-    max_pixels: int,
-    started: list[Decoder],
-    free: "queue.SimpleQueue[Decoder]",
-) -> None:
-    with suppress(OSError):  # no more processes, or no more memory to share: fewer will do
-        started.extend(Decoder(size, max_pixels) for _ in range(count))
-    for decoder in list(started):
-        if decoder.answer():
+def _mapped(memory: int, count: int, size: int) -> np.ndarray:
+    mapped = np.frombuffer(mmap.mmap(memory, 0), np.uint8)
+    return mapped.reshape(count, MOST, 3, size, size)
+
+
+def _await(decoders: Sequence[Decoder], free: "queue.SimpleQueue[Decoder]") -> None:
+    for decoder in decoders:
+        if decoder.started():
             free.put(decoder)
 
 
-def _end(started: Sequence[Decoder]) -> None:
-    for decoder in started:
-        decoder.process.kill()
-    for decoder in started:
-        with suppress(OSError):  # what was not sent any more
-            decoder.process.communicate()
+def _end(process: "subprocess.Popen[bytes]", decoders: Sequence[Decoder]) -> None:
+    for decoder in decoders:
+        with suppress(OSError):
+            decoder.line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer has one
+        decoder.close()
+    try:
+        process.wait(WAIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _work(memory: int, size: int, max_pixels: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted ends us
+def _copies(memory: int, size: int, max_pixels: int, lines: Sequence[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    pixels = np.frombuffer(mmap.mmap(memory, 0), np.uint8).reshape(MOST, 3, size, size)
-    _say(answers, [True])
-    for line in sys.stdin:
-        found = []
-        for place, path in enumerate(json.loads(line)):
+    mapped = _mapped(memory, len(lines), size)
+    for number, line in enumerate(lines):
+        if os.fork() == 0:
+            for other in lines[number + 1 :]:
+                os.close(other)
             try:
-                pixels[place] = read_pixels(Path(path), size, max_pixels=max_pixels)
-            except ImageError:
-                found.append(False)
-            else:
-                found.append(True)
-        _say(answers, found)
+                _work(line, mapped[number], size, max_pixels)
+            finally:
+                os._exit(0)  # nothing of it is to be tidied up
+        os.close(line)
+    for _ in lines:
+        os.wait()
 
 
-def _say(answers: IO[str], found: list[bool]) -> None:
-    answers.write(f"{json.dumps(found)}\n")
-    answers.flush()
+def _work(line: int, pixels: np.ndarray, size: int, max_pixels: int) -> None:
+    with socket.socket(fileno=line) as ours, ours.makefile("rwb") as talk:
+        talk.write(f"{json.dumps([os.getpid()])}\n".encode())
+        talk.flush()
+        for asked in talk:
+            found = []
+            for place, path in enumerate(json.loads(asked)):
+                try:
+                    pixels[place] = read_pixels(Path(path), size, max_pixels=max_pixels)
+                except ImageError:
+                    found.append(0)
+                else:
+                    found.append(1)
+            talk.write(f"{json.dumps(found)}\n".encode())
+            talk.flush()
 
 
 if __name__ == "__main__":
-    _work(*map(int, sys.argv[1:]))
+    _copies(*json.loads(sys.argv[1]))

@@ -222,7 +222,7 @@ class ImageSource:
         """On all threads; what cannot be read is listed in the order of `images`."""
         with self._starting:
             if self.processes and self.decoders is None:
-                self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
+                self._start()
         each = 1 if self.decoders is None else min(ceil(len(images) / self.workers), decoders.MOST)
         starts = range(0, len(images), max(each, 1))
         parts = ((images[start : start + each], into[start : start + each]) for start in starts)
@@ -231,6 +231,12 @@ class ImageSource:
             if error is not None:
                 self.unreadable[image] = True
                 self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
+
+    def _start(self) -> None:
+        try:
+            self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
+        except OSError:  # no process or file may be opened any more: threads will do
+            self.processes = False
 
     def _read_part(self, images: np.ndarray, into: Sequence[Tensor]) -> list[ImageError | None]:
         there = self._by_process(images, into)
