@@ -498,9 +498,10 @@ def adapting(bench: Bench) -> list[Row]:
 def memory(bench: Bench) -> list[Row]:
     """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
     rows: list[Row] = []
+    few = {"train.steps": 20, "train.checkpoint_every": 20}
     for name, config in {
-        "ERM": bench.config(),
-        "CORAL in 4 parts": bench.config("coral", **{"train.parts": 4}),
+        "ERM": bench.config(**few),
+        "CORAL in 4 parts": bench.config("coral", **few, **{"train.parts": 4}),
     }.items():
         said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
         row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}

@@ -74,9 +74,9 @@ class Decoders:
         # Together they may hold as many pixels as our own threads; larger images are for those.
         most = min(max_pixels, IN_FLIGHT // count)
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
-        memory = os.memfd_create("acclimate-images")
         lines = [socket.socketpair() for _ in range(count)]
         theirs = [line.fileno() for _, line in lines]
+        memory = os.memfd_create("acclimate-images")
         try:
             os.ftruncate(memory, count * MOST * 3 * size**2)
             pixels = _mapped(memory, count, size)
