@@ -523,6 +523,25 @@ def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
         torch.testing.assert_close(scenes["site-3"], alone(x).logits)
 
 
+def test_a_fold_keeps_its_place_whoever_of_it_can_play() -> None:
+    """Images may turn out unreadable between its training and the playing."""
+    whole = stage(20, per_site=12)  # several to a fold
+    before = module.splits(whole, seed=0)[1]
+    assert any(len(split.held) > 1 for split in before)
+    unread = np.ones(len(whole.images), dtype=bool)
+    for split in before:
+        unread[whole.rows.domains[split.held[0]]] = False
+    unread[whole.rows.domains[before[1].held[1]]] = False
+    after = module.splits(replace(whole, scored=whole.scored & unread), seed=0)[1]
+    places = {tuple(s.held[1:]): retraining._place(Path("run"), s) for s in before}
+    found = {tuple(s.held): retraining._place(Path("run"), s) for s in after}
+    assert len(after) == len(before)
+    assert len(set(places.values())) == len(before)
+    for held, place in found.items():
+        (same,) = (known for others, known in places.items() if set(held) <= set(others))
+        assert place == same
+
+
 @pytest.mark.slow
 def test_killed_in_a_fold_it_resumes_to_the_same(
     sites: Manifest, tiny: Tiny, tmp_path: Path

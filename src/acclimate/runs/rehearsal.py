@@ -220,6 +220,7 @@ def _named(watch: Watch, phase: str) -> Watch:
 class Split(NamedTuple):
     """Who plays, who is learned from, and which rows show nothing that plays."""
 
+    fold: int  # its number, whoever of the fold can play
     held: list[int]
     kept: list[int]
     apart: np.ndarray  # [n] bool
@@ -371,11 +372,11 @@ def splits(stage: Stage, seed: int) -> tuple[Stage, list[Split]]:
     """Each domain that can play is held out once; the stage is arranged for it."""
     folds = list(_folds(len(stage.names), seed))
     stage = _apart(stage, folds)
-    found = (_split(stage, held) for held in folds)
+    found = (_split(stage, fold, held) for fold, held in enumerate(folds))
     return stage, [split for split in found if split is not None]
 
 
-def _split(stage: Stage, held: Sequence[int]) -> Split | None:
+def _split(stage: Stage, fold: int, held: Sequence[int]) -> Split | None:
     """Without these domains, or any image of theirs; None where nobody is left to play or teach."""
     held = [d for d in held if _sizes(np.unique(stage.images[_playing(stage, d)]))]
     others = [d for d in range(len(stage.names)) if d not in held]
@@ -384,7 +385,7 @@ def _split(stage: Stage, held: Sequence[int]) -> Split | None:
     theirs = np.concatenate([_playing(stage, d) for d in held])
     apart = ~np.isin(stage.images, stage.images[theirs])
     kept = [d for d in others if (stage.fitted & apart)[stage.rows.domains[d]].sum() >= 2]
-    return Split(held, kept, apart) if kept else None
+    return Split(fold, held, kept, apart) if kept else None
 
 
 def _play(

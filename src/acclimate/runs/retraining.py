@@ -69,7 +69,7 @@ def retrained(now: Session) -> Retrained | None:
 
 
 def _place(run: Path, split: Split) -> Path:
-    return run / FOLDER / f"without-{min(split.held)}"
+    return run / FOLDER / f"fold-{split.fold + 1}"
 
 
 def _without(plan: Plan, split: Split) -> Manifest:
