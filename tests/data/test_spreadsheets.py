@@ -1,6 +1,8 @@
 """Tables as spreadsheets leave them: read, or refused with the cause, whole."""
 
 import codecs
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,35 @@ def test_refused_with_the_cause(case: str, tmp_path: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         Manifest.open(tmp_path / name)
     assert str(caught.value) == message
+
+
+def long_row(path: Path, length: int) -> Path:
+    rows = "".join(f'{i}.jpg,cat,north,"{"z" * (length if i == 3 else 9)}"\n' for i in range(6))
+    path.write_text(f"image,label,domain,caption\n{rows}")
+    return path
+
+
+def test_a_row_of_megabytes_is_read(tmp_path: Path) -> None:
+    table = Manifest.open(long_row(tmp_path / "photos.csv", 3_000_000)).table
+    assert table["image"].to_pylist() == [f"{i}.jpg" for i in range(6)]
+
+
+def test_a_row_without_end_is_refused_and_the_process_ends(tmp_path: Path) -> None:
+    """Readers left at work once kept it from ending."""
+    path = long_row(tmp_path / "photos.csv", 3_000_000)
+    code = (
+        "import sys; from pathlib import Path; from acclimate.data import spreadsheets\n"
+        "from acclimate.core.errors import ManifestError; from acclimate.data.manifest import "
+        "Manifest\n"
+        "spreadsheets._LONGEST_ROW = 1 << 20\n"
+        "try: Manifest.open(Path(sys.argv[1]))\n"
+        "except ManifestError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == (
+        "cannot read photos.csv as a .csv table: a row has no end within megabytes; a quote may "
+        "be open; mend it, or make it again"
+    )
+    assert done.returncode == 0

@@ -200,6 +200,8 @@ def read_rows(path: Path) -> pa.Table:
         return table
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or ["not such a table"])[0].rstrip(".")
+        if "straddling" in reason:
+            reason = "a row has no end within megabytes; a quote may be open"
         raise ManifestError(
             f"cannot read {path.name} as a {kind} table: {reason}; mend it, or make it again"
         ) from error

@@ -6,7 +6,6 @@ A table is text with a header line. What cannot be told for certain is refused w
 import codecs
 import csv
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ _BOMS = (  # the longer first: UTF-32's begins as UTF-16's does
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_LONGEST_ROW = 1 << 26  # bytes
 _WORKBOOKS = {
     b"PK\x03\x04": "an Excel or LibreOffice workbook",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook",
@@ -49,8 +49,8 @@ def read_separated(path: Path) -> pa.Table:
     separator, skipped = _separator(content)
     # Text by decree: inference would turn label 007 into 7 and domain 2020-01-01 into a date.
     table = pyarrow.csv.read_csv(
-        BytesIO(content),
-        read_options=pyarrow.csv.ReadOptions(skip_rows=skipped),
+        pa.BufferReader(content),
+        read_options=pyarrow.csv.ReadOptions(skip_rows=skipped, block_size=_LONGEST_ROW),
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
     )
