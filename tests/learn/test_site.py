@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from acclimate.config import SiteConfig
+from acclimate.learn import site
 from acclimate.learn.models import Backbone, Preprocess
 from acclimate.learn.site import FeatureRows, Site, batch_size, fit_plain, fit_site
 
@@ -45,6 +46,28 @@ def test_knowing_frequencies_adds_the_log_of_their_ratio() -> None:
     # One image more, shared out as in all domains: (3 + 0.375) / 5 in place of 3 / 4.
     expected = [[3.375 / 5 / 0.375, 1.625 / 5 / 0.625], [0.375 / 3 / 0.375, 2.625 / 3 / 0.625]]
     assert rows.shifts().exp().tolist() == [pytest.approx(row) for row in expected]
+
+
+def test_an_image_that_many_rows_show_is_there_once() -> None:
+    """Heads and statistics are those of as many copies, in parts of any size."""
+    rows = convention(per_domain=20)
+    rng = np.random.default_rng(1)
+    shown = torch.from_numpy(rng.integers(0, 40, len(rows.y)))  # of 40 images
+    once = replace(rows, x=rows.x[:40], shown=shown)
+    copies = replace(rows, x=rows.x[:40][shown])
+    assert torch.equal(once.at(rows.domains[3]), copies.x[rows.domains[3]])
+    expected = copies.x[np.concatenate(rows.domains)].double()
+    for part in (site.PART, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(site, "PART", part)
+            backbone = once.among(range(6)).backbone()
+        mean, std = expected.mean(0), expected.std(0, correction=0)
+        torch.testing.assert_close(backbone.mean.double(), mean, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(backbone.std.double(), std, rtol=1e-6, atol=1e-7)
+    few = replace(SMALL, steps=20)
+    heads = [fit_plain(one, few, layers=False, seed=0) for one in (once, copies)]
+    for one, other in zip(*(head.state_dict().values() for head in heads), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_class_that_no_domain_has_stays_put() -> None:

@@ -16,6 +16,7 @@ from acclimate.adapt.classifier import adapt
 from acclimate.adapt.guard import Guard
 from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
+from acclimate.data.images import as_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images
 from acclimate.learn.model import Trained
@@ -456,6 +457,37 @@ def test_a_trained_backbone_is_rehearsed_on_its_features(
     assert site.notes == (
         "too few sites or images to rehearse with: the plain model is used as it is",
     )
+
+
+@pytest.mark.slow
+def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged: list[Stage] = []
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearse(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    once = Manifest.from_folder(tree)
+    every = np.arange(len(once))
+    names = once.table["domain"].to_pylist()
+    both = once.select(np.concatenate([every, every])).table
+    domains = pa.array([*names, *(f"{name}-too" for name in names)])
+    place = both.column_names.index("domain")
+    twice = replace(once, table=both.set_column(place, "domain", domains))
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), twice, tmp_path / "run")
+    (stage,) = staged
+    assert len(stage.rows.x) == len(np.unique(once.image_ids))
+    trained = Trained.load(tmp_path / "run")
+    rows = np.concatenate([every[5:8], len(once) + every[5:8]])
+    pixels = torch.stack(
+        [torch.from_numpy(as_pixels(twice.image_source(int(r)), trained.size)) for r in rows]
+    )
+    with torch.no_grad():
+        features = trained.predictor.backbone(pixels.float() / 255)
+    torch.testing.assert_close(stage.rows.at(rows), features, rtol=1e-3, atol=1e-3)
 
 
 def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np.ndarray]:

@@ -161,7 +161,7 @@ class ImageSource:
         """With `keep` there is a pack on disk that stays, whatever the budgets."""
         self.manifest, self.size, self.config, self.quarantine = manifest, size, config, quarantine
         self.labels = manifest.label_index
-        self.first, self.image = _numbered(manifest.image_ids)
+        self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
         large = len(self.first) >= LEAST_IMAGES and cores() >= LEAST_CORES
         self.processes = processes and large and decoders.possible()
@@ -287,7 +287,7 @@ class ImageSource:
         return None
 
 
-def _numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Images in the order of their first rows: that row of each, and the image of every row."""
     _, first, code = np.unique(ids, return_index=True, return_inverse=True)
     order = np.argsort(first)

@@ -44,25 +44,32 @@ from acclimate.learn.ratios import fit_ratios
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
+PART = 65536  # rows that are worked on at a time, where all would be too many
 _SHARED = "backbone."
 SCALE = "scale"  # the name of that tensor on disk
 
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Labelled rows of features of several domains, in memory."""
+    """Labelled rows of features of several domains, in memory; an image that many rows show is
+    there once."""
 
-    x: Tensor  # [n, f]
+    x: Tensor  # [m, f], of images
     y: Tensor  # [n]
     domains: Sequence[np.ndarray]  # rows of each domain
     classes: int
+    shown: Tensor | None = None  # [n]: the image of each row; None: each has its own
+
+    def at(self, rows: np.ndarray | Tensor) -> Tensor:
+        """Their features: [k, f]."""
+        return self.x[rows] if self.shown is None else self.x[self.shown[rows]]
 
     def among(self, chosen: Sequence[int], allowed: np.ndarray | None = None) -> "FeatureRows":
         """Only these domains, and only their rows that are `allowed` [n]."""
         rows = [self.domains[number] for number in chosen]
         if allowed is not None:
             rows = [part[allowed[part]] for part in rows]
-        return FeatureRows(self.x, self.y, rows, self.classes)
+        return replace(self, domains=rows)
 
     @property
     def frequencies(self) -> Tensor:
@@ -87,9 +94,17 @@ class FeatureRows:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
         built = build_backbone("mlp", in_features=width) if layers else _as_they_come(width)
-        rows = self.x[np.concatenate(self.domains)].double()
-        built.set_statistics(rows.mean(0).float(), rows.std(0, correction=0).float())
+        built.set_statistics(*self._statistics())
         return built.to(self.x.device)
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each feature over the domains' rows, in float64 and in parts: all
+        of them at once, and as wide, might be more than there is memory for."""
+        parts = np.split(rows := np.concatenate(self.domains), range(PART, len(rows), PART))
+        none = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
+        mean = sum((self.at(part).double().sum(0) for part in parts), none) / len(rows)
+        apart = ((self.at(part).double() - mean).square().sum(0) for part in parts)
+        return mean.float(), (sum(apart, none) / len(rows)).sqrt().float()
 
     @cached_property
     def _counts(self) -> np.ndarray:
@@ -230,7 +245,7 @@ def _embed(embedding: Embedding, rows: FeatureRows, names: Sequence[str]) -> Dom
     def states() -> dict[str, DomainState]:
         empty = DomainState.empty("", embedding.dim)
         parts = zip(names, rows.domains, strict=True)
-        return {name: empty.updated(embedding.phi(rows.x[index])) for name, index in parts}
+        return {name: empty.updated(embedding.phi(rows.at(index))) for name, index in parts}
 
     embedding.standardise(DomainTable(states()).means)
     return DomainTable(states())
@@ -276,7 +291,7 @@ def _fit(
     chosen = torch.from_numpy(np.stack([np.stack(sampler.rows(s)) for s in range(config.steps)]))
     for step, (index, domain) in enumerate(chosen.to(device)):
         batch = Batch(
-            rows.x[index],
+            rows.at(index),
             rows.y[index],
             chosen[step, 1],
             None if mu is None else mu[domain],

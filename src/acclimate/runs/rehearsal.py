@@ -33,7 +33,7 @@ from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.config import SiteConfig
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.source import readable, to_float
+from acclimate.data.source import numbered, readable, to_float
 from acclimate.learn.models import Plain, Predictor, over_features
 from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
 from acclimate.runs.plan import Plan
@@ -136,10 +136,11 @@ def _scale(stage: Stage, site: Site, new: np.ndarray) -> float:
     """How much larger the logits of the conditioned head are than those of the plain model, on new
     rows of the domains that both know: with it both count alike. Labels play no part."""
     assert stage.logits is not None
-    x, conditioned = stage.rows.x, torch.zeros_like(stage.logits)
+    conditioned = torch.zeros_like(stage.logits)
     for mu, rows in zip(site.table.means, stage.rows.domains, strict=True):
         own = rows[np.isin(rows, new)]
-        conditioned[own] = site.predictor.fold(mu.to(x.device)).eval()(x[own]).logits
+        head = site.predictor.fold(mu.to(conditioned.device)).eval()
+        conditioned[own] = head(stage.rows.at(own)).logits
     plain = _spread(stage.logits[new]) if len(new) else 0.0
     return _within(_spread(conditioned[new]) / plain) if plain else 1.0
 
@@ -195,22 +196,27 @@ def feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, n
     """
     plan, device = now.plan, now.world.device
     domains = [plan.manifest.rows(domain=name) for name in plan.train_domains]
-    rows, count = np.concatenate(domains), len(plan.manifest)
-    x, read = torch.zeros(count, 0, device=device), np.zeros(count, dtype=bool)
-    logits = torch.zeros(count, len(plan.classes), device=device)
-    for places, stored in readable(now.source, rows, _named(now.watch, "features")):
+    rows = np.concatenate(domains)
+    first, image = numbered(plan.manifest.image_ids[rows])
+    images, x = rows[first], torch.zeros(len(first), 0, device=device)
+    logits = torch.zeros(len(first), len(plan.classes), device=device)
+    there = np.zeros(len(first), dtype=bool)
+    for places, stored in readable(now.source, images, _named(now.watch, "features")):
         found = to_float(stored, device)
         if found.ndim > 2:  # one pass: the head goes on from the backbone's features
             found = predictor.backbone(found)
-            logits[rows[places]] = predictor.head(found).logits.float()
+            logits[places] = predictor.head(found).logits.float()
         else:
-            logits[rows[places]] = predictor(found).logits.float()
-        if not read.any():
-            x = torch.zeros(count, found.shape[1], device=device)
-        x[rows[places]] = found.float()
-        read[rows[places]] = True
+            logits[places] = predictor(found).logits.float()
+        if not there.any():
+            x = torch.zeros(len(first), found.shape[1], device=device)
+        x[places] = found.float()
+        there[places] = True
+    count = len(plan.manifest)
+    shown, read = torch.zeros(count, dtype=torch.int64, device=device), np.zeros(count, dtype=bool)
+    shown[rows], read[rows] = torch.from_numpy(image).to(device), there[image]
     y = torch.from_numpy(plan.manifest.label_index).to(device)
-    return FeatureRows(x, y, domains, len(plan.classes)), logits, read
+    return FeatureRows(x, y, domains, len(plan.classes), shown), logits[shown], read
 
 
 def _named(watch: Watch, phase: str) -> Watch:
@@ -226,7 +232,7 @@ class Split(NamedTuple):
     apart: np.ndarray  # [n] bool
 
 
-Retrained = Callable[[Split], tuple[Tensor, Plain]]  # features of all rows, and who classifies them
+Retrained = Callable[[Split], tuple[Tensor, Plain]]  # features of images, who classifies them
 
 
 def rehearse(
@@ -410,7 +416,7 @@ def _play(
         site = fit_site(part, names, config, seed=seed)
     new = _new_rows(stage, split.kept)
     with torch.no_grad():
-        beside = Beside(new, plain(stage.rows.x[new]).logits, stage.rows.y[new])
+        beside = Beside(new, plain(stage.rows.at(new)).logits, stage.rows.y[new])
     return [_Scene(stage, d, part, plain, site, beside) for d in split.held]
 
 
@@ -429,7 +435,7 @@ class _Scene:
     ) -> None:
         rows = _playing(stage, domain)
         self.name, self.images = stage.names[domain], stage.images[rows]
-        self.x, self.y = stage.rows.x[rows], stage.rows.y[rows]
+        self.x, self.y = stage.rows.at(rows), stage.rows.y[rows]
         self.prior, self.site, self.beside = part.prior.cpu(), site, beside
         enough = len(part.domains) >= LEAST_DOMAINS
         self.ratios = part.ratios if enough else None
