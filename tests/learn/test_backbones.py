@@ -77,6 +77,9 @@ def test_mlp_normalises_with_the_statistics_it_is_given() -> None:
     assert net(x).tolist() == [[3.0, 5.0]]
     net.set_statistics(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 0.0]))
     assert net(x).tolist() == [[1.0, 1.0]]
+    # A feature that was the same in all rows, up to how its mean was rounded.
+    net.set_statistics(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1e-7]))
+    assert net(x).tolist() == [[1.0, 1.0]]
     net.body = body
     assert net.state_dict()["mean"].tolist() == [1.0, 4.0]
     assert message(ConfigError, lambda: net.set_statistics(torch.zeros(3), torch.ones(3))) == (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from acclimate.config import SiteConfig
-from acclimate.learn import site
+from acclimate.data import source
 from acclimate.learn.models import Backbone, Preprocess
 from acclimate.learn.site import FeatureRows, Site, batch_size, fit_plain, fit_site
 
@@ -57,9 +57,9 @@ def test_an_image_that_many_rows_show_is_there_once() -> None:
     copies = replace(rows, x=rows.x[:40][shown])
     assert torch.equal(once.at(rows.domains[3]), copies.x[rows.domains[3]])
     expected = copies.x[np.concatenate(rows.domains)].double()
-    for part in (site.PART, 7):
+    for part in (source.PART, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(site, "PART", part)
+            patch.setattr(source, "PART", part)
             backbone = once.among(range(6)).backbone()
         mean, std = expected.mean(0), expected.std(0, correction=0)
         torch.testing.assert_close(backbone.mean.double(), mean, rtol=1e-6, atol=1e-7)

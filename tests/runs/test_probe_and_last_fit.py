@@ -98,7 +98,8 @@ def test_a_probe_is_a_classifier_on_fixed_features(
     plan = make_plan(config, features)
     torch.manual_seed(derive(0, "initial weights"))
     predictor, _ = build_networks(plan.config, 3, 4, 5, pretrained=True, world=World())
-    set_statistics(features.features()[np.concatenate(plan.train_rows)], [predictor])
+    learned_from = features.features()[np.concatenate(plan.train_rows)]
+    set_statistics(lambda: iter([learned_from]), [predictor])
     with torch.no_grad():
         fixed = predictor.backbone(torch.from_numpy(features.features()))
     head = nn.Linear(256, 3)

@@ -34,6 +34,7 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
+PART = 65536  # rows whose features are looked at together
 # From so many images and cores on, processes that decode are worth the seconds that they start in.
 LEAST_IMAGES, LEAST_CORES = 4000, 4
 
@@ -294,6 +295,11 @@ def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return first[order], place[code]
+
+
+def in_parts(rows: np.ndarray) -> list[np.ndarray]:
+    """All at once might be more than there is memory for: an image may be in many rows."""
+    return np.split(rows, range(PART, len(rows), PART))
 
 
 def open_source(

@@ -28,6 +28,7 @@ from acclimate.data.batches import (
     label_prior,
     label_shifts,
 )
+from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM, ERMConfig
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
@@ -44,7 +45,6 @@ from acclimate.learn.ratios import fit_ratios
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
-PART = 65536  # rows that are worked on at a time, where all would be too many
 _SHARED = "backbone."
 SCALE = "scale"  # the name of that tensor on disk
 
@@ -98,9 +98,8 @@ class FeatureRows:
         return built.to(self.x.device)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each feature over the domains' rows, in float64 and in parts: all
-        of them at once, and as wide, might be more than there is memory for."""
-        parts = np.split(rows := np.concatenate(self.domains), range(PART, len(rows), PART))
+        """Mean and deviation of each feature over the domains' rows, in float64."""
+        parts = in_parts(rows := np.concatenate(self.domains))
         none = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
         mean = sum((self.at(part).double().sum(0) for part in parts), none) / len(rows)
         apart = ((self.at(part).double() - mean).square().sum(0) for part in parts)

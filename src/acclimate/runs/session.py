@@ -19,7 +19,7 @@ from acclimate.core.watch import Watch
 from acclimate.core.wording import count
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Source, open_source
+from acclimate.data.source import Source, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
@@ -137,8 +137,13 @@ class Session:
             world=self.world,
             watch=self.watch,
         )
-        features, good = found.take(np.concatenate(plan.train_rows))
-        set_statistics(features.numpy()[good], self.networks)
+
+        def parts() -> Iterator[np.ndarray]:
+            for rows in in_parts(np.concatenate(plan.train_rows)):
+                features, good = found.take(rows)
+                yield features.numpy()[good]
+
+        set_statistics(parts, self.networks)
         return found
 
     def loop(
@@ -262,17 +267,21 @@ def prepare(
         reader: Any = extractor or networks[0].backbone
         size = plan.config.data.image_size or int(reader.size)
     else:
-        set_statistics(plan.manifest.features()[np.concatenate(plan.train_rows)], networks)
+        features, rows = plan.manifest.features(), np.concatenate(plan.train_rows)
+        set_statistics(lambda: (features[part] for part in in_parts(rows)), networks)
     for network in networks:
         ready(network, world.device)
     return size
 
 
-def set_statistics(features: np.ndarray, networks: Sequence[Predictor | Embedding]) -> None:
+def set_statistics(
+    parts: Callable[[], Iterator[np.ndarray]], networks: Sequence[Predictor | Embedding]
+) -> None:
     """Feature mode: inputs are standardised with the training rows' mean and deviation."""
     # In float64: a float32 sum over millions of rows drifts.
-    mean, std = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
-    std = np.where(std > 0, std, 1.0)
+    rows = sum(len(part) for part in parts())
+    mean = np.asarray(sum(part.sum(0, dtype=np.float64) for part in parts())) / rows
+    std = np.sqrt(sum(np.square(part - mean).sum(0) for part in parts()) / rows)
     for network in networks:
         backbone: Any = network.backbone
         backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())

@@ -111,7 +111,8 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Normalise with `mean` and `std` [f] from now on; where std is 0, only centre."""
+        """Normalise with `mean` and `std` [f] from now on; where std is 0, or as little as numbers
+        like the mean are rounded by, only centre."""
         for name, value in (("mean", mean), ("std", std)):
             if value.numel() != self.mean.numel():
                 raise ConfigError(
@@ -119,7 +120,8 @@ class Backbone(nn.Module):
                     f"{self.mean.numel()}; give one per feature"
                 )
         self.mean.copy_(mean.view_as(self.mean))
-        self.std.copy_(torch.where(std == 0, 1.0, std).view_as(self.std))
+        constant = std <= torch.finfo(torch.float32).eps * mean.abs()
+        self.std.copy_(torch.where(constant, 1.0, std).view_as(self.std))
 
 
 def build_backbone(
