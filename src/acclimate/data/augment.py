@@ -2,14 +2,17 @@
 
 The random numbers are drawn on the CPU for the whole global batch and then sliced, so that a
 sample looks the same whichever process, and whichever share of the batch, handles it.
+
+On a GPU the host only asks for work, while it has a network to ask for work too: what counts there
+is how many operations there are, hardly how large they are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 SCALE = (0.7, 1.0)
@@ -23,8 +26,11 @@ GREY = 0.1
 # about twice as fast; 16 images of 224 pixels.
 _CPU_PIXELS = 16 * 224 * 224
 
-_TENSORS = ("box", "flip", "brightness", "contrast", "saturation", "hue", "grey")
+_BILINEAR, _BORDER = 0, 1  # the ways of `torch.grid_sampler`
+_TINY = 2.0**-120  # below any difference of two channels, and not too small to be divided by
+
 _JITTERS = ("brightness", "contrast", "saturation", "hue")
+_ARRAYS = ("box", "flip", *_JITTERS, "grey")
 
 
 @dataclass(frozen=True)
@@ -33,25 +39,29 @@ class Draws:
 
     size: tuple[int, int]
     order: tuple[str, ...]  # of the jitter operations, one for the whole call
-    box: Tensor  # [k,4] top, left, height, width of the crop, whole pixels as float32
-    flip: Tensor  # [k] bool
-    brightness: Tensor  # [k] factor, as are contrast and saturation
-    contrast: Tensor
-    saturation: Tensor
-    hue: Tensor  # [k] in turns of the colour circle
-    grey: Tensor  # [k] bool
+    box: np.ndarray  # [k,4] top, left, height, width of the crop, whole pixels as float32
+    flip: np.ndarray  # [k] bool
+    brightness: np.ndarray  # [k] factor in float32, as are contrast and saturation
+    contrast: np.ndarray
+    saturation: np.ndarray
+    hue: np.ndarray  # [k] in turns of the colour circle, float32
+    grey: np.ndarray  # [k] bool
 
     def __len__(self) -> int:
         return len(self.flip)
 
-    def take(self, indices: Tensor | np.ndarray | Sequence[int] | slice) -> "Draws":
+    def take(self, indices: np.ndarray | Sequence[int] | slice) -> "Draws":
         """The numbers of some of the samples, in the order of `indices`."""
-        at = indices if isinstance(indices, slice) else torch.as_tensor(indices)
-        return Draws(self.size, self.order, *(getattr(self, name)[at] for name in _TENSORS))
+        return Draws(self.size, self.order, *(getattr(self, name)[indices] for name in _ARRAYS))
 
-    def to(self, device: torch.device | str) -> "Draws":
-        moved = (getattr(self, name).to(device, non_blocking=True) for name in _TENSORS)
-        return Draws(self.size, self.order, *moved)
+    def packed(self) -> np.ndarray:
+        """float32 [11,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
+        _JITTERS (hue in sixths of a turn), and whether grey."""
+        top, left, tall, wide = self.box.T
+        mirrored = np.where(self.flip, -wide, wide)
+        crop = (mirrored, tall, 2 * left, 2 * top, wide, tall)
+        jitter = (self.brightness, self.contrast, self.saturation, 6 * self.hue)
+        return np.stack([*crop, *jitter, self.grey.astype(np.float32)])
 
 
 def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws:
@@ -62,18 +72,17 @@ def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws
     hue = rng.uniform(-JITTER, JITTER, size=count)
     grey = rng.random(count) < GREY
     order = tuple(_JITTERS[i] for i in rng.permutation(len(_JITTERS)))
-    numbers = map(torch.from_numpy, np.stack([*factors, hue]).astype(np.float32))
-    brightness, contrast, saturation, turns = numbers
+    brightness, contrast, saturation = factors.astype(np.float32)
     return Draws(
         size=(height, width),
         order=order,
-        box=torch.from_numpy(box.astype(np.float32)),
-        flip=torch.from_numpy(flip),
+        box=box.astype(np.float32),
+        flip=flip,
         brightness=brightness,
         contrast=contrast,
         saturation=saturation,
-        hue=turns,
-        grey=torch.from_numpy(grey),
+        hue=hue.astype(np.float32),
+        grey=grey,
     )
 
 
@@ -112,66 +121,86 @@ def augment(images: Tensor, draws: Draws) -> Tensor:
 
 
 def _augment(images: Tensor, draws: Draws) -> Tensor:
-    out = crop_and_flip(images, draws.box, draws.flip)
+    numbers = torch.from_numpy(draws.packed()).to(images.device, non_blocking=True)
+    out = crop_and_flip(images, numbers[:6])
+    *factors, grey = numbers[6:, :, None, None, None].unbind()
     for name in draws.order:
-        out = _OPERATIONS[name](out, getattr(draws, name))
-    return torch.where(_each(draws.grey), luminance(out), out)
+        out = _OPERATIONS[name](out, factors[_JITTERS.index(name)])
+    return torch.lerp(out, luminance(out), grey)  # by 0 or 1: the one or the other
 
 
-def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """Each box blown up to the whole image, then mirrored: [b,c,h,w],[b,4],[b] -> [b,c,h,w].
+def crop_and_flip(images: Tensor, crop: Tensor) -> Tensor:
+    """Each box blown up to the whole image, then mirrored: [b,c,h,w],[6,b] -> [b,c,h,w].
 
     The sampling grid is separable, so it is written out rather than made by `affine_grid`, whose
     matrix product may run in TF32 and then misses pixels by a tenth.
     """
     height, width = images.shape[2:]
-    top, left, tall, wide = box[:, :, None].unbind(1)  # [b,1] each
-    # Pixel centres of the output in -1..1, where -1 and 1 are the outer edges of the image.
-    rows = (torch.arange(height, device=box.device) * 2 + 1) / height - 1
-    columns = (torch.arange(width, device=box.device) * 2 + 1) / width - 1
-    mirrored = torch.where(flip[:, None], -columns, columns)  # [b,w]
-    x = (wide * mirrored + 2 * left + wide) / width - 1  # [b,w]
-    y = (tall * rows + 2 * top + tall) / height - 1  # [b,h]
-    shape = (len(images), height, width)
-    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
-    return F.grid_sample(
-        images, grid.to(images.dtype), mode="bilinear", padding_mode="border", align_corners=False
-    )
+    axes = crop.view(3, 2, len(images), 1, 1)
+    if height == width:
+        x, y = _sampled(width, axes).unbind()
+    else:
+        x, y = _sampled(width, axes[:, 0]), _sampled(height, axes[:, 1])
+    grid = torch.stack(torch.broadcast_tensors(x, y.transpose(1, 2)), dim=-1)  # type: ignore[no-untyped-call]
+    # As F.grid_sample, whose checks are written in Python.
+    return torch.grid_sampler(images, grid.to(images.dtype), _BILINEAR, _BORDER, False)
+
+
+def _sampled(side: int, axes: Tensor) -> Tensor:
+    """Where along an axis an image of `side` pixels takes them from, -1 and 1 being the edges:
+    [3,...,b,1,1] -> [...,b,1,side]. The factor is the extent, negative where it is mirrored."""
+    factor, twice_start, extent = axes.unbind()
+    centres = _pixel_centres(side, axes.device)
+    return (factor * centres).add_(twice_start).add_(extent).div_(side).sub_(1)
+
+
+@cache
+def _pixel_centres(side: int, device: torch.device) -> Tensor:
+    """Of an image whose edges are at -1 and 1: [side]"""
+    return _there((torch.arange(side, device=device) * 2 + 1) / side - 1)
+
+
+def _there(made: Tensor) -> Tensor:
+    """Others use it on streams of their own."""
+    if made.is_cuda:
+        torch.cuda.current_stream(made.device).synchronize()
+    return made
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """[b,3,h,w],[b] -> [b,3,h,w]; 0 is black."""
-    return (images * _each(factor)).clamp_(0, 1)
+    """[b,3,h,w],[b,1,1,1] -> [b,3,h,w]; 0 is black."""
+    return (images * factor).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """[b,3,h,w],[b] -> [b,3,h,w]; 0 is each image's own mean grey."""
+    """[b,3,h,w],[b,1,1,1] -> [b,3,h,w]; 0 is each image's own mean grey."""
     # Rows first, then their means: a single reduction is split among threads by the size of the
     # batch, and the last bits of a sample's mean would depend on its company.
     mean = luminance(images).mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
-    return torch.lerp(mean, images, _each(factor)).clamp_(0, 1)
+    return torch.lerp(mean, images, factor).clamp_(0, 1)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """[b,3,h,w],[b] -> [b,3,h,w]; 0 is greyscale."""
-    return torch.lerp(luminance(images), images, _each(factor)).clamp_(0, 1)
+    """[b,3,h,w],[b,1,1,1] -> [b,3,h,w]; 0 is greyscale."""
+    return torch.lerp(luminance(images), images, factor).clamp_(0, 1)
 
 
-def adjust_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """[b,3,h,w],[b] -> [b,3,h,w]: hue moved round the colour circle; value and saturation stay."""
+def adjust_hue(images: Tensor, sixths: Tensor) -> Tensor:
+    """[b,3,h,w],[b,1,1,1] -> [b,3,h,w]: hue moved round the colour circle, by so many sixths of it;
+    value and saturation stay."""
     lowest, chroma, hue = _hexcone(images)
-    moved = hue.add_(6 * _each(turns)).remainder_(6)
-    # How much of the chroma each channel has at hue h, the hexcone's trapezia:
-    # red |h − 3| − 1, green 2 − |h − 2|, blue 2 − |h − 4|, each clamped to 0..1.
-    share = torch.cat(
-        [
-            (moved - 3).abs_().sub_(1),
-            (moved - 2).abs_().neg_().add_(2),
-            (moved - 4).abs_().neg_().add_(2),
-        ],
-        dim=1,
-    )
+    moved = hue.add_(sixths).remainder_(6)
+    peak, slope, height = _trapezia(images.device)
+    share = (moved - peak).abs_().mul_(slope).add_(height)
     return share.clamp_(0, 1).mul_(chroma).add_(lowest)
+
+
+@cache
+def _trapezia(device: torch.device) -> tuple[Tensor, ...]:
+    """How much of the chroma each channel has at hue h, the hexcone's trapezia: red |h − 3| − 1,
+    green 2 − |h − 2|, blue 2 − |h − 4|, each clamped to 0..1. Three of [3,1,1]"""
+    numbers = [[3.0, 2.0, 4.0], [1.0, -1.0, -1.0], [-1.0, 2.0, 2.0]]
+    return _there(torch.tensor(numbers, device=device).view(3, 3, 1, 1)).unbind()
 
 
 def luminance(images: Tensor) -> Tensor:
@@ -183,10 +212,9 @@ def luminance(images: Tensor) -> Tensor:
 def _hexcone(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[b,3,h,w] -> lowest channel, chroma, and hue in -1..5 (0 for greys), [b,1,h,w] each."""
     red, green, blue = _channels(images)
-    value = torch.maximum(torch.maximum(red, green), blue)
-    lowest = torch.minimum(torch.minimum(red, green), blue)
+    value, lowest = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = value - lowest
-    per_chroma = torch.where(chroma == 0, 1, chroma).reciprocal_()  # a grey: 0 differences times 1
+    per_chroma = chroma.clamp_min(_TINY).reciprocal_()  # a grey has no differences to multiply
     hue = torch.where(
         value == red,
         (green - blue).mul_(per_chroma),
@@ -200,11 +228,8 @@ def _hexcone(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _channels(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return images[:, 0:1], images[:, 1:2], images[:, 2:3]
-
-
-def _each(factor: Tensor) -> Tensor:
-    return factor[:, None, None, None]
+    red, green, blue = images.chunk(3, 1)
+    return red, green, blue
 
 
 _OPERATIONS = {

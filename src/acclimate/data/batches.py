@@ -104,20 +104,22 @@ class DomainSampler:
         self._epoch = lru_cache(maxsize=4 * len(domains))(self._shuffled_epoch)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        chosen = []
+        chosen: list[int] = []
+        rows: list[np.ndarray] = []
         for slot in range(step * self.slots, (step + 1) * self.slots):
             turn, place = divmod(slot, len(self.domains))
-            domain = int(self._round(turn)[place])
-            chosen.append((self._turn(domain, turn), np.full(self.per_domain, domain)))
-        rows, domains = zip(*chosen, strict=True)
-        return np.concatenate(rows), np.concatenate(domains)
+            chosen.append(int(self._round(turn)[place]))
+            rows += self._turn(chosen[-1], turn)
+        return np.concatenate(rows), np.repeat(chosen, self.per_domain)
 
-    def _turn(self, domain: int, turn: int) -> np.ndarray:
-        size = len(self.domains[domain])
-        positions = np.arange(turn * self.per_domain, (turn + 1) * self.per_domain)
-        epochs, places = np.divmod(positions, size)
-        parts = [self._epoch(domain, int(e))[places[epochs == e]] for e in np.unique(epochs)]
-        return np.concatenate(parts)
+    def _turn(self, domain: int, turn: int) -> Iterator[np.ndarray]:
+        """The rows of a domain's turn, a part from each epoch that it touches."""
+        wanted = self.per_domain
+        epoch, place = divmod(turn * wanted, len(self.domains[domain]))
+        while wanted:
+            part = self._epoch(domain, epoch)[place : place + wanted]
+            yield part
+            wanted, epoch, place = wanted - len(part), epoch + 1, 0
 
     def _shuffled_round(self, turn: int) -> np.ndarray:
         return stream(self.seed, "round", turn).permutation(len(self.domains))
@@ -220,15 +222,14 @@ class Loader:
         stored, labels = self._readable(rows[share], domains[share], staging)
         x = to_float(stored, self.world.device)
         if self.augmented:
-            x = augment(x, self._draws(step, len(rows), x.shape[-1], share).to(self.world.device))
+            x = augment(x, self._draws(step, len(rows), x.shape[-1], share))
             if x.is_cuda:  # as the network's weights lie
                 x = x.contiguous(memory_format=torch.channels_last)
         y = sent(torch.from_numpy(labels), self.world.device)
         return Batch(x, y, torch.from_numpy(domains[share]))
 
     def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:
-        draws = draw(count, side, side, stream(self.seed, "augment", step))
-        return draws.take(np.arange(count)[share])
+        return draw(count, side, side, stream(self.seed, "augment", step)).take(share)
 
     def _readable(
         self,

@@ -37,11 +37,12 @@ class OnDevice:
 
     def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
         shown = self.source.image[rows]
-        with self._lock:  # one thread brings what is missing, the others find it
-            missing = np.unique(shown[~self.there[shown] & ~self.source.unreadable[shown]])
-            if len(missing):
-                self._bring(missing)
-        places = torch.from_numpy(shown).to(self.device)
+        if not self.there[shown].all():
+            with self._lock:  # one thread brings what is missing, the others find it
+                missing = np.unique(shown[~self.there[shown] & ~self.source.unreadable[shown]])
+                if len(missing):
+                    self._bring(missing)
+        places = sent(torch.from_numpy(shown), self.device)
         return self.held.index_select(0, places), ~self.source.unreadable[shown]
 
     def _bring(self, images: np.ndarray) -> None:
