@@ -3,13 +3,21 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from acclimate.core.generators import Dropout, dropout, own_generator, own_weights, turns
+from acclimate.core.generators import (
+    Dropout,
+    dropout,
+    own_generator,
+    own_weights,
+    turns,
+    weights_to_come,
+)
 from acclimate.learn.models import build_backbone, list_backbones, may_draw
 from acclimate.learn.models.timm_import import import_timm
 
@@ -91,6 +99,50 @@ def test_our_backbones_draw_nothing_in_a_step(row: dict[str, str]) -> None:
     with untouched():
         network(x)
     assert not may_draw(network)
+
+
+class Layers(nn.Module):
+    """Parameters by each way of drawing them, and what no file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.token = nn.Parameter(torch.zeros(5))
+        nn.init.normal_(self.token)
+        nn.init.xavier_uniform_(self.linear.weight)
+        self.register_buffer("drawn", torch.empty(6).normal_(), persistent=False)
+        self.register_buffer("places", torch.arange(7), persistent=False)
+        self.norm = nn.BatchNorm1d(2)
+
+
+def test_weights_to_come_are_not_drawn_and_all_else_is_as_ever() -> None:
+    nothing = mock.Mock(side_effect=AssertionError("a parameter was drawn"))
+    with untouched(), own_weights(4), weights_to_come():
+        into = torch.empty(6).normal_()
+    with untouched(), own_weights(4), weights_to_come():
+        found = Layers()
+        with mock.patch.object(torch.Tensor, "uniform_", nothing):
+            nn.Conv2d(3, 4, 3)
+    assert torch.equal(found.token, torch.zeros(5))
+    assert torch.equal(found.drawn, into)
+    assert torch.equal(found.places, torch.arange(7))
+    assert torch.equal(found.norm.weight, torch.ones(2))
+    assert not torch.equal(Layers().token, torch.zeros(5))  # outside they draw
+
+
+@pytest.mark.parametrize("name", [*BUILDERS, "test_vit"])
+def test_a_network_that_is_filled_is_the_one_that_was(name: str) -> None:
+    build = BUILDERS.get(name, lambda: build_backbone(name, pretrained=False))
+    with own_weights(4):
+        expected = build()
+    with own_weights(0), weights_to_come():
+        found = build()
+    found.load_state_dict(expected.state_dict())
+    for kind in ("named_parameters", "named_buffers"):
+        of_both = zip(getattr(found, kind)(), getattr(expected, kind)(), strict=True)
+        for (key, value), (same, other) in of_both:
+            assert key == same
+            assert torch.equal(value, other), key
 
 
 def test_layers_of_others_draw_in_turn() -> None:

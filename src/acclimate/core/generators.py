@@ -40,6 +40,17 @@ def own_weights(seed: int) -> Iterator[None]:
 
 
 @contextmanager
+def weights_to_come() -> Iterator[None]:
+    """Inside, layers that this thread builds draw nothing into their parameters, which hold what
+    memory held: for networks that are filled before anything else is done with them.
+
+    Buffers are made as ever: not all of them are in files.
+    """
+    with _Undrawn():
+        yield
+
+
+@contextmanager
 def turns(seed: int | None = None) -> Iterator[None]:
     """torch's generator, for layers that draw from it and can be given no other: threads that come
     here take turns, and afterwards its state on the CPU is what it was.
@@ -105,4 +116,21 @@ class _Drawing(TorchFunctionMode):
         given = kwargs or {}
         if func in _DRAWING and given.get("generator") is None:
             given = {**given, "generator": _own()}
+        return func(*args, **given)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves parameters as they are where a function would draw into them."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        into = args[0] if args else given.get("tensor")  # as functions of nn.init come here
+        if func in _DRAWING and isinstance(into, nn.Parameter):
+            return into
         return func(*args, **given)

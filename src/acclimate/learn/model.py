@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acclimate.config import RunConfig, as_dict, completed, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
-from acclimate.core.generators import own_weights
+from acclimate.core.generators import own_weights, weights_to_come
 from acclimate.core.layout import AGAIN, MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
 from acclimate.core.sealed import Fields, json_checksum, write_sealed
 from acclimate.core.tensors import (
@@ -175,9 +175,6 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(domains, states, digest, embedding.dim, path)
         _agree(table, described)
-        ready(embedding, device).eval()
-    ready(predictor, device).eval()
-    accelerate(predictor.backbone, None if embedding is None else embedding.backbone)
     if parts := below(tensors, "site."):
         site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path)
         site = site.to(device)
@@ -199,8 +196,12 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         _ratios(described),
         _confusion(tensors, len(classes), path),
     )
-    if found.digest() != digest:
+    if found.digest() != digest:  # worked out before they are a GPU's
         raise DamagedFile(path)
+    if embedding is not None:
+        ready(embedding, device).eval()
+    ready(predictor, device).eval()
+    accelerate(predictor.backbone, None if embedding is None else embedding.backbone)
     return found
 
 
@@ -230,10 +231,11 @@ def _networks(
     if largest > sum(value.numel() for value in tensors.values()):
         raise _other_network(path)
     counts = len(described.texts("classes")), len(described.texts("train_domains")), width
-    with torch.device("meta"):  # shapes alone first: what is not in the file is not allocated
+    # Shapes alone first: what is not in the file is not allocated.
+    with torch.device("meta"), weights_to_come():
         for part, network in zip(_PARTS, _built_whole(config, *counts), strict=True):
             _require_shapes(network, below(tensors, part), path)
-    with own_weights(0):  # all of which the file's take the place of
+    with own_weights(0), weights_to_come():
         predictor, embedding = _built_whole(config, *counts)
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:

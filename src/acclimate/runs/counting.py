@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from acclimate.core.distributed import World
+from acclimate.data.on_device import sent
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.models import Predictor
 from acclimate.learn.models.passed import Passed
@@ -69,7 +70,7 @@ def count_by_group(
     each group. `seen` is told the logits, labels and groups of each batch."""
     totals = torch.zeros(groups, 4, dtype=torch.float64, device=world.device)
     for x, labels, places in labelled_batches(source, rows, world):
-        of = torch.from_numpy(group[places]).to(world.device)
+        of = sent(torch.from_numpy(group[places]), world.device)
         logits = predictor(x, None if mu is None else mu[of]).logits.float()
         totals.index_add_(0, of, _found(logits, labels))
         if seen is not None:
@@ -93,4 +94,4 @@ def labelled_batches(
     for found, stored in readable(source, rows[mine]):
         places = mine[found]
         labels = torch.from_numpy(source.labels[rows[places]])
-        yield to_float(stored, world.device), labels.to(world.device), places
+        yield to_float(stored, world.device), sent(labels, world.device), places
