@@ -29,11 +29,11 @@ LONG = 2000  # steps from which on one GPU compiles
 class Rates:
     """Images a second of ResNet-50 at 224 px on one GPU, and of one core that decodes."""
 
-    eager: float = 2226.0  # trained from memory, bf16: the issue's table, H200 with 16 cores
-    compiled: float = 5850.0  # a compiled step on a batch that is there: the same table
-    inference: float = 11900.0  # the same table
+    eager: float = 3070.0  # trained from a pack, bf16: docs/benchmarks.md, H200 with 16 cores
+    compiled: float = 6805.0  # compiled, kept on the GPU: there
+    inference: float = 9207.0  # the network alone, 256 at a time: there
     decode: float = 1000.0  # 227 px, decoded and resized on one of 2 cores: benchmarks/speed.py
-    source: str = "one H200 with 16 cores, as measured before packs and pinned memory"
+    source: str = "one H200 with 16 cores"
 
     @staticmethod
     def read(path: Path) -> "Rates":

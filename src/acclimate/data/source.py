@@ -37,6 +37,7 @@ EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is le
 PART = 65536  # rows whose features are looked at together
 # From so many images and cores on, processes that decode are worth the seconds that they start in.
 LEAST_IMAGES, LEAST_CORES = 4000, 4
+MOST_THREADS = 8  # more of them wait for the interpreter lock
 
 
 class Source(Protocol):
@@ -167,7 +168,8 @@ class ImageSource:
         large = len(self.first) >= LEAST_IMAGES and cores() >= LEAST_CORES
         self.processes = processes and large and decoders.possible()
         # Some cores are left to those for whom processes decode.
-        self.workers = config.workers or (cores() * 3 // 4 if self.processes else cores())
+        by_cores = cores() * 3 // 4 if self.processes else min(cores(), MOST_THREADS)
+        self.workers = config.workers or by_cores
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
         self._starting = threading.Lock()
@@ -224,8 +226,10 @@ class ImageSource:
         with self._starting:
             if self.processes and self.decoders is None:
                 self._start()
-        each = 1 if self.decoders is None else min(ceil(len(images) / self.workers), decoders.MOST)
-        starts = range(0, len(images), max(each, 1))
+        # Threads take a few at a time, and come back: some images take longer than others.
+        turns = 4 if self.decoders is None else 1
+        each = max(1, min(ceil(len(images) / (turns * self.workers)), decoders.MOST))
+        starts = range(0, len(images), each)
         parts = ((images[start : start + each], into[start : start + each]) for start in starts)
         found = self.pool.map(self._read_part, *zip(*parts, strict=True))
         for image, error in zip(images, chain.from_iterable(found), strict=True):
