@@ -138,6 +138,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def local_processes() -> int:
+    """How many processes of this run share the machine."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep large blocks for reuse instead of giving them back to the system.
 

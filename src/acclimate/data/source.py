@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from acclimate.config import DataConfig
-from acclimate.core.distributed import cores
+from acclimate.core.distributed import cores, local_processes
 from acclimate.core.errors import ConfigError, ImageError
 from acclimate.core.files import write_error
 from acclimate.core.watch import Watch, unwatched
@@ -165,11 +165,12 @@ class ImageSource:
         self.labels = manifest.label_index
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
-        large = len(self.first) >= LEAST_IMAGES and cores() >= LEAST_CORES
+        own = max(cores() // local_processes(), 1)
+        large = len(self.first) >= LEAST_IMAGES and own >= LEAST_CORES
         self.processes = processes and large and decoders.possible()
         # Some cores are left to those for whom processes decode.
-        by_cores = cores() * 3 // 4 if self.processes else min(cores(), MOST_THREADS)
-        self.workers = config.workers or by_cores
+        by_cores = own * 3 // 4 if self.processes else min(own, MOST_THREADS)
+        self.workers = config.workers or max(by_cores, 1)
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
         self._starting = threading.Lock()
@@ -254,22 +255,26 @@ class ImageSource:
         """The places of those that a process has decoded for us."""
         if self.decoders is None:
             return set()
-        wanted = {}
-        for place, image in enumerate(images):
-            if not self.unreadable[image] and not (self.kept and self.kept.find(image)):
-                source = self.manifest.image_source(int(self.first[image]))
-                if isinstance(source, Path):
-                    wanted[place] = source
         with self.decoders.one() as decoder:
-            if decoder is None or not wanted:
+            if decoder is None:
                 return set()
-            good = zip(wanted, decoder.pixels, decoder(list(wanted.values())), strict=False)
-            there = {place: pixels for place, pixels, managed in good if managed}
+            sources = {place: self._missing(image) for place, image in enumerate(images)}
+            wanted = {place: path for place, path in sources.items() if path is not None}
+            managed = decoder(list(wanted.values())) if wanted else []
+            good = zip(wanted, decoder.pixels, managed, strict=False)
+            there = {place: pixels for place, pixels, is_there in good if is_there}
             for place, pixels in there.items():
                 np.copyto(into[place].numpy(), pixels)
                 if self.kept is not None:
                     self.kept.put(images[place], pixels)
         return set(there)
+
+    def _missing(self, image: int) -> Path | None:
+        """The file of an image that is yet to be decoded."""
+        if self.unreadable[image] or (self.kept is not None and self.kept.find(image)):
+            return None
+        source = self.manifest.image_source(int(self.first[image]))
+        return source if isinstance(source, Path) else None
 
     def _read(self, image: int, into: Tensor) -> ImageError | None:
         # By numpy: torch would share out every copy over as many threads again.

@@ -4,14 +4,13 @@ What a step needs is tried on a few images before the first one (`trial.py`); a 
 fit is worked off in parts, or, where that cannot be, refused.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from acclimate.core.distributed import World
+from acclimate.core.distributed import World, local_processes
 from acclimate.core.errors import ConfigError
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Predictor
@@ -152,7 +151,7 @@ def available() -> int | None:
     """Bytes that this process may still take; None where the system does not say."""
     free = [bytes_ for bytes_ in (_of_machine(), _of_group()) if bytes_ is not None]
     # Processes of one run on one machine share it equally.
-    return min(free) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if free else None
+    return min(free) // local_processes() if free else None
 
 
 def _too_much(plan: Plan, world: World, stage: Stage, need: Need, free: float, size: int) -> str:
