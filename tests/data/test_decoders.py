@@ -93,11 +93,7 @@ def test_pixels_and_quarantine_are_those_of_threads(
     assert not by_threads.processes
     usual, usual_good = by_threads.take(np.arange(len(manifest)))
     images = opened()
-    here: list[int] = []
-    read = images._read
-    monkeypatch.setattr(
-        images, "_read", lambda image, into: here.append(image) or read(image, into)
-    )
+    here = watched(monkeypatch)
     pixels, good = images.take(np.arange(len(manifest)))
     assert (pixels == usual).all() and (good == usual_good).all()
     assert usual[0].float().std() > 10  # there is something to compare
@@ -132,20 +128,53 @@ def test_a_process_that_dies_costs_nothing(
     assert started(images) == 0
 
 
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What is decoded in this process."""
+    here: list[Path] = []
+    read = source.read_pixels
+
+    def noted(image: Path, *arguments: int, **settings: int) -> np.ndarray:
+        here.append(image)
+        return read(image, *arguments, **settings)
+
+    monkeypatch.setattr(source, "read_pixels", noted)
+    return here
+
+
 def test_large_images_are_left_to_our_own_threads(
     opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose pixels in flight are counted together."""
-    monkeypatch.setattr(decoders, "IN_FLIGHT", 2 * 45 * 50)  # by two processes
+    monkeypatch.setattr(decoders, "LARGEST", 45 * 50)
     images = opened()
-    read, here = images._read, []
-    monkeypatch.setattr(
-        images, "_read", lambda image, into: here.append(image) or read(image, into)
-    )
+    here = watched(monkeypatch)
     _, good = images.take(np.arange(len(images.first)))
     assert good.sum() == len(good) - 1
     # Of each site those of 46 to 51 rows, and the one that nobody can read.
     assert len(here) == 2 * 6 + 1
+
+
+def test_what_lies_in_the_working_directory_is_not_run(
+    opened: Callable[..., ImageSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nraise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    opened()
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_everything_kept_none_are_started(
+    manifest: Manifest, opened: Callable[..., ImageSource], tmp_path: Path
+) -> None:
+    kept = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
+    images = [
+        ImageSource(manifest, 32, kept, Quarantine.lenient(len(manifest)), keep=True, processes=p)
+        for p in (False, True)
+    ]
+    readable = np.flatnonzero(images[0].take(np.arange(len(manifest)))[1])
+    images[1].take(readable)
+    assert images[1].processes and images[1].decoders is None
 
 
 def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:

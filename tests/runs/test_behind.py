@@ -65,17 +65,33 @@ def test_a_failure_comes_up_with_the_next_checkpoint_or_at_the_end(tmp_path: Pat
         raise ValueError("of its own")
 
 
-def test_without_room_for_a_second_one_it_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("full")
+def test_nothing_is_done_after_a_write_that_failed(tmp_path: Path) -> None:
+    """What the last checkpoint needs stays until there is a next one."""
+    needed = tmp_path / "best"
+    needed.touch()
 
-    with Behind(CPU) as files:
-        monkeypatch.setattr(torch.Tensor, "clone", full)
-        files.write(tmp_path / "file", {"x": torch.ones(2)})
-        monkeypatch.undo()
-        assert load_file(tmp_path / "file")["x"].tolist() == [1, 1]
+    def fail() -> None:
+        raise OSError("no space left")
+
+    files = Behind(CPU)
+    files.then(fail)
+    files.then(needed.unlink)
+    with pytest.raises(OSError, match="no space"):
+        files.settle()
+    files._pool.shutdown()
+    assert needed.exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_memory_stays_as_it_is(tmp_path: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    value = torch.zeros(1 << 22, device=gpu)
+    before = torch.cuda.memory_allocated(gpu)
+    with Behind(gpu) as files:
+        files.write(tmp_path / "file", {"x": value})
+        value += 1
+        assert torch.cuda.memory_allocated(gpu) == before
+    assert not load_file(tmp_path / "file")["x"].any()
 
 
 def test_only_a_gpu_of_its_own_writes_behind() -> None:

@@ -490,6 +490,27 @@ def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
     torch.testing.assert_close(stage.rows.at(rows), features, rtol=1e-3, atol=1e-3)
 
 
+def test_rows_of_features_are_their_own_whatever_image_they_are_of(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What several sites saw of one thing, say."""
+    staged: list[Stage] = []
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearse(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    names = np.empty(len(sites), dtype=object)
+    for domain in sites.domains:
+        own = sites.rows(domain=domain)
+        names[own] = [f"{number}.jpg" for number in range(len(own))]
+    of_images = replace(sites, table=sites.table.append_column("image", pa.array(names)))
+    train(rehearsed(tiny, **{"train.steps": 2}), of_images, tmp_path / "run")
+    rows = np.concatenate(staged[0].rows.domains)
+    assert torch.equal(staged[0].rows.at(rows), torch.from_numpy(sites.features()[rows]))
+
+
 def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np.ndarray]:
     """A fifth of each site is held back from fitting; others draw from few pictures, painted anew
     for each."""

@@ -5,8 +5,8 @@ beside a GPU so does every step of training: past a thousand images a second bot
 more than they work. A process is sent the paths of some images, and leaves their pixels in memory
 that it shares with us. What it does not manage, for whatever reason, we decode ourselves.
 
-They are copies of one process, which imports what they need once, and has neither threads nor a
-GPU that a copy could be harmed by.
+They are copies of one process, which imports what they need once, and has neither threads of ours
+nor a GPU that a copy could be harmed by.
 """
 
 import json
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 from acclimate.core.errors import ImageError
-from acclimate.data.effort import IN_FLIGHT
 from acclimate.data.pixels import read_pixels
 
 MOST = 16  # images that a process decodes at a time
+LARGEST = 25_000_000  # pixels; larger images are for our threads, which count them together
 WAIT = 5  # seconds, for processes to end that have nothing to do any more
 
 
@@ -54,13 +54,13 @@ class Decoder:
             return []
         return found
 
-    def __call__(self, paths: Sequence[Path]) -> list[bool]:
-        """Which of `paths`, at most MOST, are in `pixels` now, each at its place."""
-        asked = json.dumps([os.fspath(path) for path in paths])
+    def decoded(self, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
+        """Pixels of those that it manages, of at most MOST files. They are there until the next."""
+        asked = json.dumps([os.path.abspath(path) for path in files.values()])  # noqa: PTH100
         with suppress(OSError):  # then there will be no answer
             self.line.sendall(f"{asked}\n".encode())
-        found = self._answer()
-        return [place < len(found) and bool(found[place]) for place in range(len(paths))]
+        managed = zip(files, self._answer(), self.pixels, strict=False)
+        return {number: pixels.copy() for number, good, pixels in managed if good}
 
     def close(self) -> None:
         self._answers.close()
@@ -71,8 +71,7 @@ class Decoders:
     """Several of them, which start while we go on."""
 
     def __init__(self, count: int, size: int, max_pixels: int) -> None:
-        # Together they may hold as many pixels as our own threads; larger images are for those.
-        most = min(max_pixels, IN_FLIGHT // count)
+        most = min(max_pixels, LARGEST)
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
         lines = [socket.socketpair() for _ in range(count)]
         theirs = [line.fileno() for _, line in lines]
@@ -80,11 +79,18 @@ class Decoders:
         try:
             os.ftruncate(memory, count * MOST * 3 * size**2)
             pixels = _mapped(memory, count, size)
-            # They find what we found, wherever that came from, and are to start no threads.
-            found = os.pathsep.join(filter(None, sys.path))
+            # They find what we found, wherever that came from and in no other place, and are to
+            # start no threads.
+            found = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
             own = {"PYTHONPATH": found, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, json.dumps([memory, size, most, theirs])],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    __spec__.name,
+                    json.dumps([memory, size, most, theirs]),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

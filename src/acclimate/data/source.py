@@ -5,7 +5,7 @@ prediction all read them here.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -37,6 +37,7 @@ EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is le
 PART = 65536  # rows whose features are looked at together
 # From so many images and cores on, processes that decode are worth the seconds that they start in.
 LEAST_IMAGES, LEAST_CORES = 4000, 4
+MOST_PROCESSES = 16
 MOST_THREADS = 8  # more of them wait for the interpreter lock
 
 
@@ -169,7 +170,7 @@ class ImageSource:
         large = len(self.first) >= LEAST_IMAGES and own >= LEAST_CORES
         self.processes = processes and large and decoders.possible()
         # Some cores are left to those for whom processes decode.
-        by_cores = own * 3 // 4 if self.processes else min(own, MOST_THREADS)
+        by_cores = min(own * 3 // 4, MOST_PROCESSES) if self.processes else min(own, MOST_THREADS)
         self.workers = config.workers or max(by_cores, 1)
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
@@ -224,11 +225,8 @@ class ImageSource:
 
     def _read_all(self, images: np.ndarray, into: Sequence[Tensor]) -> None:
         """On all threads; what cannot be read is listed in the order of `images`."""
-        with self._starting:
-            if self.processes and self.decoders is None:
-                self._start()
         # Threads take a few at a time, and come back: some images take longer than others.
-        turns = 4 if self.decoders is None else 1
+        turns = 1 if self.processes else 4
         each = max(1, min(ceil(len(images) / (turns * self.workers)), decoders.MOST))
         starts = range(0, len(images), each)
         parts = ((images[start : start + each], into[start : start + each]) for start in starts)
@@ -238,63 +236,58 @@ class ImageSource:
                 self.unreadable[image] = True
                 self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
 
+    def _read_part(self, images: np.ndarray, into: Sequence[Tensor]) -> list[ImageError | None]:
+        # By numpy: torch would share out every copy over as many threads again.
+        places = [one.numpy() for one in into]
+        missing = {
+            number: self.manifest.image_source(int(self.first[image]))
+            for number, (image, place) in enumerate(zip(images, places, strict=True))
+            if not self._found(image, place)
+        }
+        errors: list[ImageError | None] = [None] * len(images)
+        decoded = self._by_process(missing)
+        for number, source in missing.items():
+            try:
+                pixels = decoded.get(number)
+                if pixels is None:
+                    pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
+            except ImageError as error:
+                places[number].fill(0)
+                errors[number] = error
+                continue
+            np.copyto(places[number], pixels)
+            if self.kept is not None:
+                self.kept.put(images[number], pixels)
+        return errors
+
+    def _found(self, image: int, place: np.ndarray) -> bool:
+        """Whether there is nothing to decode: it is in its place, or known to be unreadable."""
+        if self.unreadable[image]:
+            place.fill(0)
+            return True
+        if self.kept is None or not self.kept.find(image):
+            return False
+        np.copyto(place, self.kept.pixels[int(self.kept.slot[image])].numpy())
+        return True
+
+    def _by_process(self, missing: Mapping[int, Any]) -> dict[int, np.ndarray]:
+        """Those of the missing that a process has decoded for us."""
+        files = {number: source for number, source in missing.items() if isinstance(source, Path)}
+        if not (files and self.processes):
+            return {}
+        with self._starting:
+            if self.decoders is None:
+                self._start()
+        if self.decoders is None:
+            return {}
+        with self.decoders.one() as decoder:
+            return {} if decoder is None else decoder.decoded(files)
+
     def _start(self) -> None:
         try:
             self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
         except OSError:  # no process or file may be opened any more: threads will do
             self.processes = False
-
-    def _read_part(self, images: np.ndarray, into: Sequence[Tensor]) -> list[ImageError | None]:
-        there = self._by_process(images, into)
-        return [
-            None if place in there else self._read(image, one)
-            for place, (image, one) in enumerate(zip(images, into, strict=True))
-        ]
-
-    def _by_process(self, images: np.ndarray, into: Sequence[Tensor]) -> set[int]:
-        """The places of those that a process has decoded for us."""
-        if self.decoders is None:
-            return set()
-        with self.decoders.one() as decoder:
-            if decoder is None:
-                return set()
-            sources = {place: self._missing(image) for place, image in enumerate(images)}
-            wanted = {place: path for place, path in sources.items() if path is not None}
-            managed = decoder(list(wanted.values())) if wanted else []
-            good = zip(wanted, decoder.pixels, managed, strict=False)
-            there = {place: pixels for place, pixels, is_there in good if is_there}
-            for place, pixels in there.items():
-                np.copyto(into[place].numpy(), pixels)
-                if self.kept is not None:
-                    self.kept.put(images[place], pixels)
-        return set(there)
-
-    def _missing(self, image: int) -> Path | None:
-        """The file of an image that is yet to be decoded."""
-        if self.unreadable[image] or (self.kept is not None and self.kept.find(image)):
-            return None
-        source = self.manifest.image_source(int(self.first[image]))
-        return source if isinstance(source, Path) else None
-
-    def _read(self, image: int, into: Tensor) -> ImageError | None:
-        # By numpy: torch would share out every copy over as many threads again.
-        place, kept = into.numpy(), self.kept
-        if self.unreadable[image]:
-            place.fill(0)
-            return None
-        if kept is not None and kept.find(image):
-            np.copyto(place, kept.pixels[int(kept.slot[image])].numpy())
-            return None
-        try:
-            source = self.manifest.image_source(int(self.first[image]))
-            pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
-        except ImageError as error:
-            place.fill(0)
-            return error
-        np.copyto(place, pixels)
-        if kept is not None:
-            kept.put(image, pixels)
-        return None
 
 
 def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -197,7 +197,9 @@ def feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, n
     plan, device = now.plan, now.world.device
     domains = [plan.manifest.rows(domain=name) for name in plan.train_domains]
     rows = np.concatenate(domains)
-    first, image = numbered(plan.manifest.image_ids[rows])
+    # Rows of features are each their own, whatever image they are said to be of.
+    own = plan.manifest.has_features
+    first, image = numbered(np.arange(len(rows)) if own else plan.manifest.image_ids[rows])
     images, x = rows[first], torch.zeros(len(first), 0, device=device)
     logits = torch.zeros(len(first), len(plan.classes), device=device)
     there = np.zeros(len(first), dtype=bool)
