@@ -108,11 +108,11 @@ def draw(found: Sequence[Point]) -> Drawing:
             markersize=6,
             elinewidth=0.9,
         )
-    for text, place, side in _names(found, ends):
+    for text, place, side, up in _names(found, ends):
         ax.annotate(
             text,
             place,
-            xytext=(8 * side, -8 * side),
+            xytext=(8 * side, 8 * up),
             textcoords="offset points",
             fontsize=canvas.TEXT - 1,
             color=canvas.INKS["ink"],
@@ -138,24 +138,26 @@ def draw(found: Sequence[Point]) -> Drawing:
 
 def _names(
     found: Sequence[Point], ends: tuple[float, float]
-) -> Iterator[tuple[str, tuple[float, float], int]]:
-    """Names of what auto gains much by, below to the right (1) or above to the left (-1) of their
-    points; where neither has room, there is none."""
-    unit = (
-        ends[1] - ends[0]
-    ) / 100  # boxes are in percent of an axis: letters are 1.8 wide, 5 high
+) -> Iterator[tuple[str, tuple[float, float], int, int]]:
+    """Names of what auto gains much by, to the right (1) or left (-1) of their points, above (1) or
+    below (-1) them; where there is no room on any side, there is none."""
+    unit = (ends[1] - ends[0]) / 100  # boxes in percent of an axis: letters are 1.8 wide, 5 high
+    places = {(100 * point.promised, 100 * point.true.mean): point for point in found}
     taken: list[tuple[float, float, float]] = []
-    for point in sorted(found, key=lambda point: -point.true.mean):
-        x, y = 100 * point.promised, 100 * point.true.mean
+    for (x, y), point in sorted(places.items(), key=lambda item: -item[0][1]):
         if not point.chosen or max(abs(x), abs(y)) < 100 * FAR:
             continue
         text = point.data.partition(": ")[2] or point.data
-        for side in (1, -1):
+        marks = [
+            (other - unit, other + unit, high) for other, high in places if (other, high) != (x, y)
+        ]
+        for side, up in ((1, -1), (-1, 1), (1, 1), (-1, -1)):
             left = x + unit * (3 if side > 0 else -3 - 1.8 * len(text))
-            box = left, left + unit * 1.8 * len(text), y - side * 3 * unit
-            if all(_apart(box, other, 5 * unit) for other in taken):
+            box = left, left + unit * 1.8 * len(text), y + up * 3 * unit
+            free = all(_apart(box, other, 5 * unit) for other in taken)
+            if free and left > ends[0] and all(_apart(box, mark, 3 * unit) for mark in marks):
                 taken.append(box)
-                yield text, (x, y), side
+                yield text, (x, y), side, up
                 break
 
 
