@@ -34,7 +34,7 @@ from acclimate.data.quarantine import Quarantine
 from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
-PART = 65536  # rows whose features are looked at together
+PART = 8192  # rows whose features are looked at together: some hundred megabytes as float64
 # From so many images and cores on, processes that decode are worth the seconds that they start in.
 LEAST_IMAGES, LEAST_CORES = 4000, 4
 MOST_PROCESSES = 16
