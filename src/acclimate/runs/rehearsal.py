@@ -33,7 +33,7 @@ from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.config import SiteConfig
 from acclimate.core.randomness import stream
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.source import numbered, readable, to_float
+from acclimate.data.source import in_parts, numbered, readable, to_float
 from acclimate.learn.models import Plain, Predictor, over_features
 from acclimate.learn.site import FeatureRows, Site, fit_plain, fit_site
 from acclimate.runs.plan import Plan
@@ -418,7 +418,8 @@ def _play(
         site = fit_site(part, names, config, seed=seed)
     new = _new_rows(stage, split.kept)
     with torch.no_grad():
-        beside = Beside(new, plain(stage.rows.at(new)).logits, stage.rows.y[new])
+        logits = torch.cat([plain(stage.rows.at(part)).logits for part in in_parts(new)])
+    beside = Beside(new, logits, stage.rows.y[new])
     return [_Scene(stage, d, part, plain, site, beside) for d in split.held]
 
 
