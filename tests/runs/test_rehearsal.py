@@ -430,11 +430,8 @@ def test_killed_in_rehearsal_it_resumes_to_the_same(
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
 
 
-@pytest.mark.slow
-def test_a_trained_backbone_is_rehearsed_on_its_features(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Features and logits are the model's own; five new images of a site are too few to play."""
+def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """What runs rehearse on from now on."""
     staged: list[Stage] = []
 
     def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
@@ -442,6 +439,15 @@ def test_a_trained_backbone_is_rehearsed_on_its_features(
         return rehearse(stage, *args, **kwargs)
 
     monkeypatch.setattr(module, "rehearse", watched)
+    return staged
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_is_rehearsed_on_its_features(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features and logits are the model's own; five new images of a site are too few to play."""
+    staged = watch_stages(monkeypatch)
     manifest = Manifest.from_folder(tree)
     train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
     trained, stage = Trained.load(tmp_path / "run"), staged[0]
@@ -463,13 +469,7 @@ def test_a_trained_backbone_is_rehearsed_on_its_features(
 def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged: list[Stage] = []
-
-    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        staged.append(stage)
-        return rehearse(stage, *args, **kwargs)
-
-    monkeypatch.setattr(module, "rehearse", watched)
+    staged = watch_stages(monkeypatch)
     once = Manifest.from_folder(tree)
     every = np.arange(len(once))
     names = once.table["domain"].to_pylist()
@@ -494,13 +494,7 @@ def test_rows_of_features_are_their_own_whatever_image_they_are_of(
     sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What several sites saw of one thing, say."""
-    staged: list[Stage] = []
-
-    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        staged.append(stage)
-        return rehearse(stage, *args, **kwargs)
-
-    monkeypatch.setattr(module, "rehearse", watched)
+    staged = watch_stages(monkeypatch)
     names = np.empty(len(sites), dtype=object)
     for domain in sites.domains:
         own = sites.rows(domain=domain)

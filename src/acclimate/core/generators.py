@@ -103,8 +103,8 @@ class Dropout(nn.Module):
         return dropout(x, self.share, self.training)
 
 
-class _Drawing(TorchFunctionMode):
-    """Gives the thread's generator to every function that draws and was given none."""
+class _WhereDrawn(TorchFunctionMode):
+    """Sees to every function that draws; others are called as ever."""
 
     def __torch_function__(
         self,
@@ -114,23 +114,24 @@ class _Drawing(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if func in _DRAWING and given.get("generator") is None:
+        return self.drawn(func, args, given) if func in _DRAWING else func(*args, **given)
+
+    def drawn(self, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class _Drawing(_WhereDrawn):
+    """Gives the thread's generator to those that were given none."""
+
+    def drawn(self, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        if given.get("generator") is None:
             given = {**given, "generator": _own()}
         return func(*args, **given)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves parameters as they are where a function would draw into them."""
+class _Undrawn(_WhereDrawn):
+    """Leaves parameters as they are that would be drawn into."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
+    def drawn(self, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         into = args[0] if args else given.get("tensor")  # as functions of nn.init come here
-        if func in _DRAWING and isinstance(into, nn.Parameter):
-            return into
-        return func(*args, **given)
+        return into if isinstance(into, nn.Parameter) else func(*args, **given)

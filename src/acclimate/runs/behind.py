@@ -5,11 +5,11 @@ before. What is on the disk at any time is what it would have been a moment earl
 killed run goes on as ever.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,28 +18,32 @@ from acclimate.core.distributed import World
 from acclimate.core.tensors import save_tensors
 
 
-class Saver(Protocol):
+class Saver(ABC):
     """To be used in a `with`, at whose end everything is written."""
 
-    def __enter__(self) -> "Saver": ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.end()
+        if error is None:
+            self.settle()
 
+    @abstractmethod
     def write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
     ) -> None:
         """`save_tensors`, of what `tensors` are now."""
 
+    @abstractmethod
     def then(self, work: Callable[[], None]) -> None:
         """Do it when all that came before is written."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 (where nothing is left to wait for)
         """Wait for that; a write that failed fails here."""
+
+    def end(self) -> None:  # noqa: B027
+        """Wait for it, failed or not, and take no more."""
 
 
 def saver(world: World) -> Saver:
@@ -47,18 +51,7 @@ def saver(world: World) -> Saver:
     return Behind(world.device) if world.device.type == "cuda" and world.size == 1 else AtOnce()
 
 
-class AtOnce:
-    def __enter__(self) -> "AtOnce":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
+class AtOnce(Saver):
     def write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
     ) -> None:
@@ -67,28 +60,15 @@ class AtOnce:
     def then(self, work: Callable[[], None]) -> None:
         work()
 
-    def settle(self) -> None:
-        pass
 
-
-class Behind:
+class Behind(Saver):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = ThreadPoolExecutor(1, "checkpoints")
         self._pending: list[Future[None]] = []
 
-    def __enter__(self) -> "Behind":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def end(self) -> None:
         self._pool.shutdown()
-        if error is None:
-            self.settle()
 
     def write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
