@@ -26,7 +26,7 @@ from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Source, open_source, readable, to_float
+from acclimate.data.source import Shown, open_source, readable, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
 from acclimate.results.observations import Observation
@@ -53,6 +53,7 @@ class Features:
     x: Tensor  # [n, f]
     good: np.ndarray
     labels: np.ndarray
+    image: np.ndarray
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
         return self.x[torch.from_numpy(rows)], self.good[rows]
@@ -85,7 +86,7 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     }
 
 
-def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Source, Trained]:
+def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Shown, Trained]:
     """All rows as the lowest backbone sees them, and the same model for that."""
     quarantine = Quarantine(None, total=len(part), max_share=1.0)
     source = open_source(part, trained.size, trained.config.data, quarantine)
@@ -99,7 +100,7 @@ def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Source
         for places, stored in readable(source, np.arange(len(part))):
             x[torch.from_numpy(places)] = lowest(to_float(stored, world.device)).float()
             good[places] = True
-    features = Features(x, good, source.labels)
+    features = Features(x, good, source.labels, source.image)
     plain = trained.predictor
     assert isinstance(plain, Plain)
     on_top = over_features(plain)
@@ -112,7 +113,7 @@ def _scored(
     trained: Trained,
     found: Rehearsal,
     part: Manifest,
-    source: Source,
+    source: Shown,
     world: World,
     n: int,
     *,
@@ -137,7 +138,7 @@ def _final(
     trained: Trained,
     config: RunConfig,
     part: Manifest,
-    source: Source,
+    source: Shown,
     world: World,
     methods: Sequence[str],
 ) -> Iterator[Score]:

@@ -27,6 +27,7 @@ from acclimate.learn.algorithms import Algorithm, choose
 from acclimate.learn.algorithms.mixup import _mixed
 from acclimate.learn.models import Output, Plain, Predictor, build_backbone
 from acclimate.learn.models.discriminator import Discriminator
+from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.penalties import (
     Groups,
     coral,
@@ -206,11 +207,12 @@ class Recorder(Predictor):
 
     def __init__(self) -> None:
         super().__init__()
+        self.backbone = nothing_more(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES)
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        self.x, self.mu = x, mu
-        return Output(self.layer(x), x)
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        self.x, self.mu = features, mu
+        return Output(self.layer(features), features)
 
 
 @pytest.mark.parametrize("domain", [[0, 0, 1, 1, 2, 2], [2, 0, 0, 2, 2, 1, 2], [1, 0]], ids=str)
@@ -300,10 +302,11 @@ class Linear(Predictor):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.backbone = nothing_more(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        return Output(self.layer(x), x)
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        return Output(self.layer(features), features)
 
 
 def softmax_risk(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
@@ -406,11 +409,12 @@ class Normed(Predictor):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.backbone = nothing_more(FEATURES)
         self.body = nn.Sequential(nn.Linear(FEATURES, 6), norm, nn.ReLU())
         self.last = nn.Linear(6, CLASSES)
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        hidden = self.body(x)
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        hidden = self.body(features)
         return Output(self.last(hidden), hidden)
 
 

@@ -29,6 +29,7 @@ from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Conditioned, Output, Predictor, build_backbone
+from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Losses
 from acclimate.runs.counting import Candidate, Counts, count_by_group, count_each
 from acclimate.runs.plan import make_plan
@@ -47,10 +48,10 @@ class Logits(Predictor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = build_backbone("mlp", in_features=1)
+        self.backbone = nothing_more(1)
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        return Output(x, x)
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        return Output(features, features)
 
 
 class Place(Embedding):
@@ -170,6 +171,75 @@ def test_rows_of_several_batches_are_counted_together() -> None:
         assert (counts.n, counts.top1) == (1000, (order[:, 0] == y).sum())
         assert counts.top5 == (order[:, :5] == y[:, None]).any(1).sum()
         assert counts.loss == pytest.approx(losses.double().sum().item(), rel=1e-12)
+
+
+class Gallery(FeatureSource):
+    """Rows that show images of which there are fewer; writes down what is read."""
+
+    def __init__(self, images: Tensor, image: np.ndarray, labels: np.ndarray) -> None:
+        self.features, self.image, self.labels = images, image, labels
+        self.read: list[int] = []
+
+    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        shown = self.image[rows]
+        self.read += shown.tolist()
+        return self.features[torch.from_numpy(shown)], shown % 7 != 3
+
+
+class Part(World):
+    """One of several processes, alone."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_an_image_that_many_rows_show_passes_once(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows of their own, in float64, it comes to the same; a seventh cannot be read."""
+    monkeypatch.setattr("acclimate.data.source.PART", 500)  # more rows than fit into one part
+    rng, torch_rng = np.random.default_rng(1), torch.Generator().manual_seed(1)
+    images, groups = 600, 4
+    image = rng.integers(0, images, 5000)
+    labels, group = rng.integers(0, 6, 5000), rng.integers(0, groups, 5000)
+    source = Gallery(torch.randn(images, 5, generator=torch_rng), image, labels)
+    backbone = nothing_more(5)
+    passed: list[int] = []
+    backbone.register_forward_hook(lambda *told: passed.append(len(told[2])))
+    predictor = Conditioned(backbone, 6, mu_dim=2, width=8, hidden=8).eval()
+    mu = torch.randn(groups, 2, generator=torch_rng)
+    rows = rng.permutation(5000)[:4000]  # in any order
+    totals = np.zeros((groups, 4))
+    for number in range(processes):
+        world = Part(number, processes)
+        told: list[int] = []
+        found = count_by_group(
+            predictor,
+            source,
+            rows,
+            group[rows],
+            groups,
+            world,
+            mu=mu,
+            told=lambda logits, y, of: told.append(len(of)),  # noqa: B023
+        )
+        assert max(told) == 500
+        totals += [[one.n, one.top1, one.top5, one.loss] for one in found]
+    readable = rows[image[rows] % 7 != 3]
+    assert sorted(source.read) == sorted(set(image[rows].tolist()))
+    assert sum(passed) == len(set(image[readable].tolist()))
+    with torch.no_grad():
+        alone = predictor.double()
+        x, own = source.features[torch.from_numpy(image[readable])], mu[group[readable]]
+        logits = alone(x.double(), own.double()).logits.numpy()
+    expected = np.zeros((groups, 4))
+    for place, row in enumerate(readable):
+        order = np.argsort(-logits[place])
+        loss = np.log(np.exp(logits[place]).sum()) - logits[place][labels[row]]
+        right = (1, order[0] == labels[row], labels[row] in order[:5], loss)
+        expected[group[row]] += right
+    np.testing.assert_allclose(totals, expected, rtol=1e-6)
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:

@@ -28,7 +28,8 @@ class OnDevice:
     there, and nothing is left for the processor to do."""
 
     def __init__(self, source: "ImageSource", device: torch.device) -> None:
-        self.source, self.labels, self.device = source, source.labels, device
+        self.source, self.device = source, device
+        self.labels, self.image = source.labels, source.image
         images = len(source.first)
         shape = (images, 3, source.size, source.size)
         self.held = torch.empty(shape, dtype=torch.uint8, device=device)

@@ -49,6 +49,12 @@ class Source(Protocol):
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]: ...
 
 
+class Shown(Source, Protocol):
+    """One that knows which rows show the same image."""
+
+    image: np.ndarray  # [rows]: the number of the image that each shows
+
+
 @dataclass(frozen=True)
 class Given:
     """What a user hands over, in the place of a manifest: without labels, and named by place."""
@@ -111,6 +117,7 @@ class FeatureSource:
     def __init__(self, manifest: Manifest | Given) -> None:
         self.labels = manifest.label_index
         self.features = torch.from_numpy(manifest.features())
+        self.image = np.arange(len(self.features))
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
         return self.features[torch.from_numpy(rows)], np.ones(len(rows), dtype=bool)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.data.on_device import sent
-from acclimate.data.source import Source, readable, to_float
+from acclimate.data.source import Shown, in_parts, numbered, readable, to_float
 from acclimate.learn.models import Predictor
 from acclimate.learn.models.passed import Passed
 
@@ -40,41 +40,40 @@ class Candidate:
 
 @torch.no_grad()
 def count_each(
-    candidates: Sequence[Candidate], source: Source, rows: np.ndarray, world: World
+    candidates: Sequence[Candidate], source: Shown, rows: np.ndarray, world: World
 ) -> list[Counts]:
     """How many readable `rows` each candidate gets right."""
     totals = torch.zeros(len(candidates), 4, dtype=torch.float64, device=world.device)
-    for x, labels, _ in labelled_batches(source, rows, world):
-        known = Passed(x)
+    for seen in labelled_batches(source, rows, world):
         for place, candidate in enumerate(candidates):
-            logits = known.logits(candidate.predictor).float()
+            logits = seen.logits(candidate.predictor)
             if candidate.log_prior is not None:
                 logits = logits + candidate.log_prior
-            totals[place] += _found(logits, labels).sum(0)
+            totals[place] += _found(logits, seen.labels).sum(0)
     return Counts.of(world.sum(totals))
 
 
 @torch.no_grad()
 def count_by_group(
     predictor: Predictor,
-    source: Source,
+    source: Shown,
     rows: np.ndarray,
     group: np.ndarray,
     groups: int,
     world: World,
     *,
     mu: Tensor | None = None,
-    seen: Callable[[Tensor, Tensor, np.ndarray], None] | None = None,
+    told: Callable[[Tensor, Tensor, np.ndarray], None] | None = None,
 ) -> list[Counts]:
     """The same of one predictor for many groups of rows in one pass; `mu` [groups, d] goes with
-    each group. `seen` is told the logits, labels and groups of each batch."""
+    each group. `told` is told the logits, labels and groups of each batch."""
     totals = torch.zeros(groups, 4, dtype=torch.float64, device=world.device)
-    for x, labels, places in labelled_batches(source, rows, world):
-        of = sent(torch.from_numpy(group[places]), world.device)
-        logits = predictor(x, None if mu is None else mu[of]).logits.float()
-        totals.index_add_(0, of, _found(logits, labels))
-        if seen is not None:
-            seen(logits, labels, group[places])
+    for seen in labelled_batches(source, rows, world):
+        of = sent(torch.from_numpy(group[seen.places]), world.device)
+        logits = seen.logits(predictor, None if mu is None else mu[of])
+        totals.index_add_(0, of, _found(logits, seen.labels))
+        if told is not None:
+            told(logits, seen.labels, group[seen.places])
     return Counts.of(world.sum(totals))
 
 
@@ -86,12 +85,37 @@ def _found(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([column.double() for column in found], dim=1)
 
 
-def labelled_batches(
-    source: Source, rows: np.ndarray, world: World
-) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
-    """The readable of this process's share of `rows`: inputs, labels and places in `rows`."""
-    mine = np.arange(len(rows))[world.share(len(rows))]
-    for found, stored in readable(source, rows[mine]):
-        places = mine[found]
-        labels = torch.from_numpy(source.labels[rows[places]])
-        yield to_float(stored, world.device), sent(labels, world.device), places
+@dataclass(frozen=True)
+class Seen:
+    """Some rows of a pass over images: what networks see, and labels and places of the rows."""
+
+    passed: Passed
+    which: Tensor | None  # [n]: the image that each row shows; None: as they come
+    labels: Tensor
+    places: np.ndarray
+
+    def logits(self, predictor: Predictor, mu: Tensor | None = None) -> Tensor:
+        return self.passed.logits(predictor, mu, self.which).float()
+
+
+def labelled_batches(source: Shown, rows: np.ndarray, world: World) -> Iterator[Seen]:
+    """This process's share of what can be read of `rows`. An image is read once, and passes a
+    network once, however many of them show it."""
+    first, image = numbered(source.image[rows])
+    by_image = np.argsort(image, kind="stable")
+    start = np.searchsorted(image[by_image], np.arange(len(first) + 1))
+    mine = np.arange(len(first))[world.share(len(first))]
+    for found, stored in readable(source, rows[first[mine]]):
+        images, passed = mine[found], Passed(to_float(stored, world.device))
+        shown = np.concatenate([by_image[start[one] : start[one + 1]] for one in images])
+        which = np.repeat(np.arange(len(images)), start[images + 1] - start[images])
+        several = len(shown) > len(images)
+        for part in in_parts(np.arange(len(shown))):
+            places = shown[part]
+            labels = torch.from_numpy(source.labels[rows[places]])
+            yield Seen(
+                passed,
+                sent(torch.from_numpy(which[part]), world.device) if several else None,
+                sent(labels, world.device),
+                places,
+            )

@@ -16,7 +16,7 @@ from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.source import Images, Source
+from acclimate.data.source import Images, Shown
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import StartingPoint
@@ -89,7 +89,7 @@ class Evaluator:
     """Scores a predictor on a plan's domains. Φ is fixed, so each unseen μ is worked out once."""
 
     plan: Plan
-    source: Source
+    source: Shown
     world: World
     predictor: Predictor
     label_prior: Sequence[float]  # class frequencies that the predictor was trained on
@@ -242,7 +242,7 @@ class Evaluator:
             len(rows),
             self.world,
             mu=None if mu is None else mu.to(self.world.device),
-            seen=confusion if confused else None,
+            told=confusion if confused else None,
         )
         for place, (domain, split) in enumerate(splits.items()):
             used = (
@@ -351,9 +351,9 @@ class Evaluator:
         for domain in held_out:
             if domain not in self._confused:
                 rows = self.plan.manifest.rows(domain=domain, split="val")
-                for x, labels, _ in labelled_batches(self.source, rows, self.world):
-                    with torch.no_grad():
-                        self._confuse(domain, self._for(None)(x).logits, labels)
+                with torch.no_grad():
+                    for seen in labelled_batches(self.source, rows, self.world):
+                        self._confuse(domain, seen.logits(self._for(None)), seen.labels)
             total += self._confused.get(domain, 0)
         return self.world.sum(total).cpu()
 

@@ -19,7 +19,7 @@ from acclimate.core.watch import Watch
 from acclimate.core.wording import count
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Source, in_parts, open_source
+from acclimate.data.source import Shown, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
@@ -52,7 +52,7 @@ class Session:
     embedding: Embedding | None = field(init=False, default=None)  # None for plain algorithms
     extractor: Backbone | None = field(init=False, default=None)  # a backbone that is frozen
     size: int = field(init=False)  # side of input images, or the number of features
-    source: Source = field(init=False)
+    source: Shown = field(init=False)
     quarantine: Quarantine = field(init=False)
     parts: dict[str, int] = field(init=False, default_factory=dict)  # of a batch, by step
     _before: float = field(init=False, default=0.0)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acclimate.learn.models.backbones import Backbone
-from acclimate.learn.models.predictors import Plain, Predictor, _LinearHead, _MlpHead
+from acclimate.learn.models.predictors import Predictor, _LinearHead, _MlpHead
 
 
 class Passed:
@@ -25,11 +25,13 @@ class Passed:
             self._features[backbone] = backbone(self.features(below) if below and over else x)
         return self._features[backbone]
 
-    def logits(self, predictor: Predictor) -> Tensor:
-        if not isinstance(predictor, Plain):
-            return predictor(self.x).logits  # type: ignore[no-any-return]
-        logits: Tensor = predictor.head(self.features(predictor.backbone)).logits
-        return logits
+    def logits(
+        self, predictor: Predictor, mu: Tensor | None = None, which: Tensor | None = None
+    ) -> Tensor:
+        """Of each input, or of those at the places `which` [n], any of them as often as it is
+        there; `mu` goes with those."""
+        features = self.features(predictor.backbone)
+        return predictor.on_features(features if which is None else features[which], mu).logits
 
 
 def each_by_its_own(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Tensor]:

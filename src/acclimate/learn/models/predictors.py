@@ -39,8 +39,12 @@ class Predictor(nn.Module, ABC):
     conditioned: ClassVar[bool]
     backbone: Backbone
 
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        return self.on_features(self.backbone(x), mu)
+
     @abstractmethod
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output: ...
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        """The same of what the backbone has made of them."""
 
 
 @final
@@ -82,8 +86,8 @@ class Plain(Predictor):
         plain.head = head
         return plain
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        output: Output = self.head(self.backbone(x))
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        output: Output = self.head(features)
         return output
 
 
@@ -116,13 +120,13 @@ class Conditioned(Predictor):
         self.head = _MlpHead(backbone.features, classes, width, hidden, dropout, extra=extra)
         self.condition = kind(mu_dim, width, hidden, classes)
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
         if mu is None:
             raise ConfigError(
                 "this predictor is conditioned on a domain embedding and was called without one; "
                 f"pass mu [batch, {self.mu_dim}], or fold one in with fold(mu)"
             )
-        z = self.head.project(self.backbone(x))
+        z = self.head.project(features)
         mu = self._rows(mu, z.shape[0]).to(z.dtype)
         logits, hidden = self.head.classify(self.condition.inputs(z, mu))
         return Output(self.condition.logits(logits, hidden, mu), hidden)
@@ -185,8 +189,7 @@ class Paired(Predictor):
         self.second, self.scale = conditioned, scale
         self.mu_dim = conditioned.mu_dim
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        features = self.backbone(x)
+    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
         one, two = self.plain(features), self.second(features, mu)
         logits = (self.scale * one.logits + two.logits) / 2
         return Output(logits, torch.cat([one.hidden, two.hidden], 1))
