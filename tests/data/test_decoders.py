@@ -168,13 +168,25 @@ def test_with_everything_kept_none_are_started(
     manifest: Manifest, opened: Callable[..., ImageSource], tmp_path: Path
 ) -> None:
     kept = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
-    images = [
-        ImageSource(manifest, 32, kept, Quarantine.lenient(len(manifest)), keep=True, processes=p)
-        for p in (False, True)
-    ]
-    readable = np.flatnonzero(images[0].take(np.arange(len(manifest)))[1])
-    images[1].take(readable)
-    assert images[1].processes and images[1].decoders is None
+
+    def source_of(*, processes: bool) -> ImageSource:
+        quarantine = Quarantine.lenient(len(manifest))
+        return ImageSource(manifest, 32, kept, quarantine, keep=True, processes=processes)
+
+    usual, early = source_of(processes=False), source_of(processes=True)
+    readable = np.flatnonzero(usual.take(np.arange(len(manifest)))[1])
+    early.take(readable)
+    assert early.processes and early.decoders is None, "at first everything was lacking"
+    assert not source_of(processes=True).processes, "and now one, which can never be kept"
+
+
+def test_one_that_is_still_starting_is_not_waited_for() -> None:
+    made = decoders.Decoders(2, 8, 10**6)
+    told = made.end.peek()
+    assert told is not None
+    process = told[2][0]
+    made.end()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:

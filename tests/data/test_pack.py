@@ -4,7 +4,10 @@ import errno
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +285,56 @@ def test_images_stay_on_the_device(folder: Path, decoded: list[object]) -> None:
         assert torch.equal(stored[readable], expected[rows][readable])
     assert len(decoded) == COUNT  # the unreadable one was tried once too
     assert device.labels is source.labels
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_bring_images_side_by_side_and_wait_for_each_other(
+    fails: bool, folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has rows 0 to 7, and is held up while another wants 4 to 11: that one brings 8 to 11 at
+    once and waits for the rest, or brings it, too, where the first fails."""
+    source = opened(folder, gib=0.0, cache=0.0)
+    expected, _ = opened(folder).take(np.arange(COUNT))
+    device = OnDevice(source, torch.device("cpu"))
+    usual, held_up, brought = OnDevice._bring, threading.Event(), []
+
+    def bring(self: OnDevice, images: np.ndarray) -> None:
+        brought.append(images.tolist())
+        if len(brought) == 1:
+            assert held_up.wait(60)
+            if fails:
+                raise OSError("the first fails")
+        usual(self, images)
+        held_up.set()
+
+    monkeypatch.setattr(OnDevice, "_bring", bring)
+    decoded.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(device.take, np.arange(8))
+        while not brought:
+            time.sleep(0.01)
+        second = pool.submit(device.take, np.arange(4, 12))
+        stored, good = second.result(60)
+        assert good.all() and torch.equal(stored, expected[4:12])
+        if fails:
+            assert isinstance(first.exception(60), OSError)
+        else:
+            assert torch.equal(first.result(60)[0], expected[:8])
+    assert brought == [[*range(8)], [*range(8, 12)], *([[4, 5, 6, 7]] if fails else [])]
+    assert len(decoded) == (8 if fails else 12)
+
+
+def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:
+    source = opened(folder)
+    assert isinstance(source.kept, Pack)
+    assert source.kept.lacking() == COUNT
+    source.take(np.array([1, 3, 1]))
+    again = opened(folder).kept
+    assert isinstance(again, Pack)
+    assert again.lacking() == COUNT - 2
+    os.truncate(again.folder / "records", 10)
+    assert again.lacking() == COUNT
+    assert InMemory(3, 8).lacking() == 3
 
 
 def test_only_small_sets_go_to_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

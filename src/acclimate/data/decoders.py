@@ -142,6 +142,8 @@ def _end(process: "subprocess.Popen[bytes]", decoders: Sequence[Decoder]) -> Non
         with suppress(OSError):
             decoder.line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer has one
         decoder.close()
+    if not any(decoder.pid for decoder in decoders):  # it is still importing, and has no copies
+        process.kill()
     try:
         process.wait(WAIT)
     except subprocess.TimeoutExpired:

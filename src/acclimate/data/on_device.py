@@ -34,17 +34,34 @@ class OnDevice:
         shape = (images, 3, source.size, source.size)
         self.held = torch.empty(shape, dtype=torch.uint8, device=device)
         self.there = np.zeros(images, dtype=bool)
-        self._lock = threading.Lock()
+        self._coming = np.zeros(images, dtype=bool)  # some thread is bringing it
+        self._changed = threading.Condition()
 
     def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
         shown = self.source.image[rows]
         if not self.there[shown].all():
-            with self._lock:  # one thread brings what is missing, the others find it
-                missing = np.unique(shown[~self.there[shown] & ~self.source.unreadable[shown]])
-                if len(missing):
-                    self._bring(missing)
+            self._complete(np.unique(shown))
         places = sent(torch.from_numpy(shown), self.device)
         return self.held.index_select(0, places), ~self.source.unreadable[shown]
+
+    def _complete(self, images: np.ndarray) -> None:
+        """Bring what is missing of `images`, and wait for what other threads are bringing."""
+        while True:
+            with self._changed:
+                missing = images[~self.there[images] & ~self.source.unreadable[images]]
+                if not len(missing):
+                    return
+                mine = missing[~self._coming[missing]]
+                if not len(mine):  # where those others fail, it is our turn to try
+                    self._changed.wait_for(lambda: not self._coming[missing].any())  # noqa: B023
+                    continue
+                self._coming[mine] = True
+            try:
+                self._bring(mine)
+            finally:
+                with self._changed:
+                    self._coming[mine] = False
+                    self._changed.notify_all()
 
     def _bring(self, images: np.ndarray) -> None:
         stored, good = self.source.take_images(images)

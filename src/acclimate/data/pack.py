@@ -59,6 +59,15 @@ class Pack:
         self.have = np.zeros(len(self.identities), dtype=bool)
         self.close = weakref.finalize(self, _close, self._files)
 
+    def lacking(self) -> int:
+        """How many images have no record, whatever their pixels are like."""
+        records = os.pread(self._files[0], len(self.slot) * RECORD, 0)
+        if len(records) < len(self.slot) * RECORD:  # cut short since
+            return len(self.slot)
+        there = np.frombuffer(records, np.uint8).reshape(-1, RECORD)[self.slot, :32]
+        own = np.frombuffer(b"".join(self.identities), np.uint8).reshape(-1, 32)
+        return int((there != own).any(1).sum())
+
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
         slot = int(self.slot[image])

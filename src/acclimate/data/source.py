@@ -5,6 +5,7 @@ prediction all read them here.
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -130,6 +131,9 @@ class Kept(Protocol):
     slot: np.ndarray  # [images]: the place of each in `pixels`
     have: np.ndarray  # [images]: those that are there for sure
 
+    def lacking(self) -> int:
+        """How many images are not there by any sign of it."""
+
     def find(self, image: int) -> bool:
         """Whether one of the others is there too."""
 
@@ -141,6 +145,9 @@ class InMemory:
         self.pixels = torch.empty((images, 3, size, size), dtype=torch.uint8)
         self.slot = np.arange(images)
         self.have = np.zeros(images, dtype=bool)
+
+    def lacking(self) -> int:
+        return int((~self.have).sum())
 
     def find(self, image: int) -> bool:
         return bool(self.have[image])
@@ -173,16 +180,17 @@ class ImageSource:
         self.labels = manifest.label_index
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
+        self.kept = self._kept(keep=keep)
+        lacking = len(self.first) if self.kept is None else self.kept.lacking()
         own = max(cores() // local_processes(), 1)
-        large = len(self.first) >= LEAST_IMAGES and own >= LEAST_CORES
-        self.processes = processes and large and decoders.possible()
+        many = lacking >= LEAST_IMAGES and own >= LEAST_CORES
+        self.processes = processes and many and decoders.possible()
         # Some cores are left to those for whom processes decode.
         by_cores = min(own * 3 // 4, MOST_PROCESSES) if self.processes else min(own, MOST_THREADS)
         self.workers = config.workers or max(by_cores, 1)
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
         self._starting = threading.Lock()
-        self.kept = self._kept(keep=keep)
 
     def _kept(self, *, keep: bool) -> Kept | None:
         needed = len(self.first) * 3 * self.size**2
@@ -280,21 +288,23 @@ class ImageSource:
     def _by_process(self, missing: Mapping[int, Any]) -> dict[int, np.ndarray]:
         """Those of the missing that a process has decoded for us."""
         files = {number: source for number, source in missing.items() if isinstance(source, Path)}
-        if not (files and self.processes):
+        if not files:
             return {}
-        with self._starting:
-            if self.decoders is None:
-                self._start()
+        self.get_ready()
         if self.decoders is None:
             return {}
         with self.decoders.one() as decoder:
             return {} if decoder is None else decoder.decoded(files)
 
-    def _start(self) -> None:
-        try:
-            self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
-        except OSError:  # no process or file may be opened any more: threads will do
-            self.processes = False
+    def get_ready(self) -> None:
+        """Start the processes that decode, if there are to be any."""
+        with self._starting:
+            if not self.processes or self.decoders is not None:
+                return
+            try:
+                self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
+            except OSError:  # no process or file may be opened any more: threads will do
+                self.processes = False
 
 
 def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -321,12 +331,16 @@ def open_source(
     """`device` is where all rows will be wanted: a GPU then holds a small set whole."""
     if manifest.has_features:
         return FeatureSource(manifest)
-    images = len(np.unique(manifest.image_ids))
-    if device is not None and fits_on(device, images * 3 * size**2, config.cache_gib):
+    count = len(np.unique(manifest.image_ids))
+    if device is not None and fits_on(device, count * 3 * size**2, config.cache_gib):
         once = replace(config, cache_gib=0.0)  # what the GPU holds need not be held twice
-        return OnDevice(ImageSource(manifest, size, once, quarantine, processes=True), device)
+        images = ImageSource(manifest, size, once, quarantine, processes=True)
+        images.get_ready()  # while a network is made
+        return OnDevice(images, device)
     beside_gpu = device is not None and device.type == "cuda"
-    return ImageSource(manifest, size, config, quarantine, processes=beside_gpu)
+    images = ImageSource(manifest, size, config, quarantine, processes=beside_gpu)
+    images.get_ready()
+    return images
 
 
 def pack_images(
@@ -365,16 +379,23 @@ def readable(
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Batches of the readable of `rows`: their places in `rows`, and them as stored."""
     parts = [np.arange(start, min(start + most, len(rows))) for start in range(0, len(rows), most)]
-    with ThreadPoolExecutor(1, "ahead") as pool:  # reads on while a network works
-        ahead = [pool.submit(source.take, rows[places]) for places in parts[:1]]
-        for number, places in enumerate(parts, start=1):
-            stored, good = ahead.pop().result()
+    lanes = _lanes(source)
+    with ThreadPoolExecutor(lanes, "ahead") as pool:  # reads on while a network works
+        ahead = deque(pool.submit(source.take, rows[places]) for places in parts[:lanes])
+        for number, places in enumerate(parts, start=lanes):
+            stored, good = ahead.popleft().result()
             ahead += [pool.submit(source.take, rows[next_]) for next_ in parts[number : number + 1]]
             if good.all():
                 yield places, stored
             elif good.any():
                 yield places[good], stored[torch.from_numpy(good)]
             watch("images", int(places[-1]) + 1, len(rows), "")
+
+
+def _lanes(source: Source) -> int:
+    """Batches that are read side by side: two keep processes busy while one is waited for."""
+    images = source.source if isinstance(source, OnDevice) else source
+    return 2 if isinstance(images, ImageSource) and images.processes else 1
 
 
 @dataclass(frozen=True)
