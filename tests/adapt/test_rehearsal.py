@@ -226,6 +226,26 @@ def test_the_verdict_where_it_pays() -> None:
     ]
 
 
+@pytest.mark.parametrize(("apart", "told"), [(0.09, True), (0.13, False)])
+def test_a_range_that_says_nothing_is_not_told(apart: float, told: bool) -> None:
+    """Four sites at 70 % ± `apart`: their deviation is 2 apart / √3, the range 2.35 √(5/4) times
+    that to either side, hence 0.55 or 0.79 wide."""
+    gains = (-apart, apart, -apart, apart)
+    one = [t for t in trials({"prior": gains}) if t.chain == "prior"]
+    as_plain = [replace(t, chain="none", strength=None) for t in one]
+    accuracy = verdict(concluded(as_plain))[1]
+    wide = 2 * 2.3534 * 2 * apart / math.sqrt(3) * math.sqrt(5 / 4)
+    assert (wide < 0.6) == told
+    if told:
+        low, high = (70 + 100 * sign * wide / 2 for sign in (-1, 1))
+        assert accuracy == f"Expected accuracy at a new site: {low:.1f} to {high:.1f} %."
+    else:
+        assert accuracy == (
+            "Accuracy where a site was held out: 70.0 % on average; the sites are too few, or too "
+            "unlike each other, to say what to expect at a new one."
+        )
+
+
 def test_the_verdict_where_it_does_not() -> None:
     assert verdict(concluded(trials({"prior": (0.05, -0.04, 0.03, -0.02)}))) == [
         "With 4 sites adaptation did not pay: +0.5 ± 2.1 points at best (prior); the plain model "

@@ -24,6 +24,7 @@ ENOUGH_DOMAINS = 10  # from here on, the domains themselves tell how label frequ
 FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
 EM_TOLERANCE, EM_ITERATIONS = 1e-4, 200  # thousands of estimates are made: enough to be of use
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
+TELLS_NOTHING = 0.6  # the width from which a range of accuracies does
 LEAST_SPREAD = 0.01  # of accuracies: a few domains that agree do so by chance
 ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
 PRIOR = "prior"
@@ -439,6 +440,11 @@ def verdict(found: Rehearsal) -> list[str]:
     promise = found.promise(chain, most)
     if promise.domains < ENOUGH_DOMAINS_TO_TELL:
         said.append(f"Accuracy where a site was held out: {percent(promise.accuracy)} %.")
+    elif promise.high - promise.low > TELLS_NOTHING:
+        said.append(
+            f"Accuracy where a site was held out: {percent(promise.accuracy)} % on average; the "
+            f"sites are too few, or too unlike each other, to say what to expect at a new one."
+        )
     else:
         said.append(
             f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
