@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.guard import Guard
@@ -26,7 +25,8 @@ from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Shown, open_source, readable, to_float
+from acclimate.data.source import Shown, numbered, open_source, readable, to_float
+from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
 from acclimate.results.observations import Observation
@@ -46,19 +46,6 @@ def as_rehearsed(chain: str) -> str:
     return f"rehearsed {chain}" if "prior" in chain else chain
 
 
-@dataclass(frozen=True)
-class Features:
-    """A source of what a backbone made of images."""
-
-    x: Tensor  # [n, f]
-    good: np.ndarray
-    labels: np.ndarray
-    image: np.ndarray
-
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        return self.x[torch.from_numpy(rows)], self.good[rows]
-
-
 def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = "auto") -> Row:
     """A finished, rehearsed run at its unseen test domains: `rows` of scores, and `promises` beside
     what came of them, for each number of images in `points`. With the first of these, methods are
@@ -70,7 +57,7 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
             raise SystemExit(f"{run} was not rehearsed, or no domain is left to score it on")
         kept = np.concatenate([manifest.rows(domain=name) for name in trained.test_domains])
         part = replace(manifest.select(np.sort(kept)), classes=trained.classes)
-        source, light = _on_features(trained, part, world)
+        source, light = _on_features(run, trained, part, world)
         rows = [
             row
             for n in dict.fromkeys(points)
@@ -86,27 +73,32 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     }
 
 
-def _on_features(trained: Trained, part: Manifest, world: World) -> tuple[Shown, Trained]:
+def _on_features(
+    run: Path, trained: Trained, part: Manifest, world: World
+) -> tuple[Shown, Trained]:
     """All rows as the lowest backbone sees them, and the same model for that."""
-    quarantine = Quarantine(None, total=len(part), max_share=1.0)
-    source = open_source(part, trained.size, trained.config.data, quarantine)
-    if takes_features(trained.predictor):
-        return source, trained
-    backbone = trained.predictor.backbone
-    lowest = backbone.extractor or backbone
-    x = torch.zeros(len(part), lowest.features, device=world.device)
-    good = np.zeros(len(part), dtype=bool)
-    with torch.no_grad():
-        for places, stored in readable(source, np.arange(len(part))):
-            x[torch.from_numpy(places)] = lowest(to_float(stored, world.device)).float()
-            good[places] = True
-    features = Features(x, good, source.labels, source.image)
+    quarantine, config = Quarantine(None, total=len(part), max_share=1.0), trained.config
     plain = trained.predictor
+    if takes_features(plain):
+        return open_source(part, trained.size, config.data, quarantine), trained
     assert isinstance(plain, Plain)
-    on_top = over_features(plain)
-    if backbone.extractor is not None:
-        on_top = Plain.of(backbone.alone(), plain.head)
-    return features, replace(trained, predictor=on_top)
+    extractor = plain.backbone.extractor
+    if extractor is not None:
+        every = np.arange(len(part))
+        extraction = Extraction(extractor, config.model.backbone, trained.size)
+        there = extraction.extract(part, every, config.data, quarantine, beside=run, world=world)
+        there.features = there.features.to(world.device)
+        return there, replace(trained, predictor=Plain.of(plain.backbone.alone(), plain.head))
+    source = open_source(part, trained.size, config.data, quarantine, world.device)
+    first, image = numbered(source.image)
+    x = torch.zeros(len(first), plain.backbone.features, device=world.device)
+    good = np.zeros(len(first), dtype=bool)
+    with torch.no_grad():
+        for places, stored in readable(source, first):
+            made = plain.backbone(to_float(stored, world.device)).float()
+            x[torch.from_numpy(places)], good[places] = made, True
+    features = Extracted(source.labels, x, image, good)
+    return features, replace(trained, predictor=over_features(plain))
 
 
 def _scored(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from acclimate.config import (
 )
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
+from acclimate.data import source
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import NoQuarantine
 from acclimate.data.source import Images, open_source, to_float
@@ -72,7 +74,12 @@ def test_phi_takes_the_weights_of_the_run_erm(
 
 @pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
 def test_images_and_cached_features_give_the_same_scores(
-    algorithm: str, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path, weights: Path
+    algorithm: str,
+    frozen: Callable[..., RunConfig],
+    tree: Path,
+    tmp_path: Path,
+    weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
     data = Manifest.from_folder(tree)
@@ -102,10 +109,22 @@ def test_images_and_cached_features_give_the_same_scores(
     for name, value in load_file(weights).items():
         assert torch.equal(extractor.body.state_dict()[name], value)
     finals = [s for s in RunFolder(tmp_path).records().scores if s.moment == "final"]
+    read: list[object] = []
+    usual = source.read_pixels
+
+    def watched(image: object, *settings: Any, **more: Any) -> Any:
+        read.append(image)
+        return usual(image, *settings, **more)
+
+    monkeypatch.setattr(source, "read_pixels", watched)
+    scores = [(s.domain, s.method, s.top1) for s in finals]
     found = evaluate_run(tmp_path, data, device="cpu").scores
-    assert [(s.domain, s.method, s.top1) for s in found] == [
-        (s.domain, s.method, s.top1) for s in finals
-    ]
+    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert not read, "what training extracted is there"
+    small = {"data.cache_gib": 1e-9}  # more features than may be held: images pass again
+    found = evaluate_run(tmp_path, data, small, device="cpu").scores
+    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert len(read) > 40
 
 
 def test_the_frozen_weights_are_stored_once(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acclimate.adapt.guard import Guard
-from acclimate.adapt.methods import find_chain, nothing_to_embed
+from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import joined
 from acclimate.core.errors import ManifestError, unknown
@@ -16,7 +16,8 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.small_domains import without_small
-from acclimate.data.source import open_source
+from acclimate.data.source import Shown, open_source
+from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.runs.plan import Plan, check_components
@@ -60,8 +61,21 @@ def evaluate_run(
         manifest = _in_classes(manifest, trained, drop=config.data.unseen_classes == "drop")
         same_data = manifest.digest() == trained.data
         plan = _plan(config, trained, manifest, same_data=same_data)
+        extraction = _extraction(trained, chains)
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
-        source = open_source(plan.manifest, trained.size, config.data, quarantine, world.device)
+        source: Shown
+        if extraction is not None and extraction.gib(len(manifest)) <= config.data.cache_gib:
+            source = extraction.extract(
+                manifest,
+                plan.rows,
+                config.data,
+                quarantine,
+                beside=run,
+                world=world,
+                watch=watch,
+            )
+        else:
+            source = open_source(manifest, trained.size, config.data, quarantine, world.device)
         evaluator = Evaluator(
             plan,
             source,
@@ -85,6 +99,15 @@ def evaluate_run(
             )
         unreadable = [name for name, _ in quarantine.entries]
         return Evaluation(scores, unreadable, same_data)
+
+
+def _extraction(trained: Trained, chains: Sequence[Chain]) -> Extraction | None:
+    """How a backbone that stays as it is makes features, which then are there or come to stay;
+    None where it learned, or is to be changed by a method."""
+    extractor = trained.predictor.backbone.extractor
+    if extractor is None or not all(chain.head_only for chain in chains):
+        return None
+    return Extraction(extractor, trained.config.model.backbone, trained.size)
 
 
 def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data: bool) -> Plan:
