@@ -124,7 +124,7 @@ def test_images_and_cached_features_give_the_same_scores(
     small = {"data.cache_gib": 1e-9}  # more features than may be held: images pass again
     found = evaluate_run(tmp_path, data, small, device="cpu").scores
     assert [(s.domain, s.method, s.top1) for s in found] == scores
-    assert len(read) > 40
+    assert len(read) > 20, len(read)
 
 
 def test_the_frozen_weights_are_stored_once(
