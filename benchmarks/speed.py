@@ -510,6 +510,7 @@ def memory(bench: Bench) -> list[Row]:
         said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
         row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}
         rows.append({**row, "said / taken": said / taken})
+        say("memory", rows[-1])
     return [*rows, *_squeezed(bench)] if bench.device.type == "cuda" else rows
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -167,6 +167,16 @@ def support_size(count: int, share: float) -> int:
 
 
 @dataclass(frozen=True)
+class _Loaded:
+    """What threads make of a step's rows, on the device: images as stored, or features."""
+
+    stored: Tensor
+    y: Tensor
+    domain: Tensor
+    draws: Draws | None  # of images that are to be augmented
+
+
+@dataclass(frozen=True)
 class Loader:
     """This process's batches, decoded and, for images, augmented on the device."""
 
@@ -181,52 +191,64 @@ class Loader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
         gpu = self.world.device.type == "cuda"
+        # Whoever trains on a GPU augments, too: its calls are few beside those of a step, and made
+        # by another thread each would hold up the step for longer than it takes.
+        load = self._on_side_streams() if gpu else self.batch
+        finish = self._arrived if gpu else _as_it_is
         # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
         with ThreadPoolExecutor(2 if gpu else 1, "batches") as pool:
-            load = self._on_side_streams() if gpu else self.batch
-            waiting: deque[Future[Batch]] = deque()
+            waiting: deque[Future[Any]] = deque()
             try:
                 for step in range(start, stop):
                     waiting.append(pool.submit(load, step))
                     if len(waiting) > self.ahead:
-                        yield self._arrived(waiting.popleft().result())
+                        yield finish(waiting.popleft().result())
                 while waiting:
-                    yield self._arrived(waiting.popleft().result())
+                    yield finish(waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
 
-    def _on_side_streams(self) -> Callable[[int], Batch]:
+    def _on_side_streams(self) -> Callable[[int], _Loaded]:
         own = threading.local()
 
-        def load(step: int) -> Batch:
+        def load(step: int) -> _Loaded:
             if not hasattr(own, "side"):
                 own.side = SideStream(self.world.device)
             side: SideStream = own.side
-            return side(lambda: self.batch(step, side.staging))
+            return side(lambda: self._loaded(step, side.staging))
 
         return load
 
-    def _arrived(self, batch: Batch) -> Batch:
+    def _arrived(self, loaded: _Loaded) -> Batch:
         """What was made on another stream must not be reused before this one has done with it."""
-        if batch.x.is_cuda:
-            now = torch.cuda.current_stream(batch.x.device)
-            for part in (batch.x, batch.y):
-                part.record_stream(now)
-        return batch
+        now = torch.cuda.current_stream(self.world.device)
+        for part in (loaded.stored, loaded.y):
+            part.record_stream(now)
+        return self._finished(loaded)
 
-    def batch(self, step: int, staging: Callable[[tuple[int, ...]], Tensor] | None = None) -> Batch:
+    def batch(self, step: int) -> Batch:
+        return self._finished(self._loaded(step))
+
+    def _loaded(
+        self, step: int, staging: Callable[[tuple[int, ...]], Tensor] | None = None
+    ) -> _Loaded:
         """`staging` gives memory to put images in on their way to the device."""
         rows, domains = self.sampler.rows(step)
         share = self.world.share(len(rows))
         stored, labels = self._readable(rows[share], domains[share], staging)
-        x = to_float(stored, self.world.device)
-        if self.augmented:
-            x = augment(x, self._draws(step, len(rows), x.shape[-1], share))
+        draws = self._draws(step, len(rows), stored.shape[-1], share) if self.augmented else None
+        device = self.world.device
+        y = sent(torch.from_numpy(labels), device)
+        return _Loaded(sent(stored, device), y, torch.from_numpy(domains[share]), draws)
+
+    def _finished(self, loaded: _Loaded) -> Batch:
+        x = to_float(loaded.stored, self.world.device)
+        if loaded.draws is not None:
+            x = augment(x, loaded.draws)
             if x.is_cuda:  # as the network's weights lie
                 x = x.contiguous(memory_format=torch.channels_last)
-        y = sent(torch.from_numpy(labels), self.world.device)
-        return Batch(x, y, torch.from_numpy(domains[share]))
+        return Batch(x, loaded.y, loaded.domain)
 
     def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:
         return draw(count, side, side, stream(self.seed, "augment", step)).take(share)
@@ -258,3 +280,7 @@ class Loader:
         raise ManifestError(
             f"a training domain has no readable image at all; see {QUARANTINE} in the run folder"
         )
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
