@@ -395,9 +395,9 @@ def long_tail(bench: Bench) -> list[Row]:
     decoded: list[int] = []
     usual = ImageSource._read_all
 
-    def counted(self: ImageSource, images: np.ndarray, into: Sequence[torch.Tensor]) -> None:
+    def counted(self: ImageSource, images: np.ndarray, *into: Any) -> None:
         decoded.append(len(images))
-        usual(self, images, into)
+        usual(self, images, *into)
 
     with mock.patch.object(ImageSource, "_read_all", counted):
         rate = rate_of(here.trained("cached", here.config())[0])

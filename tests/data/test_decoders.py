@@ -1,5 +1,6 @@
 """Processes that decode beside a GPU: the same pixels, the same quarantine, and none left over."""
 
+import errno
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ from PIL import Image
 from acclimate.config import DataConfig
 from acclimate.data import decoders, source
 from acclimate.data.manifest import Manifest
+from acclimate.data.pack import Pack
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
 
@@ -164,20 +166,69 @@ def test_what_lies_in_the_working_directory_is_not_run(
     assert not (tmp_path / "run").exists()
 
 
+PACKED = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
+
+
+def packed(manifest: Manifest) -> Pack:
+    """The pack of its images as it is on disk."""
+    source = ImageSource(manifest, 32, PACKED, Quarantine.lenient(len(manifest)), keep=True)
+    assert isinstance(source.kept, Pack)
+    return source.kept
+
+
 def test_with_everything_kept_none_are_started(
-    manifest: Manifest, opened: Callable[..., ImageSource], tmp_path: Path
+    manifest: Manifest, opened: Callable[..., ImageSource]
 ) -> None:
-    kept = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
+    images = opened(PACKED, keep=True)
+    images.take(np.arange(len(manifest)))
+    quarantine = Quarantine.lenient(len(manifest))
+    again = ImageSource(manifest, 32, PACKED, quarantine, keep=True, processes=True)
+    assert not again.processes, "one is lacking, which can never be kept"
 
-    def source_of(*, processes: bool) -> ImageSource:
-        quarantine = Quarantine.lenient(len(manifest))
-        return ImageSource(manifest, 32, kept, quarantine, keep=True, processes=processes)
 
-    usual, early = source_of(processes=False), source_of(processes=True)
-    readable = np.flatnonzero(usual.take(np.arange(len(manifest)))[1])
-    early.take(readable)
-    assert early.processes and early.decoders is None, "at first everything was lacking"
-    assert not source_of(processes=True).processes, "and now one, which can never be kept"
+def test_processes_put_images_into_a_pack_and_find_them_there(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = opened(PACKED, keep=True)
+    here = watched(monkeypatch)
+    rows = np.arange(len(manifest))[::-1]  # in any order
+    pixels, good = images.take(rows)
+    assert len(here) == 1 and good.sum() == len(rows) - 1
+    assert isinstance(images.kept, Pack)
+    assert images.kept.have.sum() == len(rows) - 1 and images.kept.problem is None
+    found = packed(manifest)
+    for image, fine in zip(images.image[rows], good, strict=True):
+        assert found.find(int(image)) == fine
+    places = images.image[rows][good]
+    assert (found.pixels[found.slot[places]] == pixels[good]).all()
+    # What is there is not decoded: painted over in the pack, it comes as it was painted.
+    image = int(places[0])
+    painted = np.full((3, 32, 32), 7, np.uint8)
+    found.put(image, painted)
+    images.kept.have[image] = False
+    assert (images.take_images(np.array([image]))[0][0].numpy() == painted).all()
+
+
+def test_a_pack_that_takes_no_more_stops_nothing(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LEAST_IMAGES", 2)
+    monkeypatch.setattr(source, "LEAST_CORES", 1)
+    quarantine = Quarantine.lenient(len(manifest))
+    images = ImageSource(manifest, 32, PACKED, quarantine, keep=True, processes=True)
+    assert isinstance(images.kept, Pack)
+    folder, files = images.kept.folder, images.kept._files
+    files_to_read = [os.open(folder / name, os.O_RDONLY) for name in ("records", "pixels")]
+    images.kept._files = (files_to_read[0], files_to_read[1], files[2])
+    images.get_ready()
+    wait_for(lambda: started(images) == 2)
+    here = watched(monkeypatch)
+    _, good = images.take(np.arange(len(manifest)))
+    assert good.sum() == len(manifest) - 1 and len(here) == 1
+    assert not images.kept.have.any()
+    assert images.kept.problem is not None and images.kept.problem.errno == errno.EBADF
+    for file in files_to_read:
+        os.close(file)
 
 
 def test_one_that_is_still_starting_is_not_waited_for() -> None:

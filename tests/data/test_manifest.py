@@ -722,3 +722,15 @@ def test_a_pipe_is_no_image_of_a_manifest(tmp_path: Path) -> None:
     assert problem == (
         "'a/x/3.png' is a pipe, not a file (put files in their place, or drop their rows)"
     )
+
+
+def test_files_of_images(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "1.png"
+    path.parent.mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(path)
+    manifest = Manifest.open(tmp_path)
+    assert manifest.image_files(np.array([0, 0])) == [str(path)] * 2
+    held = replace(manifest, table=manifest.table.append_column("bytes", pa.array([b"x"])))
+    assert held.image_files(np.array([0])) == [None]
+    features = Manifest.from_arrays(np.zeros((2, 3)), [0, 1], ["a", "b"])
+    assert features.image_files(np.array([1])) == [None]

@@ -324,6 +324,20 @@ def test_threads_bring_images_side_by_side_and_wait_for_each_other(
     assert len(decoded) == (8 if fails else 12)
 
 
+def test_files_of_a_pack_know_what_was_written(folder: Path) -> None:
+    source = opened(folder)
+    pack = source.kept
+    assert isinstance(pack, Pack)
+    stored, _ = source.take(np.arange(3))
+    image, into = int(source.image[1]), np.empty((3, SIDE, SIDE), np.uint8)
+    slot, identity = int(pack.slot[image]), pack.identities[image]
+    assert pack.files.find(slot, identity, into) and (into == stored[1].numpy()).all()
+    assert not pack.files.find(slot, b"x" * 32, into), "another image's place"
+    assert not pack.files.find(int(pack.slot[5]), pack.identities[5], into), "never written"
+    os.pwrite(pack.files.pixels, b"\x00\x01", slot * into.nbytes)
+    assert not pack.files.find(slot, identity, into), "not as it was written"
+
+
 def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:
     source = opened(folder)
     assert isinstance(source.kept, Pack)

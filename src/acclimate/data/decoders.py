@@ -3,12 +3,14 @@
 Threads do it with less ado. But every image takes a little work under the interpreter lock, and
 beside a GPU so does every step of training: past a thousand images a second both wait for the lock
 more than they work. A process is sent the paths of some images, and leaves their pixels in memory
-that it shares with us. What it does not manage, for whatever reason, we decode ourselves.
+that it shares with us; where there is a pack, it looks for them there first, and keeps them there.
+What it does not manage, for whatever reason, we decode ourselves.
 
 They are copies of one process, which imports what they need once, and has neither threads of ours
 nor a GPU that a copy could be harmed by.
 """
 
+import errno
 import json
 import mmap
 import os
@@ -19,19 +21,42 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from acclimate.core.errors import ImageError
+from acclimate.data.pack import PackFiles
 from acclimate.data.pixels import read_pixels
 
 MOST = 16  # images that a process decodes at a time
 LARGEST = 25_000_000  # pixels; larger images are for our threads, which count them together
+FAILED, DECODED, KEPT = range(3)  # what became of an image
 WAIT = 5  # seconds, for processes to end that have nothing to do any more
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image: its file, and where there is a pack its place and identity in it."""
+
+    file: str
+    slot: int | None = None
+    identity: bytes = b""
+
+
+@dataclass(frozen=True)
+class Managed:
+    """What a process made of some images: [n] bool, and their pixels until it is asked again."""
+
+    good: np.ndarray
+    kept: np.ndarray  # those that are in the pack now
+    pixels: np.ndarray
+    problem: OSError | None  # why others are not in it
 
 
 class Decoder:
@@ -43,24 +68,29 @@ class Decoder:
 
     def started(self) -> bool:
         """Wait until it can work."""
-        self.pid, *_ = self._answer() or [0]
+        self.pid, _ = self._answer() or (0, None)
         return not self.lost
 
-    def _answer(self) -> list[int]:
+    def _answer(self) -> Any:
         try:
-            found: list[int] = json.loads(self._answers.readline())
+            return json.loads(self._answers.readline())
         except (ValueError, OSError):  # cut short, or nothing at all
             self.lost = True
-            return []
-        return found
+            return None
 
-    def decoded(self, files: Mapping[int, Path]) -> dict[int, np.ndarray]:
-        """Pixels of those that it manages, of at most MOST files. They are there until the next."""
-        asked = json.dumps([os.path.abspath(path) for path in files.values()])  # noqa: PTH100
+    def decoded(self, wanted: Sequence[Wanted]) -> Managed:
+        """Of at most MOST images."""
+        asked = json.dumps([(one.file, one.slot, one.identity.hex()) for one in wanted])
         with suppress(OSError):  # then there will be no answer
             self.line.sendall(f"{asked}\n".encode())
-        managed = zip(files, self._answer(), self.pixels, strict=False)
-        return {number: pixels.copy() for number, good, pixels in managed if good}
+        found, problem = self._answer() or ([FAILED] * len(wanted), None)
+        codes = np.array(found)
+        return Managed(
+            codes != FAILED,
+            codes == KEPT,
+            self.pixels[: len(codes)],
+            None if problem is None else OSError(*problem),
+        )
 
     def close(self) -> None:
         self._answers.close()
@@ -70,11 +100,15 @@ class Decoder:
 class Decoders:
     """Several of them, which start while we go on."""
 
-    def __init__(self, count: int, size: int, max_pixels: int) -> None:
+    def __init__(
+        self, count: int, size: int, max_pixels: int, files: PackFiles | None = None
+    ) -> None:
+        """`files` are those of a pack."""
         most = min(max_pixels, LARGEST)
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
         lines = [socket.socketpair() for _ in range(count)]
         theirs = [line.fileno() for _, line in lines]
+        packed = [] if files is None else [files.records, files.pixels]
         memory = os.memfd_create("acclimate-images")
         try:
             os.ftruncate(memory, count * MOST * 3 * size**2)
@@ -89,12 +123,12 @@ class Decoders:
                     "-P",
                     "-m",
                     __spec__.name,
-                    json.dumps([memory, size, most, theirs]),
+                    json.dumps([memory, size, most, theirs, packed]),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[memory, *theirs],
+                pass_fds=[memory, *theirs, *packed],
                 env={**os.environ, **own, "CUDA_VISIBLE_DEVICES": ""},
             )
         finally:
@@ -151,16 +185,19 @@ def _end(process: "subprocess.Popen[bytes]", decoders: Sequence[Decoder]) -> Non
         process.wait()
 
 
-def _copies(memory: int, size: int, max_pixels: int, lines: Sequence[int]) -> None:
+def _copies(
+    memory: int, size: int, max_pixels: int, lines: Sequence[int], packed: Sequence[int]
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
     torch.set_num_threads(1)
     mapped = _mapped(memory, len(lines), size)
+    pack = PackFiles(*packed) if packed else None
     for number, line in enumerate(lines):
         if os.fork() == 0:
             for other in lines[number + 1 :]:
                 os.close(other)
             try:
-                _work(line, mapped[number], size, max_pixels)
+                _work(line, mapped[number], max_pixels, pack)
             finally:
                 os._exit(0)  # nothing of it is to be tidied up
         os.close(line)
@@ -168,21 +205,39 @@ def _copies(memory: int, size: int, max_pixels: int, lines: Sequence[int]) -> No
         os.wait()
 
 
-def _work(line: int, pixels: np.ndarray, size: int, max_pixels: int) -> None:
+def _work(line: int, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None) -> None:
     with socket.socket(fileno=line) as ours, ours.makefile("rwb") as talk:
-        talk.write(f"{json.dumps([os.getpid()])}\n".encode())
-        talk.flush()
-        for asked in talk:
-            found = []
-            for place, path in enumerate(json.loads(asked)):
-                try:
-                    pixels[place] = read_pixels(Path(path), size, max_pixels=max_pixels)
-                except ImageError:
-                    found.append(0)
-                else:
-                    found.append(1)
-            talk.write(f"{json.dumps(found)}\n".encode())
+
+        def say(*answer: object) -> None:
+            talk.write(f"{json.dumps(answer)}\n".encode())
             talk.flush()
+
+        say(os.getpid(), None)
+        for asked in talk:
+            found, problem = [], None
+            for place, (file, slot, identity) in enumerate(json.loads(asked)):
+                wanted = Wanted(file, slot, bytes.fromhex(identity))
+                try:
+                    found.append(_made(wanted, pixels[place], max_pixels, pack))
+                except OSError as error:  # decoded, but not to be kept
+                    found.append(DECODED)
+                    problem = [error.errno or errno.EIO, error.strerror or str(error)]
+            say(found, problem)
+
+
+def _made(wanted: Wanted, into: np.ndarray, max_pixels: int, pack: PackFiles | None) -> int:
+    if pack is None or wanted.slot is None:
+        pack = None
+    elif pack.find(wanted.slot, wanted.identity, into):
+        return KEPT
+    try:
+        into[:] = read_pixels(Path(wanted.file), into.shape[-1], max_pixels=max_pixels)
+    except ImageError:
+        return FAILED
+    if pack is None or wanted.slot is None:
+        return DECODED
+    pack.put(wanted.slot, wanted.identity, into)
+    return KEPT
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The data model: one table, one row per (image, label), that everything else reads."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -344,6 +345,18 @@ class Manifest:
         if path is None:
             raise ManifestError(f"row {row} of {self.source} has no image; use features()")
         return self.root / path
+
+    def image_files(self, rows: np.ndarray) -> list[str | None]:
+        """The absolute path of each row's image; None where the manifest holds the image itself."""
+        if "image" not in self.table.column_names:
+            return [None] * len(rows)
+        root = os.fspath(self.root.absolute())
+        paths = self.table["image"].take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
+        files = [None if path is None else os.path.join(root, path) for path in paths]  # noqa: PTH118
+        if "bytes" in self.table.column_names:
+            held = self.table["bytes"].is_valid().to_numpy()[rows]
+            return [None if here else file for file, here in zip(files, held, strict=True)]
+        return files
 
     def _cell(self, column: str, row: int) -> Any:
         if column not in self.table.column_names:

@@ -39,6 +39,26 @@ RECORD = 36
 LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
 
 
+@dataclass(frozen=True)
+class PackFiles:
+    """The open files of a pack, for whoever reads and writes images by their places."""
+
+    records: int
+    pixels: int
+
+    def find(self, slot: int, identity: bytes, into: np.ndarray) -> bool:
+        """Whether that image is there as it was written; then `into` [3, size, size] has it."""
+        if os.pread(self.records, RECORD, slot * RECORD)[:32] != identity:
+            return False
+        read = os.preadv(self.pixels, [into.data], slot * into.nbytes)
+        written = os.pread(self.records, RECORD, slot * RECORD)
+        return read == into.nbytes and written == _record(identity, into)
+
+    def put(self, slot: int, identity: bytes, pixels: np.ndarray) -> None:
+        _write(self.pixels, pixels.tobytes(), slot * pixels.nbytes)
+        _write(self.records, _record(identity, pixels), slot * RECORD)
+
+
 @dataclass(eq=False)
 class Pack:
     """The pack of some images, numbered as the caller numbers them.
@@ -58,6 +78,10 @@ class Pack:
     def __post_init__(self) -> None:
         self.have = np.zeros(len(self.identities), dtype=bool)
         self.close = weakref.finalize(self, _close, self._files)
+
+    @property
+    def files(self) -> PackFiles:
+        return PackFiles(*self._files[:2])
 
     def lacking(self) -> int:
         """How many images have no record, whatever their pixels are like."""
@@ -83,11 +107,8 @@ class Pack:
         """Keep it, if the disk has room: work goes on without."""
         if self.problem is not None:
             return
-        slot = int(self.slot[image])
-        records, data, _ = self._files
         try:
-            _write(data, pixels.tobytes(), slot * pixels.nbytes)
-            _write(records, _record(self.identities[image], pixels), slot * RECORD)
+            self.files.put(int(self.slot[image]), self.identities[image], pixels)
         except OSError as error:
             self.problem = error
             return

@@ -6,7 +6,7 @@ prediction all read them here.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -109,6 +109,10 @@ class Given:
     def image_source(self, row: int) -> Any:
         return self.items[row]
 
+    def image_files(self, rows: np.ndarray) -> list[str | None]:
+        items = (self.items[row] for row in rows.tolist())
+        return [str(Path(i).absolute()) if isinstance(i, str | Path) else None for i in items]
+
     def image_name(self, row: int) -> str:
         item = self.items[row]
         return str(item) if isinstance(item, str | Path) else f"image {row}"
@@ -190,6 +194,7 @@ class ImageSource:
         self.workers = config.workers or max(by_cores, 1)
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
+        self.files: Sequence[str | None] = ()  # where images lie, once processes decode them
         self._starting = threading.Lock()
 
     def _kept(self, *, keep: bool) -> Kept | None:
@@ -230,49 +235,47 @@ class ImageSource:
             places = torch.from_numpy(self.kept.slot[shown[kept]])
             out[torch.from_numpy(kept)] = self.kept.pixels.index_select(0, places)
         others = np.flatnonzero(~kept)
-        images, first = np.unique(shown[others], return_index=True)
-        self._read_all(images, [out[int(place)] for place in others[first]])
+        first, number = numbered(shown[others])
+        self._read_all(shown[others[first]], out, others[first])
         again = np.delete(others, first)
         if len(again):
-            same = others[first][np.searchsorted(images, shown[again])]
+            same = others[first][np.delete(number, first)]
             out[torch.from_numpy(again)] = out[torch.from_numpy(same)]
         return out, ~self.unreadable[shown]
 
-    def _read_all(self, images: np.ndarray, into: Sequence[Tensor]) -> None:
-        """On all threads; what cannot be read is listed in the order of `images`."""
+    def _read_all(self, images: np.ndarray, out: Tensor, places: np.ndarray) -> None:
+        """Into `out[places]`, on all threads; what cannot be read is listed in that order."""
         # Threads take a few at a time, and come back: some images take longer than others.
         turns = 1 if self.processes else 4
         each = max(1, min(ceil(len(images) / (turns * self.workers)), decoders.MOST))
-        starts = range(0, len(images), each)
-        parts = ((images[start : start + each], into[start : start + each]) for start in starts)
-        found = self.pool.map(self._read_part, *zip(*parts, strict=True))
+        parts = [slice(start, start + each) for start in range(0, len(images), each)]
+        # By numpy: torch would share out every copy over as many threads again.
+        into = out.numpy()
+        found = self.pool.map(lambda part: self._read_part(images[part], into, places[part]), parts)
         for image, error in zip(images, chain.from_iterable(found), strict=True):
             if error is not None:
                 self.unreadable[image] = True
                 self.quarantine.add(self.manifest.image_name(int(self.first[image])), str(error))
 
-    def _read_part(self, images: np.ndarray, into: Sequence[Tensor]) -> list[ImageError | None]:
-        # By numpy: torch would share out every copy over as many threads again.
-        places = [one.numpy() for one in into]
-        missing = {
-            number: self.manifest.image_source(int(self.first[image]))
-            for number, (image, place) in enumerate(zip(images, places, strict=True))
-            if not self._found(image, place)
-        }
+    def _read_part(
+        self, images: np.ndarray, out: np.ndarray, places: np.ndarray
+    ) -> list[ImageError | None]:
+        managed = self._by_process(images, out, places)
         errors: list[ImageError | None] = [None] * len(images)
-        decoded = self._by_process(missing)
-        for number, source in missing.items():
+        for number in np.flatnonzero(~managed):
+            image, place = int(images[number]), out[places[number]]
+            if self._found(image, place):
+                continue
+            source = self.manifest.image_source(int(self.first[image]))
             try:
-                pixels = decoded.get(number)
-                if pixels is None:
-                    pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
+                pixels = read_pixels(source, self.size, max_pixels=self.config.max_pixels)
             except ImageError as error:
-                places[number].fill(0)
+                place.fill(0)
                 errors[number] = error
                 continue
-            np.copyto(places[number], pixels)
+            np.copyto(place, pixels)
             if self.kept is not None:
-                self.kept.put(images[number], pixels)
+                self.kept.put(image, pixels)
         return errors
 
     def _found(self, image: int, place: np.ndarray) -> bool:
@@ -285,26 +288,65 @@ class ImageSource:
         np.copyto(place, self.kept.pixels[int(self.kept.slot[image])].numpy())
         return True
 
-    def _by_process(self, missing: Mapping[int, Any]) -> dict[int, np.ndarray]:
-        """Those of the missing that a process has decoded for us."""
-        files = {number: source for number, source in missing.items() if isinstance(source, Path)}
-        if not files:
-            return {}
-        self.get_ready()
+    def _by_process(self, images: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Those of the images, bool, that a process has put in their places for us."""
+        managed = np.zeros(len(images), dtype=bool)
         if self.decoders is None:
-            return {}
+            self.get_ready()
+        known = [self._file(image) is not None for image in images]
+        asked = np.flatnonzero(known & ~self.unreadable[images])
+        if self.decoders is None or not len(asked):
+            return managed
         with self.decoders.one() as decoder:
-            return {} if decoder is None else decoder.decoded(files)
+            if decoder is None:
+                return managed
+            found = decoder.decoded([self._wanted(image) for image in images[asked]])
+            managed[asked] = found.good
+            _copied(found.pixels, found.good, out, places[asked])
+            self._keep(images[asked], found)
+        return managed
+
+    def _wanted(self, image: int) -> decoders.Wanted:
+        file, kept = self._file(image), self.kept
+        assert file is not None
+        if not isinstance(kept, Pack) or kept.problem is not None:
+            return decoders.Wanted(file)
+        return decoders.Wanted(file, int(kept.slot[image]), kept.identities[image])
+
+    def _keep(self, images: np.ndarray, found: decoders.Managed) -> None:
+        if isinstance(self.kept, Pack):
+            self.kept.have[images[found.kept]] = True
+            self.kept.problem = self.kept.problem or found.problem
+        elif self.kept is not None:
+            for image, pixels in zip(images[found.good], found.pixels[found.good], strict=True):
+                self.kept.put(int(image), pixels)
+
+    def _file(self, image: int) -> str | None:
+        """Where it lies, if processes are to decode it."""
+        return self.files[image] if self.files else None
 
     def get_ready(self) -> None:
         """Start the processes that decode, if there are to be any."""
         with self._starting:
             if not self.processes or self.decoders is not None:
                 return
+            files = self.kept.files if isinstance(self.kept, Pack) else None
             try:
-                self.decoders = decoders.Decoders(self.workers, self.size, self.config.max_pixels)
+                self.files = self.manifest.image_files(self.first)
+                self.decoders = decoders.Decoders(
+                    self.workers, self.size, self.config.max_pixels, files
+                )
             except OSError:  # no process or file may be opened any more: threads will do
                 self.processes = False
+
+
+def _copied(pixels: np.ndarray, good: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+    """`out[places] = pixels`, of the good ones; in one go where their places follow each other."""
+    start = int(places[0])
+    if good.all() and np.array_equal(places, np.arange(start, start + len(places))):
+        np.copyto(out[start : start + len(places)], pixels)
+    else:
+        out[places[good]] = pixels[good]
 
 
 def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
