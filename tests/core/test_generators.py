@@ -18,7 +18,7 @@ from acclimate.core.generators import (
     turns,
     weights_to_come,
 )
-from acclimate.learn.models import build_backbone, list_backbones, may_draw
+from acclimate.learn.models import backbones, build_backbone, list_backbones, may_draw
 from acclimate.learn.models.timm_import import import_timm
 
 
@@ -101,6 +101,47 @@ def test_our_backbones_draw_nothing_in_a_step(row: dict[str, str]) -> None:
     assert not may_draw(network)
 
 
+TIMM = [
+    "test_vit",
+    "test_resnet",
+    "test_efficientnet",
+    "test_convnext",
+    "resnet18",
+    "tiny_vit_5m_224",
+]
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_networks_of_timm_draw_only_where_they_drop(name: str) -> None:
+    side = 224 if "tiny" in name else 160
+    x = torch.rand(2, 3, side, side)
+    network = build_backbone(name, pretrained=False).train()
+    if not may_draw(network):
+        with untouched():
+            network(x)
+    else:
+        assert name == "tiny_vit_5m_224", "which drops paths unless told otherwise"
+    dropping = import_timm().create_model(name, num_classes=0, drop_path_rate=0.5).train()
+    assert backbones._drops(dropping)
+
+
+@pytest.mark.parametrize(
+    ("layer", "draws"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.Dropout2d(0.0), False),
+        (nn.RReLU(), True),
+        (nn.BatchNorm2d(3), False),
+    ],
+    ids=str,
+)
+def test_layers_that_draw_are_known(layer: nn.Module, draws: bool) -> None:
+    body = nn.Sequential(nn.Conv2d(3, 3, 1), layer)
+    assert backbones._drops(body) == draws
+    body.drop_rate = 0.3  # by a function of its own
+    assert backbones._drops(body)
+
+
 class Layers(nn.Module):
     """Parameters by each way of drawing them, and what no file has."""
 
@@ -152,7 +193,7 @@ def test_layers_of_others_draw_in_turn() -> None:
     with untouched(), own_weights(4):
         found = build_backbone("test_vit", pretrained=False)
         assert torch.equal(torch.rand(3), after)
-    assert may_draw(nn.Sequential(found))
+    assert not may_draw(nn.Sequential(found))
     for key, value in expected.state_dict().items():
         assert torch.equal(found.body.state_dict()[key], value), key
 

@@ -307,8 +307,23 @@ def _timm(name: str, source: Any, *, pretrained: bool) -> Backbone:
     config = body.pretrained_cfg
     size = int(config["input_size"][-1])
     backbone = Backbone(body, _width(body), Preprocess(config["mean"], config["std"], size))
-    backbone.may_draw = True
+    backbone.may_draw = _drops(body)
     return backbone
+
+
+def _drops(body: nn.Module) -> bool:
+    """Whether a network of timm has anything in it that drops at random: a layer for it, or a
+    share that it drops by a function."""
+
+    def share(part: nn.Module) -> bool:
+        own = (value for name, value in vars(part).items() if "drop" in name)
+        return any(isinstance(value, int | float) and value for value in own)
+
+    layers = nn.modules.dropout._DropoutNd, nn.RReLU
+    return any(
+        share(part) or (isinstance(part, layers) and getattr(part, "p", 1))
+        for part in body.modules()
+    )
 
 
 def _cached_options(name: str, source: Any) -> dict[str, Any]:
