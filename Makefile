@@ -59,7 +59,7 @@ bench-base: $(STAMP)
 # FILES="…": results of benchmarks/shift.py and benchmarks/rehearsed.py.
 FILES ?= $(wildcard runs/bench-shift/shift.json runs/rehearsed/rehearsed.json)
 bench-promises: $(STAMP)
-	$(BIN)/python benchmarks/promises.py $(FILES)
+	$(BIN)/python benchmarks/promises.py $(FILES) $(if $(CURVE),--curve $(CURVE))
 
 # Does a test notice? ONLY='acclimate.learn.penalties*': those alone. Results are kept in mutants/.
 mutants: $(STAMP)

@@ -3,11 +3,15 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing
 from acclimate.results.statistics import Estimate
 from unseen import Row, as_rehearsed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def report(asked: argparse.Namespace, results: Sequence[Row]) -> Row:
@@ -75,6 +79,38 @@ def draw(found: Mapping[str, Sequence[Row]]) -> Drawing:
     """Gain of auto over plain against the number of images, a line for each data set."""
     figure = canvas.figure_of(3.4)
     ax = figure.subplots()
+    _lines(ax, found)
+    ax.set_xlabel("unlabelled images of the unseen domain")
+    ax.set_ylabel("auto less plain, points")
+    canvas.legend(figure, ax)
+    return Drawing(figure)
+
+
+def draw_panels(found: Mapping[str, Sequence[Row]]) -> Drawing:
+    """The same of many data sets: those that are called alike before a colon share a panel."""
+    groups: dict[str, dict[str, Sequence[Row]]] = {}
+    for name, points in found.items():
+        group, _, own = name.partition(": ")
+        groups.setdefault(group, {})[own or group] = points
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = canvas.figure_of(2.4 * rows + 0.3)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax in grid.flat[len(groups) :]:
+        ax.set_visible(False)
+    for ax, (group, lines) in zip(grid.flat, groups.items(), strict=False):
+        _lines(ax, lines)
+        ax.set_title(group, fontsize="medium")
+        ax.legend(loc="upper left", frameon=False, fontsize="x-small")
+        ax.tick_params(labelbottom=True, labelleft=True)
+    low, high = grid[0, 0].get_ylim()
+    grid[0, 0].set_ylim(low, high + 0.5 * (high - low))  # room for the legends
+    figure.supxlabel("unlabelled images of the unseen domain", fontsize="medium")
+    figure.supylabel("auto less plain, points", fontsize="medium")
+    return Drawing(figure)
+
+
+def _lines(ax: "Axes", found: Mapping[str, Sequence[Row]]) -> None:
     ax.axhline(0, color=canvas.INKS["faint"], linewidth=1)
     for place, (name, points) in enumerate(found.items()):
         ax.errorbar(
@@ -89,8 +125,4 @@ def draw(found: Mapping[str, Sequence[Row]]) -> Drawing:
         )
     ax.set_xscale("log")
     canvas.log_axis(ax.xaxis)
-    ax.set_xlabel("unlabelled images of the unseen domain")
-    ax.set_ylabel("auto less plain, points")
     canvas.plain(ax, "y")
-    canvas.legend(figure, ax)
-    return Drawing(figure)

@@ -277,9 +277,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("files", nargs="+", type=Path, help="shift.json, rehearsed.json, …")
     picture = ROOT / "docs" / "images" / "promises.png"
     parser.add_argument("--out", type=Path, default=picture, help="picture: .png, .svg or .pdf")
+    parser.add_argument("--curve", type=Path, help="picture of auto's gain over images, likewise")
     asked = parser.parse_args()
-    if asked.out.suffix[1:] not in get_args(Format):
-        parser.error(f"--out: .{', .'.join(get_args(Format))}")
+    for path in filter(None, (asked.out, asked.curve)):
+        if path.suffix[1:] not in get_args(Format):
+            parser.error(f"{path.name}: .{', .'.join(get_args(Format))}")
     return asked
 
 
@@ -295,6 +297,10 @@ def main() -> None:
     print("Accuracy on unseen domains in percent, mean ± standard error over seeds.\n")
     print(over_images(results).to_markdown())
     print(f"picture: {asked.out}")
+    if asked.curve is not None:
+        kind = asked.curve.suffix[1:]
+        write_figure(curves.draw_panels(curves.by_data(results)), asked.curve, kind, dpi=150)
+        print(f"picture: {asked.curve}")
 
 
 if __name__ == "__main__":
