@@ -3,7 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +17,14 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError, TooManyUnreadable
-from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader, support_size
+from acclimate.data.batches import (
+    Batch,
+    DomainSampler,
+    EpisodeSampler,
+    Loader,
+    _Loaded,
+    support_size,
+)
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source, to_float
@@ -343,6 +353,62 @@ def test_too_many_unreadable_images_stop_the_loader(folder: Path) -> None:
     source = open_images(folder, max_share=0.1)
     with pytest.raises(TooManyUnreadable, match=r"^[23] of 14 images cannot be read, more"):
         list(loader(source, source.manifest).batches(0, 5))
+
+
+class Stream:
+    """Of a GPU that there is not; writes down what is waited for."""
+
+    waited: ClassVar[list[int]] = []
+    events = 0
+
+    def __init__(self, *told: object, **more: object) -> None:
+        pass
+
+    def record_event(self) -> int:
+        Stream.events += 1
+        return Stream.events
+
+    def wait_event(self, event: int) -> None:
+        Stream.waited.append(event)
+
+
+def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it has been loaded: nobody waits for it."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    Stream.waited.clear()
+    Stream.events = 0
+    source = open_images(folder)
+    loading = loader(source, source.manifest, augmented=True)
+    futures: list[Future[_Loaded]] = [Future() for _ in range(5)]
+
+    def load(*steps: int) -> None:
+        for step in steps:
+            futures[step].set_result(loading._loaded(step))
+
+    load(0, 1)
+    batches = loading._finished_ahead(iter(futures))
+    for step, begun, more in ((0, 2, ()), (1, 2, (2, 3, 4)), (2, 4, ()), (3, 5, ()), (4, 5, ())):
+        assert same(next(batches), loading.batch(step))
+        assert Stream.events == begun
+        assert Stream.waited == list(range(1, step + 2))
+        load(*more)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    source = open_images(folder)
+    loading = loader(source, source.manifest, world=World(device=gpu), augmented=True)
+    for step, batch in enumerate(loading.batches(0, 6)):
+        assert batch.x.device == gpu
+        assert same(batch, loading.batch(step))
 
 
 def test_a_loader_can_be_left_early(folder: Path) -> None:

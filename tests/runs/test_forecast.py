@@ -9,6 +9,7 @@ import torch
 
 from acclimate.config import RunConfig
 from acclimate.data.manifest import Manifest
+from acclimate.learn.model import build_networks
 from acclimate.runs import forecast as module
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.forecast import Forecast, forecast, what_is_trained, what_it_learns_from
@@ -114,6 +115,21 @@ def test_a_run_that_goes_on_says_where(tiny: Tiny, tmp_path: Path) -> None:
     assert said == []
     train(tiny("erm"), rows(2), tmp_path, device="cpu", say=said.append)
     assert said == ["Step B: predictor: going on at step 4 of 6"]
+
+
+def test_a_gpu_also_holds_the_images_that_stay_there(
+    tree: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """96 images of 8 px, where a quarter of what is free takes them."""
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    plan, gpu = make_plan(tiny("erm"), Manifest.open(tree)), torch.device("cuda", 0)
+    network = build_networks(plan.config, 2, 4, None, pretrained=False)[0]
+    held = 96 * 3 * 8**2
+    for free, stay in ((4 * held, True), (4 * held - 1, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        said = module._memory(plan, gpu, 4, [network], 8, 0)
+        assert said == 1000 + (held if stay else 0)
+    assert module._memory(plan, gpu, 4, [], 0, 0) == 1000, "features alone"
 
 
 @pytest.mark.slow

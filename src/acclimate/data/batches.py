@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.on_device import SideStream, sent
 from acclimate.data.source import ImageSource, Source, to_float
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -191,25 +193,65 @@ class Loader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
         gpu = self.world.device.type == "cuda"
-        # Whoever trains on a GPU augments, too: its calls are few beside those of a step, and made
-        # by another thread each would hold up the step for longer than it takes.
-        load = self._on_side_streams() if gpu else self.batch
-        finish = self._arrived if gpu else _as_it_is
+        if gpu:
+            yield from self._finished_ahead(self._in_background(start, stop, self._loaded_aside()))
+            return
+        for future in self._in_background(start, stop, self.batch):
+            yield future.result()
+
+    def _in_background(
+        self, start: int, stop: int, load: Callable[[int], T]
+    ) -> Iterator["Future[T]"]:
+        """What threads make of the steps, in order, as many of them being made as are `ahead`."""
         # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
-        with ThreadPoolExecutor(2 if gpu else 1, "batches") as pool:
-            waiting: deque[Future[Any]] = deque()
+        workers = 2 if self.world.device.type == "cuda" else 1
+        with ThreadPoolExecutor(workers, "batches") as pool:
+            waiting: deque[Future[T]] = deque()
             try:
                 for step in range(start, stop):
                     waiting.append(pool.submit(load, step))
                     if len(waiting) > self.ahead:
-                        yield finish(waiting.popleft().result())
+                        yield waiting.popleft()
                 while waiting:
-                    yield finish(waiting.popleft().result())
+                    yield waiting.popleft()
             finally:
                 for future in waiting:
                     future.cancel()
 
-    def _on_side_streams(self) -> Callable[[int], _Loaded]:
+    def _finished_ahead(self, loaded: Iterator["Future[_Loaded]"]) -> Iterator[Batch]:
+        """On a GPU whoever trains augments, too: its calls are few beside those of a step, and made
+        by another thread each would hold up the step for longer than it takes. The GPU does it
+        beside the step before, on a stream of its own."""
+        device = self.world.device
+        side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+        def begun(future: "Future[_Loaded]") -> tuple[Batch, torch.cuda.Event]:
+            found = future.result()
+            with torch.cuda.stream(side):
+                for part in (found.stored, found.y):  # made on a third one, whose thread has waited
+                    part.record_stream(side)
+                batch = self._finished(found)
+                return batch, side.record_event()
+
+        def arrived(batch: Batch, there: torch.cuda.Event) -> Batch:
+            now = torch.cuda.current_stream(device)
+            now.wait_event(there)
+            for part in (batch.x, batch.y):  # not to be reused before this stream has done with it
+                part.record_stream(now)
+            return batch
+
+        ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        for future in loaded:
+            if ahead and not future.done():  # nobody waits for the next but one
+                yield arrived(*ahead.popleft())
+            ahead.append(begun(future))
+            if len(ahead) > 1:
+                yield arrived(*ahead.popleft())
+        while ahead:
+            yield arrived(*ahead.popleft())
+
+    def _loaded_aside(self) -> Callable[[int], _Loaded]:
+        """On a stream of each thread's own."""
         own = threading.local()
 
         def load(step: int) -> _Loaded:
@@ -219,13 +261,6 @@ class Loader:
             return side(lambda: self._loaded(step, side.staging))
 
         return load
-
-    def _arrived(self, loaded: _Loaded) -> Batch:
-        """What was made on another stream must not be reused before this one has done with it."""
-        now = torch.cuda.current_stream(self.world.device)
-        for part in (loaded.stored, loaded.y):
-            part.record_stream(now)
-        return self._finished(loaded)
 
     def batch(self, step: int) -> Batch:
         return self._finished(self._loaded(step))
@@ -280,7 +315,3 @@ class Loader:
         raise ManifestError(
             f"a training domain has no readable image at all; see {QUARANTINE} in the run folder"
         )
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch

@@ -19,6 +19,7 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.generators import turns
 from acclimate.core.randomness import stream
 from acclimate.core.wording import count, duration
+from acclimate.data.on_device import fits_on
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
 from acclimate.learn.embeddings import Embedding
@@ -225,9 +226,11 @@ def _memory(
 ) -> float:
     """What this process holds at most: as a step was tried, on top of what it held `before`;
     otherwise what it has needed so far, for it has taken steps."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
     rows, config = len(plan.rows), plan.config
+    if device.type == "cuda":
+        held = len(np.unique(plan.manifest.image_ids)) * 3 * size**2 if networks else 0
+        stay = fits_on(device, held, config.data.cache_gib)
+        return float(torch.cuda.max_memory_allocated(device)) + (held if stay else 0)
     if not networks:
         return float(peak() + 4 * rows * width)
     images = min(rows * 3 * size**2, config.data.cache_gib * GIB)

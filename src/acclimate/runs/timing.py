@@ -17,6 +17,7 @@ from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
+from acclimate.runs.parts import Parts
 from acclimate.runs.plan import Plan
 from acclimate.runs.session import prepare
 
@@ -52,12 +53,16 @@ def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> T
     least = plan.algorithm.build.least_rows
     mu_dim = 0 if embedding is None else embedding.dim
     batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
-    step_b = _per_image(_stepping(objective, batch, plan, device), len(batch), device)
+    # On a CPU a few images stand for the batch, too few for parts.
+    parts = max(train.parts, 1) if device.type == "cuda" else 1
+    with Parts(objective, parts, lambda line: None):
+        step_b = _per_image(_stepping(objective, batch, plan, device), len(batch), device)
     step_a = 0.0
     if embedding is not None:
         learn = embedding.budget(config)
         rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
-        step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
+        with Parts(embedding, parts, lambda line: None):
+            step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
     predictor.eval()
 
     def forward(step: int) -> None:
@@ -142,7 +147,7 @@ def _batch(
 def _stepping(
     objective: Objective, batch: Batch, plan: Plan, device: torch.device
 ) -> Callable[[int], object]:
-    """A step as the loop takes it, of the whole batch in one part."""
+    """A step as the loop takes it, of the whole batch at once."""
     settings = replace(plan.config.train.optimiser, accumulate=1)
     optimiser = make_optimiser(objective, settings, objective.adversary)
     bf16 = uses_bf16(plan.config.train, device)
