@@ -29,10 +29,10 @@ LONG = 2000  # steps from which on one GPU compiles
 class Rates:
     """Images a second of ResNet-50 at 224 px on one GPU, and of one core that decodes."""
 
-    eager: float = 3070.0  # trained from a pack, bf16: docs/benchmarks.md, H200 with 16 cores
-    compiled: float = 6805.0  # compiled, kept on the GPU: there
-    inference: float = 9207.0  # the network alone, 256 at a time: there
-    decode: float = 1000.0  # 227 px, decoded and resized on one of 2 cores: benchmarks/speed.py
+    eager: float = 3394.0  # trained from a pack, bf16: docs/benchmarks.md, H200 with 16 cores
+    compiled: float = 6567.0  # compiled, kept on the GPU: there
+    inference: float = 9194.0  # the network alone, 256 at a time: there
+    decode: float = 1049.0  # 227 px, decoded and resized on one core: there
     source: str = "one H200 with 16 cores"
 
     @staticmethod
