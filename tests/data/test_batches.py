@@ -1,5 +1,6 @@
 """Which rows a step uses, and that processes, restarts and bad images change nothing else."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -378,8 +379,10 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
     """If it has been loaded: nobody waits for it."""
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    now = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
+    used: list[tuple[Tensor, object]] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *told: used.append(told))
     Stream.waited.clear()
     Stream.events = 0
     source = open_images(folder)
@@ -393,12 +396,36 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
     load(0, 1)
     batches = loading._finished_ahead(iter(futures))
     for step, begun, more in ((0, 2, ()), (1, 2, (2, 3, 4)), (2, 4, ()), (3, 5, ()), (4, 5, ())):
-        assert same(next(batches), loading.batch(step))
+        batch = next(batches)
+        assert same(batch, loading.batch(step))
+        assert {id(x) for x, stream in used if stream is now} >= {id(batch.x), id(batch.y)}
+        loaded = futures[step].result()
+        aside = {id(x) for x, stream in used if stream is not now}
+        assert aside >= {id(loaded.stored), id(loaded.y)}
         assert Stream.events == begun
         assert Stream.waited == list(range(1, step + 2))
         load(*more)
     with pytest.raises(StopIteration):
         next(batches)
+
+
+@pytest.mark.parametrize("fails", [0, 3])
+def test_an_error_in_loading_ends_the_threads(folder: Path, fails: int) -> None:
+    source = open_images(folder)
+    usual = source.take
+
+    def take(rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
+        if len(taken) >= fails:
+            raise OSError("gone")
+        taken.append(rows)
+        return usual(rows, out)
+
+    taken: list[np.ndarray] = []
+    source.take = take  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="gone") as caught:
+        list(loader(source, source.manifest).batches(0, 100))
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+    assert caught.value and not left
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import Tensor
 
 from acclimate.config import DataConfig
 from acclimate.data import decoders, source
@@ -223,12 +224,42 @@ def test_a_pack_that_takes_no_more_stops_nothing(
     images.get_ready()
     wait_for(lambda: started(images) == 2)
     here = watched(monkeypatch)
-    _, good = images.take(np.arange(len(manifest)))
+    pixels, good = images.take(np.arange(len(manifest)))
     assert good.sum() == len(manifest) - 1 and len(here) == 1
+    assert (pixels == decoded_by_threads(manifest)).all()
     assert not images.kept.have.any()
     assert images.kept.problem is not None and images.kept.problem.errno == errno.EBADF
     for file in files_to_read:
         os.close(file)
+
+
+def decoded_by_threads(manifest: Manifest) -> Tensor:
+    images = ImageSource(manifest, 32, COLD, Quarantine.lenient(len(manifest)))
+    return images.take(np.arange(len(manifest)))[0]
+
+
+def test_what_a_pack_cannot_give_is_decoded(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose files cannot be read: rather than with what the shared memory held before."""
+    monkeypatch.setattr(source, "LEAST_IMAGES", 2)
+    monkeypatch.setattr(source, "LEAST_CORES", 1)
+    quarantine = Quarantine.lenient(len(manifest))
+    images = ImageSource(manifest, 32, PACKED, quarantine, keep=True, processes=True)
+    assert isinstance(images.kept, Pack)
+    folder, files = images.kept.folder, images.kept._files
+    unread = os.open(folder / "records", os.O_WRONLY)
+    images.kept._files = (unread, files[1], files[2])
+    images.get_ready()
+    wait_for(lambda: started(images) == 2)
+    here = watched(monkeypatch)
+    for _ in range(2):
+        images.kept.have[:] = False
+        pixels, good = images.take(np.arange(len(manifest)))
+        assert (pixels == decoded_by_threads(manifest)).all()
+        assert good.sum() == len(manifest) - 1
+    assert len(here) == 1 + 2 * len(manifest)  # the unreadable one once, and the reference's own
+    os.close(unread)
 
 
 def test_one_that_is_still_starting_is_not_waited_for() -> None:

@@ -124,7 +124,30 @@ def test_images_and_cached_features_give_the_same_scores(
     small = {"data.cache_gib": 1e-9}  # more features than may be held: images pass again
     found = evaluate_run(tmp_path, data, small, device="cpu").scores
     assert [(s.domain, s.method, s.top1) for s in found] == scores
-    assert len(read) > 20, len(read)
+    scored = len(read)
+    assert 20 < scored < len(data) / 2, "what was trained on is not scored"
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "another"))
+    read.clear()
+    found = evaluate_run(tmp_path, data, device="cpu").scores  # extracted anew, and no more
+    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert scored <= len(read) < len(data) / 2 + 10
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "file" / "below"))
+    read.clear()
+    found = evaluate_run(tmp_path, data, device="cpu").scores  # no cache can be made there
+    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert read
+
+
+def test_methods_that_change_the_backbone_see_images(
+    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+) -> None:
+    data = Manifest.from_folder(tree)
+    train(frozen("erm"), data, tmp_path, device="cpu")
+    asked = evaluate_run(tmp_path, data, methods=["tent"], device="cpu").scores
+    own = evaluate_run(tmp_path, data, {"adapt.methods": ["tent"]}, device="cpu").scores
+    by = {(s.domain, s.method): s.top1 for s in asked if s.method == "tent"}
+    assert by and by == {(s.domain, s.method): s.top1 for s in own if s.method == "tent"}
 
 
 def test_the_frozen_weights_are_stored_once(

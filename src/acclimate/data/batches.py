@@ -6,8 +6,9 @@ process can work out its own share of the same batch.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeVar
@@ -192,16 +193,18 @@ class Loader:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
-        gpu = self.world.device.type == "cuda"
-        if gpu:
-            yield from self._finished_ahead(self._in_background(start, stop, self._loaded_aside()))
-            return
-        for future in self._in_background(start, stop, self.batch):
-            yield future.result()
+        # Closed here: an error that comes out of a future keeps all frames that it went through.
+        if self.world.device.type == "cuda":
+            with closing(self._in_background(start, stop, self._loaded_aside())) as loaded:
+                yield from self._finished_ahead(loaded)
+        else:
+            with closing(self._in_background(start, stop, self.batch)) as made:
+                for future in made:
+                    yield future.result()
 
     def _in_background(
         self, start: int, stop: int, load: Callable[[int], T]
-    ) -> Iterator["Future[T]"]:
+    ) -> Generator["Future[T]"]:
         """What threads make of the steps, in order, as many of them being made as are `ahead`."""
         # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
         workers = 2 if self.world.device.type == "cuda" else 1

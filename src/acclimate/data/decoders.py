@@ -226,10 +226,10 @@ def _work(line: int, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
 
 
 def _made(wanted: Wanted, into: np.ndarray, max_pixels: int, pack: PackFiles | None) -> int:
-    if pack is None or wanted.slot is None:
-        pack = None
-    elif pack.find(wanted.slot, wanted.identity, into):
-        return KEPT
+    if pack is not None and wanted.slot is not None:
+        with suppress(OSError):  # what a pack cannot give is decoded
+            if pack.find(wanted.slot, wanted.identity, into):
+                return KEPT
     try:
         into[:] = read_pixels(Path(wanted.file), into.shape[-1], max_pixels=max_pixels)
     except ImageError:

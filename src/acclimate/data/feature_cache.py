@@ -45,7 +45,7 @@ class FeatureCache:
     width: int
 
     def begin(self, about: Mapping[str, Any], images: int) -> None:
-        """Make the folder, and refuse one on a disk without room for `images` more."""
+        """Make the folder, and refuse one on a disk without room for so many `images` more."""
         self.folder.mkdir(parents=True, exist_ok=True)
         clear_temporary(self.folder)
         needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free

@@ -85,8 +85,10 @@ class Pack:
 
     def lacking(self) -> int:
         """How many images have no record, whatever their pixels are like."""
-        records = os.pread(self._files[0], len(self.slot) * RECORD, 0)
-        if len(records) < len(self.slot) * RECORD:  # cut short since
+        whole, records = len(self.slot) * RECORD, b""
+        with suppress(OSError):
+            records = os.pread(self._files[0], whole, 0)
+        if len(records) < whole:  # cut short since, or not to be read
             return len(self.slot)
         there = np.frombuffer(records, np.uint8).reshape(-1, RECORD)[self.slot, :32]
         own = np.frombuffer(b"".join(self.identities), np.uint8).reshape(-1, 32)
@@ -95,7 +97,10 @@ class Pack:
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
         slot = int(self.slot[image])
-        record = os.pread(self._files[0], RECORD, slot * RECORD)
+        try:
+            record = os.pread(self._files[0], RECORD, slot * RECORD)
+        except OSError:  # of a failing disk: then it is decoded again
+            return False
         if record[:32] != self.identities[image]:
             return False
         if record != _record(self.identities[image], self.pixels[slot].numpy()):

@@ -96,7 +96,7 @@ class Extraction:
         images, first, shown = _images(manifest, rows)
         self._check_budget(len(images), config)
         cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
-        cache.begin(self.about(), len(images))
+        cache.begin(self.about(), len(images) - cache.count(images))
         source = ImageSource(
             manifest,
             self.size,

@@ -10,14 +10,14 @@ import numpy as np
 from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
-from acclimate.core.distributed import joined
-from acclimate.core.errors import ManifestError, unknown
+from acclimate.core.distributed import World, joined
+from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.small_domains import without_small
-from acclimate.data.source import Shown, open_source
-from acclimate.learn.frozen import Extraction
+from acclimate.data.source import open_source
+from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.runs.plan import Plan, check_components
@@ -47,10 +47,10 @@ def evaluate_run(
     others are adapted to, and scored with each further adaptation method in `methods` too.
     `changes` are settings by dotted name, such as adapt.source.
     """
-    chains = [find_chain(method) for method in methods if method != "auto"]
+    asked = [find_chain(method) for method in methods if method != "auto"]
     with joined(device) as world:
         trained = Trained.load(run, world.device)
-        if not trained.adaptive and any(chain.embedding for chain in chains):
+        if not trained.adaptive and any(chain.embedding for chain in asked):
             raise nothing_to_embed(trained.config.algorithm)
         values = merged(as_dict(trained.config), nested(changes or {}))
         config = from_dict(RunConfig, values, where="evaluate")
@@ -61,21 +61,12 @@ def evaluate_run(
         manifest = _in_classes(manifest, trained, drop=config.data.unseen_classes == "drop")
         same_data = manifest.digest() == trained.data
         plan = _plan(config, trained, manifest, same_data=same_data)
-        extraction = _extraction(trained, chains)
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
-        source: Shown
-        if extraction is not None and extraction.gib(len(manifest)) <= config.data.cache_gib:
-            source = extraction.extract(
-                manifest,
-                plan.rows,
-                config.data,
-                quarantine,
-                beside=run,
-                world=world,
-                watch=watch,
-            )
-        else:
-            source = open_source(manifest, trained.size, config.data, quarantine, world.device)
+        own = (find_chain(name, config.adapt) for name in config.adapt.methods if name != "auto")
+        chains = [*asked, *own]
+        source = _features(run, trained, plan, quarantine, world, watch, chains) or open_source(
+            manifest, trained.size, config.data, quarantine, world.device
+        )
         evaluator = Evaluator(
             plan,
             source,
@@ -97,17 +88,43 @@ def evaluate_run(
                 f"the last fit of {run} took in all rows of {manifest.source}, and leaves none to "
                 f"score; its records have the scores of before, or give other data"
             )
-        unreadable = [name for name, _ in quarantine.entries]
+        unreadable = sorted(name for name, _ in quarantine.entries)
         return Evaluation(scores, unreadable, same_data)
 
 
-def _extraction(trained: Trained, chains: Sequence[Chain]) -> Extraction | None:
-    """How a backbone that stays as it is makes features, which then are there or come to stay;
-    None where it learned, or is to be changed by a method."""
-    extractor = trained.predictor.backbone.extractor
-    if extractor is None or not all(chain.head_only for chain in chains):
+def _features(
+    run: Path,
+    trained: Trained,
+    plan: Plan,
+    quarantine: Quarantine,
+    world: World,
+    watch: Watch,
+    chains: Sequence[Chain],
+) -> Extracted | None:
+    """What a backbone that stays as it is makes of the images to score, from the cache as far as it
+    has them. None where images have to pass: the backbone learned, a method changes it, or there is
+    no room for its features in memory or on disk."""
+    extractor, config = trained.predictor.backbone.extractor, plan.config
+    if extractor is None or world.size > 1 or not all(chain.head_only for chain in chains):
         return None
-    return Extraction(extractor, trained.config.model.backbone, trained.size)
+    rows = _scored_rows(plan)
+    extraction = Extraction(extractor, config.model.backbone, trained.size)
+    if extraction.gib(len(rows)) > config.data.cache_gib:
+        return None
+    try:
+        return extraction.extract(
+            plan.manifest, rows, config.data, quarantine, beside=run, world=world, watch=watch
+        )
+    except (ConfigError, WriteError, OSError):  # of the cache: scoring need not write
+        return None
+
+
+def _scored_rows(plan: Plan) -> np.ndarray:
+    """All that may be looked at: of domains that were trained on, not what they were trained on."""
+    rows = plan.manifest.rows
+    seen = [rows(domain=d, split=s) for d in plan.train_domains for s in ("val", "test")]
+    unseen = [rows(domain=d) for d in (*plan.val_domains, *plan.test_domains)]
+    return np.sort(np.concatenate([*seen, *unseen]))
 
 
 def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data: bool) -> Plan:
