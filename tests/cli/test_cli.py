@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from acclimate.adapt.methods import METHODS
+from acclimate.cli import adapt as adapt_command
 from acclimate.cli.list import Catalogue, entries
 from acclimate.config.presets import PRESETS
 from acclimate.data.manifest import Manifest
@@ -482,3 +483,21 @@ def test_names_that_would_break_a_table_or_a_terminal(
         rows = {os.fsencode(row["image"]): row for row in csv.DictReader(file)}
     assert rows.keys() == {b"./=cmd.jpg", *names[1:], b"\x1b]0;bad\xff.jpg"}
     assert {row["label"] for name, row in rows.items() if b"bad" not in name} <= {"red", "blue"}
+
+
+@pytest.mark.parametrize(
+    ("expected", "said"),
+    [
+        ((0.4, 0.99), "expected accuracy here, in nine cases of ten: 40.0 to 99.0 %"),
+        (
+            (0.2, 0.9),
+            "what accuracy to expect here is not known: the sites that played a new one were too "
+            "few, or too unlike each other",
+        ),
+    ],
+)
+def test_adapt_tells_no_range_that_says_nothing(
+    expected: tuple[float, float], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapt_command._show_expected(*expected)
+    assert capsys.readouterr().out.split() == said.split()

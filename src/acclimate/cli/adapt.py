@@ -116,8 +116,7 @@ def _show(site: Any) -> None:
         return
     trust = site.trust
     if trust.expected_accuracy is not None:
-        low, high = (percent(share) for share in trust.expected_accuracy)
-        say(f"expected accuracy here, in nine cases of ten: {low} to {high} %")
+        _show_expected(*trust.expected_accuracy)
     if trust.explained_by_labels is not None:
         share = f"{trust.explained_by_labels:.0%}"
         say(f"label frequencies explain {share} of how predictions change here")
@@ -125,6 +124,18 @@ def _show(site: Any) -> None:
         _show_place(trust)
     for warning in trust.warnings:
         say(f"note: {warning}")
+
+
+def _show_expected(low: float, high: float) -> None:
+    from acclimate.adapt.rehearsal import TELLS_NOTHING
+
+    if high - low > TELLS_NOTHING:
+        say(
+            "what accuracy to expect here is not known: the sites that played a new one were too "
+            "few, or too unlike each other"
+        )
+    else:
+        say(f"expected accuracy here, in nine cases of ten: {percent(low)} to {percent(high)} %")
 
 
 def _show_place(trust: Any) -> None:
