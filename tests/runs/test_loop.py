@@ -253,6 +253,32 @@ def test_the_best_weights_are_kept_and_given_back(
         assert all(torch.equal(kept[key], value) for key, value in validated[step].items())
 
 
+def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    """Weights and position; before, the optimiser's state as well. A finished phase that is run
+    again takes no step and ends with the same weights."""
+    settings, held = phase(OPTIMISERS["adam"], steps=3), []
+
+    def watch(name: str, done: int, total: int, note: str) -> None:
+        held.append(set(load_file(RunFolder(tmp_path).checkpoint("main"))))
+
+    objective = erm()
+    loop(manifest, tmp_path, objective, settings, watch=watch).run()
+    module = {f"module/{name}" for name in objective.state_dict()}
+    assert [any(key.startswith("optimiser/") for key in keys) for keys in held] == [
+        True,
+        True,
+        False,
+    ]
+    assert held[-1] == module
+    again, taken = erm(seed=1), len(held)
+    end = loop(manifest, tmp_path, again, settings, watch=watch).run()
+    assert end.step == 3 and len(held) == taken
+    for key, value in weights(objective).items():
+        assert torch.equal(again.state_dict()[key], value)
+
+
 def test_parts_must_be_equal(manifest: Manifest, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         loop(manifest, tmp_path, erm(), phase(OptimiserConfig(lr=1.0, accumulate=3)))

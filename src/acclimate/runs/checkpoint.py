@@ -41,7 +41,7 @@ class Position:
 def save_checkpoint(
     path: Path,
     module: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimiser: torch.optim.Optimizer | None,
     progress: Position,
     average: Average | None = None,
     *,
@@ -49,12 +49,14 @@ def save_checkpoint(
     parts: int = 1,
     write: Write = save_tensors,
 ) -> None:
-    """`seconds` that the run has worked until now, over all its sessions; `parts` in which it works
+    """`optimiser` where steps are yet to be taken; its state is twice as large as the weights.
+
+    `seconds` that the run has worked until now, over all its sessions; `parts` in which it works
     a batch off, which are as much a part of its numbers as the batch is."""
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
-    state = optimiser.state_dict()["state"]
+    state = {} if optimiser is None else optimiser.state_dict()["state"]
     scalars: dict[str, Any] = {}
     for index, slots in state.items():
         for name, value in slots.items():

@@ -207,7 +207,7 @@ class Loop:
                 save_checkpoint(
                     self._checkpoint,
                     self.objective,
-                    optimiser,
+                    None if last else optimiser,
                     progress,
                     self._average,
                     seconds=self.clock(),
