@@ -1,8 +1,10 @@
 """Files written behind the training: in order, of what was there, and no failure is lost."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
-from acclimate.runs import behind
-from acclimate.runs.behind import AtOnce, Behind, saver
+from acclimate.runs import behind, loop
+from acclimate.runs.behind import MOST, AtOnce, Behind, saver
 from acclimate.runs.training import train
 from fixtures.interruption import assert_same_weights, stable
 
@@ -80,6 +82,71 @@ def test_nothing_is_done_after_a_write_that_failed(tmp_path: Path) -> None:
         files.settle()
     files._pool.shutdown()
     assert needed.exists()
+
+
+def test_no_more_is_held_than_memory_should_and_a_failure_comes_up_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slow(path: Path, tensors: object, metadata: object = None) -> None:
+        assert go.wait(60)
+        if path.name == "1":
+            raise OSError("no space left")
+
+    monkeypatch.setattr(behind, "save_tensors", slow)
+    files = Behind(CPU)
+    for number in range(MOST):
+        assert not files.writing(tmp_path / str(number))
+        files.write(tmp_path / str(number), {})  # nobody waits
+        assert files.writing(tmp_path / str(number))
+    threading.Timer(0.2, go.set).start()
+    with pytest.raises(OSError, match="no space"):
+        for number in range(MOST):
+            files.write(tmp_path / f"further {number}", {})
+            assert go.is_set(), "the first had to be written before"
+    assert not files.writing(tmp_path / "0")
+    files.end()
+
+
+def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out(
+    tiny: Tiny, features: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four, the first is held up until the third step; the weights that it ends with, and those
+    of a run that is killed and goes on from the first, are the same as ever."""
+    config = tiny("erm", **{"train.steps": 4, "train.checkpoint_every": 1, "train.keep": "last"})
+    train(config, features, tmp_path / "usual", device="cpu")
+    go, written = threading.Event(), []
+
+    def slow(path: Path, tensors: Any, metadata: Any = None) -> None:
+        if path.name.startswith("checkpoint"):
+            written.append(json.loads(metadata["progress"])["step"])
+            assert go.wait(60)
+        save_tensors(path, tensors, metadata)
+
+    def watch(phase: str, done: int, total: int, note: str) -> None:
+        if (phase, done) == ("main", 3):
+            assert written == [1]
+            go.set()
+        if (phase, done) == ("main", 3) and killed:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(behind, "save_tensors", slow)
+    monkeypatch.setattr(loop, "saver", lambda world: Behind(world.device))
+    for killed in (False, True):
+        go.clear()
+        written.clear()
+        out = tmp_path / str(killed)
+        if killed:
+            with pytest.raises(KeyboardInterrupt):
+                train(config, features, out, device="cpu", watch=watch)
+            killed = False
+            go.set()
+            train(config, features, out, device="cpu")
+        else:
+            train(config, features, out, device="cpu", watch=watch)
+            assert written == [1, 4]
+        assert_same_weights(out, tmp_path / "usual")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

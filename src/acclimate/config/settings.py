@@ -165,7 +165,11 @@ class TrainConfig:
     )
     domains_per_step: int = setting(0, "domains in a batch; 0: all, at most 64", at_least=0)
     evaluate_every: int = setting(300, "steps between validations; also at the end", at_least=1)
-    checkpoint_every: int = setting(100, "steps between checkpoints", at_least=1)
+    checkpoint_every: int = setting(
+        100,
+        "steps between checkpoints; beside a GPU none is due while one is being written",
+        at_least=1,
+    )
     keep: Literal["best", "last"] = setting(
         "best", "weights kept: best on validation domains (or validation splits), or last"
     )

@@ -1,11 +1,12 @@
 """Files of tensors, written while a GPU goes on working: of ResNet-50 with Adam's state 280 MB.
 
-A copy in the host's memory is written by a thread, and the next checkpoint waits for the one
-before. What is on the disk at any time is what it would have been a moment earlier, so that a
-killed run goes on as ever.
+A copy in the host's memory is written by a thread. A checkpoint that is due while the one before is
+still being written is left out, so that no training waits for a slow disk; what is on the disk at
+any time is what was there a moment earlier, and a killed run goes on from it as ever.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.core.tensors import save_tensors
+
+MOST = 3  # files whose content is held
 
 
 class Saver(ABC):
@@ -39,8 +42,12 @@ class Saver(ABC):
     def then(self, work: Callable[[], None]) -> None:
         """Do it when all that came before is written."""
 
+    def writing(self, path: Path) -> bool:
+        """Whether it is yet to be written, or being written."""
+        return False
+
     def settle(self) -> None:  # noqa: B027 (where nothing is left to wait for)
-        """Wait for that; a write that failed fails here."""
+        """Wait for that; a write that failed fails here, or in the next one."""
 
     def end(self) -> None:  # noqa: B027
         """Wait for it, failed or not, and take no more."""
@@ -65,7 +72,7 @@ class Behind(Saver):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = ThreadPoolExecutor(1, "checkpoints")
-        self._pending: list[Future[None]] = []
+        self._pending: deque[tuple[Path | None, Future[None]]] = deque()
 
     def end(self) -> None:
         self._pool.shutdown()
@@ -73,6 +80,7 @@ class Behind(Saver):
     def write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
     ) -> None:
+        self._make_room()
         held = {name: _copied(value.detach()) for name, value in tensors.items()}
         copied = None
         if self._device.type == "cuda":
@@ -84,21 +92,36 @@ class Behind(Saver):
                 copied.synchronize()
             save_tensors(path, held, metadata)
 
-        self.then(write)
+        self._add(path, write)
 
     def then(self, work: Callable[[], None]) -> None:
-        before = list(self._pending)
+        self._add(None, work)
+
+    def _add(self, path: Path | None, work: Callable[[], None]) -> None:
+        before = [one for _, one in self._pending]
 
         def in_turn() -> None:
             for one in before:
                 one.result()  # nothing is done after a write that failed
             work()
 
-        self._pending.append(self._pool.submit(in_turn))
+        self._pending.append((path, self._pool.submit(in_turn)))
+
+    def _make_room(self) -> None:
+        """What is written is no longer held; of a slow disk so much is waited for that memory does
+        not fill."""
+        while self._pending and (self._pending[0][1].done() or self._held() >= MOST):
+            self._pending.popleft()[1].result()
+
+    def _held(self) -> int:
+        return sum(path is not None for path, _ in self._pending)
+
+    def writing(self, path: Path) -> bool:
+        return any(path == one and not future.done() for one, future in self._pending)
 
     def settle(self) -> None:
-        pending, self._pending = self._pending, []
-        for one in pending:
+        pending, self._pending = self._pending, deque()
+        for _, one in pending:
             one.result()
 
 

@@ -202,8 +202,7 @@ class Loop:
             progress = self._validated(progress)
         if done % self.phase.checkpoint_every == 0 or last:
             self._record(optimiser, done)
-            if self.world.main:
-                self._saver.settle()  # what is held for the last one is as large as this one
+            if self.world.main and (last or not self._saver.writing(self._checkpoint)):
                 save_checkpoint(
                     self._checkpoint,
                     self.objective,
