@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -210,27 +211,36 @@ def test_processes_put_images_into_a_pack_and_find_them_there(
     assert (images.take_images(np.array([image]))[0][0].numpy() == painted).all()
 
 
-def test_a_pack_that_takes_no_more_stops_nothing(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def opened_by(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> Iterator[tuple[ImageSource, Pack]]:
+    """A source whose processes have the files of its pack in `mode` alone."""
     monkeypatch.setattr(source, "LEAST_IMAGES", 2)
     monkeypatch.setattr(source, "LEAST_CORES", 1)
     quarantine = Quarantine.lenient(len(manifest))
     images = ImageSource(manifest, 32, PACKED, quarantine, keep=True, processes=True)
-    assert isinstance(images.kept, Pack)
-    folder, files = images.kept.folder, images.kept._files
-    files_to_read = [os.open(folder / name, os.O_RDONLY) for name in ("records", "pixels")]
-    images.kept._files = (files_to_read[0], files_to_read[1], files[2])
+    pack = images.kept
+    assert isinstance(pack, Pack)
+    records, pixels = (os.open(pack.folder / name, mode) for name in ("records", "pixels"))
+    pack._files = (records, pixels, pack._files[2])
     images.get_ready()
     wait_for(lambda: started(images) == 2)
-    here = watched(monkeypatch)
-    pixels, good = images.take(np.arange(len(manifest)))
-    assert good.sum() == len(manifest) - 1 and len(here) == 1
-    assert (pixels == decoded_by_threads(manifest)).all()
-    assert not images.kept.have.any()
-    assert images.kept.problem is not None and images.kept.problem.errno == errno.EBADF
-    for file in files_to_read:
-        os.close(file)
+    yield images, pack
+    os.close(records)
+    os.close(pixels)
+
+
+def test_a_pack_that_takes_no_more_stops_nothing(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened_by(manifest, monkeypatch, os.O_RDONLY) as (images, pack):
+        here = watched(monkeypatch)
+        pixels, good = images.take(np.arange(len(manifest)))
+        assert good.sum() == len(manifest) - 1 and len(here) == 1
+        assert (pixels == decoded_by_threads(manifest)).all()
+        assert not pack.have.any()
+        assert pack.problem is not None and pack.problem.errno == errno.EBADF
 
 
 def decoded_by_threads(manifest: Manifest) -> Tensor:
@@ -242,24 +252,14 @@ def test_what_a_pack_cannot_give_is_decoded(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose files cannot be read: rather than with what the shared memory held before."""
-    monkeypatch.setattr(source, "LEAST_IMAGES", 2)
-    monkeypatch.setattr(source, "LEAST_CORES", 1)
-    quarantine = Quarantine.lenient(len(manifest))
-    images = ImageSource(manifest, 32, PACKED, quarantine, keep=True, processes=True)
-    assert isinstance(images.kept, Pack)
-    folder, files = images.kept.folder, images.kept._files
-    unread = os.open(folder / "records", os.O_WRONLY)
-    images.kept._files = (unread, files[1], files[2])
-    images.get_ready()
-    wait_for(lambda: started(images) == 2)
-    here = watched(monkeypatch)
-    for _ in range(2):
-        images.kept.have[:] = False
-        pixels, good = images.take(np.arange(len(manifest)))
-        assert (pixels == decoded_by_threads(manifest)).all()
-        assert good.sum() == len(manifest) - 1
-    assert len(here) == 1 + 2 * len(manifest)  # the unreadable one once, and the reference's own
-    os.close(unread)
+    with opened_by(manifest, monkeypatch, os.O_WRONLY) as (images, pack):
+        here = watched(monkeypatch)
+        for _ in range(2):
+            pack.have[:] = False
+            pixels, good = images.take(np.arange(len(manifest)))
+            assert (pixels == decoded_by_threads(manifest)).all()
+            assert good.sum() == len(manifest) - 1
+        assert len(here) == 1 + 2 * len(manifest)  # the unreadable one, and the reference's own
 
 
 def test_one_that_is_still_starting_is_not_waited_for() -> None:
