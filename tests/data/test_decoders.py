@@ -22,6 +22,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.pack import Pack
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
+from fixtures.decoding import watch_decoding
 
 pytestmark = pytest.mark.skipif(not decoders.possible(), reason="memory cannot be shared here")
 PER_SITE = 12
@@ -97,7 +98,7 @@ def test_pixels_and_quarantine_are_those_of_threads(
     assert not by_threads.processes
     usual, usual_good = by_threads.take(np.arange(len(manifest)))
     images = opened()
-    here = watched(monkeypatch)
+    here = watch_decoding(monkeypatch)
     pixels, good = images.take(np.arange(len(manifest)))
     assert (pixels == usual).all() and (good == usual_good).all()
     assert usual[0].float().std() > 10  # there is something to compare
@@ -132,26 +133,13 @@ def test_a_process_that_dies_costs_nothing(
     assert started(images) == 0
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What is decoded in this process."""
-    here: list[Path] = []
-    read = source.read_pixels
-
-    def noted(image: Path, *arguments: int, **settings: int) -> np.ndarray:
-        here.append(image)
-        return read(image, *arguments, **settings)
-
-    monkeypatch.setattr(source, "read_pixels", noted)
-    return here
-
-
 def test_large_images_are_left_to_our_own_threads(
     opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose pixels in flight are counted together."""
     monkeypatch.setattr(decoders, "LARGEST", 45 * 50)
     images = opened()
-    here = watched(monkeypatch)
+    here = watch_decoding(monkeypatch)
     _, good = images.take(np.arange(len(images.first)))
     assert good.sum() == len(good) - 1
     # Of each site those of 46 to 51 rows, and the one that nobody can read.
@@ -192,7 +180,7 @@ def test_processes_put_images_into_a_pack_and_find_them_there(
     manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = opened(PACKED, keep=True)
-    here = watched(monkeypatch)
+    here = watch_decoding(monkeypatch)
     rows = np.arange(len(manifest))[::-1]  # in any order
     pixels, good = images.take(rows)
     assert len(here) == 1 and good.sum() == len(rows) - 1
@@ -235,7 +223,7 @@ def test_a_pack_that_takes_no_more_stops_nothing(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened_by(manifest, monkeypatch, os.O_RDONLY) as (images, pack):
-        here = watched(monkeypatch)
+        here = watch_decoding(monkeypatch)
         pixels, good = images.take(np.arange(len(manifest)))
         assert good.sum() == len(manifest) - 1 and len(here) == 1
         assert (pixels == decoded_by_threads(manifest)).all()
@@ -253,7 +241,7 @@ def test_what_a_pack_cannot_give_is_decoded(
 ) -> None:
     """Whose files cannot be read: rather than with what the shared memory held before."""
     with opened_by(manifest, monkeypatch, os.O_WRONLY) as (images, pack):
-        here = watched(monkeypatch)
+        here = watch_decoding(monkeypatch)
         for _ in range(2):
             pack.have[:] = False
             pixels, good = images.take(np.arange(len(manifest)))

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from PIL import Image
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
 from acclimate.data import pack as packing
-from acclimate.data import source as sources
 from acclimate.data.manifest import Manifest
 from acclimate.data.on_device import OnDevice, fits_on
 from acclimate.data.pack import Pack
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource, InMemory, open_source, pack_images
+from fixtures.decoding import watch_decoding
 
 SIDE, COUNT = 8, 12
 NEEDED = COUNT * 3 * SIDE**2
@@ -47,17 +46,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What is decoded, as it is decoded."""
-    seen: list[object] = []
-    real = sources.read_pixels
-
-    def watched(image: object, size: int, *, max_pixels: int) -> np.ndarray:
-        seen.append(image)
-        return real(image, size, max_pixels=max_pixels)
-
-    monkeypatch.setattr(sources, "read_pixels", watched)
-    return seen
+    return watch_decoding(monkeypatch)
 
 
 def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1.0) -> ImageSource:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from acclimate.config import (
 )
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
-from acclimate.data import source
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import NoQuarantine
 from acclimate.data.source import Images, open_source, to_float
@@ -38,6 +36,7 @@ from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train, train_embedding
+from fixtures.decoding import watch_decoding
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 CPU = torch.device("cpu")
@@ -109,14 +108,7 @@ def test_images_and_cached_features_give_the_same_scores(
     for name, value in load_file(weights).items():
         assert torch.equal(extractor.body.state_dict()[name], value)
     finals = [s for s in RunFolder(tmp_path).records().scores if s.moment == "final"]
-    read: list[object] = []
-    usual = source.read_pixels
-
-    def watched(image: object, *settings: Any, **more: Any) -> Any:
-        read.append(image)
-        return usual(image, *settings, **more)
-
-    monkeypatch.setattr(source, "read_pixels", watched)
+    read = watch_decoding(monkeypatch)
     scores = [(s.domain, s.method, s.top1) for s in finals]
     found = evaluate_run(tmp_path, data, device="cpu").scores
     assert [(s.domain, s.method, s.top1) for s in found] == scores

@@ -215,29 +215,24 @@ def _work(line: int, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
         say(os.getpid(), None)
         for asked in talk:
             found, problem = [], None
-            for place, (file, slot, identity) in enumerate(json.loads(asked)):
-                wanted = Wanted(file, slot, bytes.fromhex(identity))
+            for into, (file, slot, name) in zip(pixels, json.loads(asked), strict=False):
+                own, identity = None if slot is None else pack, bytes.fromhex(name)
+                if own is not None and own.find(slot, identity, into):
+                    found.append(KEPT)
+                    continue
                 try:
-                    found.append(_made(wanted, pixels[place], max_pixels, pack))
-                except OSError as error:  # decoded, but not to be kept
+                    into[:] = read_pixels(Path(file), into.shape[-1], max_pixels=max_pixels)
+                except ImageError:
+                    found.append(FAILED)
+                    continue
+                try:
+                    if own is not None:
+                        own.put(slot, identity, into)
+                    found.append(DECODED if own is None else KEPT)
+                except OSError as error:
                     found.append(DECODED)
                     problem = [error.errno or errno.EIO, error.strerror or str(error)]
             say(found, problem)
-
-
-def _made(wanted: Wanted, into: np.ndarray, max_pixels: int, pack: PackFiles | None) -> int:
-    if pack is not None and wanted.slot is not None:
-        with suppress(OSError):  # what a pack cannot give is decoded
-            if pack.find(wanted.slot, wanted.identity, into):
-                return KEPT
-    try:
-        into[:] = read_pixels(Path(wanted.file), into.shape[-1], max_pixels=max_pixels)
-    except ImageError:
-        return FAILED
-    if pack is None or wanted.slot is None:
-        return DECODED
-    pack.put(wanted.slot, wanted.identity, into)
-    return KEPT
 
 
 if __name__ == "__main__":

@@ -48,11 +48,20 @@ class PackFiles:
 
     def find(self, slot: int, identity: bytes, into: np.ndarray) -> bool:
         """Whether that image is there as it was written; then `into` [3, size, size] has it."""
-        if os.pread(self.records, RECORD, slot * RECORD)[:32] != identity:
+        record = self.record(slot, identity)
+        if record is None:
             return False
-        read = os.preadv(self.pixels, [into.data], slot * into.nbytes)
-        written = os.pread(self.records, RECORD, slot * RECORD)
-        return read == into.nbytes and written == _record(identity, into)
+        with suppress(OSError):  # of a failing disk: then it is decoded again
+            read = os.preadv(self.pixels, [into.data], slot * into.nbytes)
+            return read == into.nbytes and record == _record(identity, into)
+        return False
+
+    def record(self, slot: int, identity: bytes) -> bytes | None:
+        """What was written down of that image, if it was the last in its place."""
+        with suppress(OSError):
+            found = os.pread(self.records, RECORD, slot * RECORD)
+            return found if found[:32] == identity else None
+        return None
 
     def put(self, slot: int, identity: bytes, pixels: np.ndarray) -> None:
         _write(self.pixels, pixels.tobytes(), slot * pixels.nbytes)
@@ -96,14 +105,9 @@ class Pack:
 
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
-        slot = int(self.slot[image])
-        try:
-            record = os.pread(self._files[0], RECORD, slot * RECORD)
-        except OSError:  # of a failing disk: then it is decoded again
-            return False
-        if record[:32] != self.identities[image]:
-            return False
-        if record != _record(self.identities[image], self.pixels[slot].numpy()):
+        slot, identity = int(self.slot[image]), self.identities[image]
+        record = self.files.record(slot, identity)
+        if record is None or record != _record(identity, self.pixels[slot].numpy()):
             return False
         self.have[image] = True
         return True

@@ -185,10 +185,9 @@ class ImageSource:
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
         self.kept = self._kept(keep=keep)
-        lacking = len(self.first) if self.kept is None else self.kept.lacking()
         own = max(cores() // local_processes(), 1)
-        many = lacking >= LEAST_IMAGES and own >= LEAST_CORES
-        self.processes = processes and many and decoders.possible()
+        able = processes and own >= LEAST_CORES and decoders.possible()
+        self.processes = able and self._lacking() >= LEAST_IMAGES
         # Some cores are left to those for whom processes decode.
         by_cores = min(own * 3 // 4, MOST_PROCESSES) if self.processes else min(own, MOST_THREADS)
         self.workers = config.workers or max(by_cores, 1)
@@ -215,6 +214,10 @@ class ImageSource:
                 return pack
         fits = needed <= self.config.cache_gib * GIB
         return InMemory(len(self.first), self.size) if fits else None
+
+    def _lacking(self) -> int:
+        """How many images are to be decoded."""
+        return len(self.first) if self.kept is None else self.kept.lacking()
 
     def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
         """Into `out` [n, 3, size, size] where it is given."""
@@ -293,9 +296,11 @@ class ImageSource:
         managed = np.zeros(len(images), dtype=bool)
         if self.decoders is None:
             self.get_ready()
-        known = [self._file(image) is not None for image in images]
-        asked = np.flatnonzero(known & ~self.unreadable[images])
-        if self.decoders is None or not len(asked):
+        if self.decoders is None:
+            return managed
+        files = [self.files[image] is not None for image in images]
+        asked = np.flatnonzero(files & ~self.unreadable[images])
+        if not len(asked):
             return managed
         with self.decoders.one() as decoder:
             if decoder is None:
@@ -307,7 +312,7 @@ class ImageSource:
         return managed
 
     def _wanted(self, image: int) -> decoders.Wanted:
-        file, kept = self._file(image), self.kept
+        file, kept = self.files[image], self.kept
         assert file is not None
         if not isinstance(kept, Pack) or kept.problem is not None:
             return decoders.Wanted(file)
@@ -320,10 +325,6 @@ class ImageSource:
         elif self.kept is not None:
             for image, pixels in zip(images[found.good], found.pixels[found.good], strict=True):
                 self.kept.put(int(image), pixels)
-
-    def _file(self, image: int) -> str | None:
-        """Where it lies, if processes are to decode it."""
-        return self.files[image] if self.files else None
 
     def get_ready(self) -> None:
         """Start the processes that decode, if there are to be any."""
@@ -374,15 +375,13 @@ def open_source(
     if manifest.has_features:
         return FeatureSource(manifest)
     count = len(np.unique(manifest.image_ids))
-    if device is not None and fits_on(device, count * 3 * size**2, config.cache_gib):
-        once = replace(config, cache_gib=0.0)  # what the GPU holds need not be held twice
-        images = ImageSource(manifest, size, once, quarantine, processes=True)
-        images.get_ready()  # while a network is made
-        return OnDevice(images, device)
+    there = device if fits_on(device, count * 3 * size**2, config.cache_gib) else None
+    if there is not None:
+        config = replace(config, cache_gib=0.0)  # what the GPU holds need not be held twice
     beside_gpu = device is not None and device.type == "cuda"
     images = ImageSource(manifest, size, config, quarantine, processes=beside_gpu)
-    images.get_ready()
-    return images
+    images.get_ready()  # while a network is made
+    return images if there is None else OnDevice(images, there)
 
 
 def pack_images(

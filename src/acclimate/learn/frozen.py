@@ -126,12 +126,8 @@ class Extraction:
         require_finite(features, "the backbone's features of an image")
         return features
 
-    def gib(self, images: int) -> float:
-        """Memory that the features of so many take."""
-        return images * self.network.features * 4 / GIB
-
     def _check_budget(self, images: int, config: DataConfig) -> None:
-        needed = self.gib(images)
+        needed = images * self.network.features * 4 / GIB
         if needed > config.cache_gib:
             raise ConfigError(
                 f"the frozen features of {images} images take {needed:.1f} GiB of memory, and "

@@ -107,15 +107,13 @@ def _features(
     extractor, config = trained.predictor.backbone.extractor, plan.config
     if extractor is None or world.size > 1 or not all(chain.head_only for chain in chains):
         return None
-    rows = _scored_rows(plan)
     extraction = Extraction(extractor, config.model.backbone, trained.size)
-    if extraction.gib(len(rows)) > config.data.cache_gib:
-        return None
+    rows = _scored_rows(plan)
     try:
         return extraction.extract(
             plan.manifest, rows, config.data, quarantine, beside=run, world=world, watch=watch
         )
-    except (ConfigError, WriteError, OSError):  # of the cache: scoring need not write
+    except (ConfigError, WriteError, OSError):  # of its memory and cache: scoring needs neither
         return None
 
 
