@@ -66,7 +66,7 @@ def count_by_group(
     told: Callable[[Tensor, Tensor, np.ndarray], None] | None = None,
 ) -> list[Counts]:
     """The same of one predictor for many groups of rows in one pass; `mu` [groups, d] goes with
-    each group. `told` is told the logits, labels and groups of each batch."""
+    each group. `told` gets the logits, labels and groups of each batch."""
     totals = torch.zeros(groups, 4, dtype=torch.float64, device=world.device)
     for seen in labelled_batches(source, rows, world):
         of = sent(torch.from_numpy(group[seen.places]), world.device)
