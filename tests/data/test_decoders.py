@@ -3,11 +3,12 @@
 import errno
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from acclimate.config import DataConfig
-from acclimate.data import decoders, source
+from acclimate.data import decoders, effort, source
 from acclimate.data.manifest import Manifest
 from acclimate.data.pack import Pack
 from acclimate.data.quarantine import Quarantine
@@ -87,6 +88,12 @@ def processes(images: ImageSource) -> list[int]:
     return [one.pid for one in found]
 
 
+def gone(pids: Sequence[int | str]) -> bool:
+    """But for what a parent that does not wait for them leaves in the list."""
+    states = [Path(f"/proc/{pid}/stat") for pid in pids]
+    return all(not file.exists() or file.read_text().split()[2] == "Z" for file in states)
+
+
 def reasons(images: ImageSource) -> list[tuple[str, str]]:
     return [(Path(name).name, why) for name, why in images.quarantine.entries]
 
@@ -144,16 +151,6 @@ def test_large_images_are_left_to_our_own_threads(
     assert good.sum() == len(good) - 1
     # Of each site those of 46 to 51 rows, and the one that nobody can read.
     assert len(here) == 2 * 6 + 1
-
-
-def test_what_lies_in_the_working_directory_is_not_run(
-    opened: Callable[..., ImageSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "queue.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nraise SystemExit\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    opened()
-    assert not (tmp_path / "run").exists()
 
 
 PACKED = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
@@ -250,13 +247,44 @@ def test_what_a_pack_cannot_give_is_decoded(
         assert len(here) == 1 + 2 * len(manifest)  # the unreadable one, and the reference's own
 
 
-def test_one_that_is_still_starting_is_not_waited_for() -> None:
-    made = decoders.Decoders(2, 8, 10**6)
-    told = made.end.peek()
-    assert told is not None
-    process = told[2][0]
+def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
+    with effort._BUDGET._changed:  # some thread is decoding just now
+        made = decoders.Decoders(1, 32, 10**6)
+        wait_for(lambda: made._free.qsize() == 1)
+        with made.one() as decoder:
+            assert decoder is not None
+            decoder.line.settimeout(10)
+            file = next(path for path in manifest.image_files(np.arange(5)) if path)
+            found = decoder.decoded([decoders.Wanted(file)])
+    assert found.good.all() and not decoder.lost
     made.end()
-    assert process.returncode == -signal.SIGKILL
+
+
+def test_copies_hold_none_of_our_files() -> None:
+    reader, writer = os.pipe()
+    made = decoders.Decoders(2, 8, 10**6)
+    wait_for(lambda: made._free.qsize() == 2)
+    os.close(writer)
+    ready, _, _ = select.select([reader], [], [], 10)
+    assert ready and os.read(reader, 1) == b"", "somebody else could write to it"
+    os.close(reader)
+    made.end()
+
+
+def test_a_process_that_hangs_is_given_up(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "PATIENCE", 0.5)
+    monkeypatch.setattr(decoders, "WAIT", 0.5)
+    images = opened()
+    pids = processes(images)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    pixels, _ = images.take(np.arange(len(manifest)))
+    assert (pixels == decoded_by_threads(manifest)).all()
+    assert started(images) == 0 and images.decoders is not None
+    images.decoders.end()
+    wait_for(lambda: gone(pids))
 
 
 def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
@@ -268,7 +296,7 @@ def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
     del images
     gc.collect()
     end()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    wait_for(lambda: gone(pids))
 
 
 def test_they_end_with_a_killed_parent() -> None:
@@ -286,7 +314,7 @@ def test_they_end_with_a_killed_parent() -> None:
         pids = parent.stdout.readline().split()
         assert len(pids) == 2 and all(Path("/proc", pid).exists() for pid in pids)
         parent.kill()
-    wait_for(lambda: not any(Path("/proc", pid).exists() for pid in pids))
+    wait_for(lambda: gone(pids))
 
 
 def test_without_processes_threads_go_on(

@@ -6,24 +6,30 @@ more than they work. A process is sent the paths of some images, and leaves thei
 that it shares with us; where there is a pack, it looks for them there first, and keeps them there.
 What it does not manage, for whatever reason, we decode ourselves.
 
-They are copies of one process, which imports what they need once, and has neither threads of ours
-nor a GPU that a copy could be harmed by.
+They are copies of ourselves, as those of torch's DataLoader are: a new process would import torch
+first, for longer than it takes to decode a small set. A copy has none of our threads, and whatever
+lock one of them held stays locked in it; so it closes all of our files, never touches a GPU, makes
+anew what decoding locks, and is given up where it does not answer.
 """
 
 import errno
+import gc
 import json
 import mmap
 import os
 import queue
+import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
+import time
+import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +37,15 @@ import numpy as np
 import torch
 
 from acclimate.core.errors import ImageError
+from acclimate.data import effort
 from acclimate.data.pack import PackFiles
 from acclimate.data.pixels import read_pixels
 
 MOST = 16  # images that a process decodes at a time
 LARGEST = 25_000_000  # pixels; larger images are for our threads, which count them together
 FAILED, DECODED, KEPT = range(3)  # what became of an image
-WAIT = 5  # seconds, for processes to end that have nothing to do any more
+WAIT = 5.0  # seconds, for processes to end that have nothing to do any more
+PATIENCE = 60.0  # seconds, for an answer
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class Decoder:
 
     def __init__(self, line: socket.socket, pixels: np.ndarray) -> None:
         self.line, self.pixels, self.lost, self.pid = line, pixels, False, 0
+        line.settimeout(PATIENCE)
         self._answers = line.makefile("rb")
 
     def started(self) -> bool:
@@ -74,7 +83,7 @@ class Decoder:
     def _answer(self) -> Any:
         try:
             return json.loads(self._answers.readline())
-        except (ValueError, OSError):  # cut short, or nothing at all
+        except (ValueError, OSError):  # cut short, or nothing at all, or not in time
             self.lost = True
             return None
 
@@ -106,37 +115,17 @@ class Decoders:
         """`files` are those of a pack."""
         most = min(max_pixels, LARGEST)
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
+        shared = np.frombuffer(mmap.mmap(-1, count * MOST * 3 * size**2), np.uint8)
+        pixels = shared.reshape(count, MOST, 3, size, size)
         lines = [socket.socketpair() for _ in range(count)]
-        theirs = [line.fileno() for _, line in lines]
-        packed = [] if files is None else [files.records, files.pixels]
-        memory = os.memfd_create("acclimate-images")
+        theirs = [line for _, line in lines]
         try:
-            os.ftruncate(memory, count * MOST * 3 * size**2)
-            pixels = _mapped(memory, count, size)
-            # They find what we found, wherever that came from and in no other place, and are to
-            # start no threads.
-            found = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
-            own = {"PYTHONPATH": found, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    __spec__.name,
-                    json.dumps([memory, size, most, theirs, packed]),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[memory, *theirs, *packed],
-                env={**os.environ, **own, "CUDA_VISIBLE_DEVICES": ""},
-            )
+            first = _forked(partial(_copies, theirs, pixels, most, files))
         finally:
-            os.close(memory)
-            for _, line in lines:
+            for line in theirs:
                 line.close()
         decoders = [Decoder(line, part) for (line, _), part in zip(lines, pixels, strict=True)]
-        self.end = weakref.finalize(self, _end, process, decoders)
+        self.end = weakref.finalize(self, _end, first, decoders)
         threading.Thread(
             target=_await, args=(decoders, self._free), name="decoders", daemon=True
         ).start()
@@ -157,56 +146,94 @@ class Decoders:
 
 
 def possible() -> bool:
-    return hasattr(os, "memfd_create")
-
-
-def _mapped(memory: int, count: int, size: int) -> np.ndarray:
-    mapped = np.frombuffer(mmap.mmap(memory, 0), np.uint8)
-    return mapped.reshape(count, MOST, 3, size, size)
+    """Elsewhere system libraries do not bear to be copied with a process."""
+    return sys.platform == "linux"
 
 
 def _await(decoders: Sequence[Decoder], free: "queue.SimpleQueue[Decoder]") -> None:
-    for decoder in decoders:
-        if decoder.started():
-            free.put(decoder)
+    """Those that do not hang, as they come."""
+    with selectors.DefaultSelector() as waiting:
+        for decoder in decoders:
+            waiting.register(decoder.line, selectors.EVENT_READ, decoder)
+        while waiting.get_map() and (ready := waiting.select(PATIENCE)):
+            for key, _ in ready:
+                waiting.unregister(key.fileobj)
+                if key.data.started():
+                    free.put(key.data)
 
 
-def _end(process: "subprocess.Popen[bytes]", decoders: Sequence[Decoder]) -> None:
+def _end(first: int, decoders: Sequence[Decoder]) -> None:
     for decoder in decoders:
         with suppress(OSError):
             decoder.line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer has one
         decoder.close()
-    if not any(decoder.pid for decoder in decoders):  # it is still importing, and has no copies
-        process.kill()
+    with suppress(ChildProcessError):  # somebody else has waited for it
+        until = time.monotonic() + WAIT
+        while os.waitpid(first, os.WNOHANG)[0] == 0:
+            if time.monotonic() > until:
+                with suppress(ProcessLookupError):
+                    os.killpg(first, signal.SIGKILL)
+                os.waitpid(first, 0)
+                return
+            time.sleep(0.002)
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """A copy of ourselves that does that work, and no more."""
+    signals = {signal.SIGINT, signal.SIGTERM}  # which could lead a copy out of here
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        process.wait(WAIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it has not
+            pid = os.fork()
+        if pid == 0:
+            try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                work()
+            finally:
+                os._exit(0)  # nothing of it is to be tidied up
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
 
 
 def _copies(
-    memory: int, size: int, max_pixels: int, lines: Sequence[int], packed: Sequence[int]
+    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
+    """In the first copy, which makes the others and waits for them."""
+    os.setpgid(0, 0)  # to be ended together
+    gc.freeze()  # nor is anything of ours tidied up on the way
+    packed = [] if pack is None else [pack.records, pack.pixels]
+    _close_all_but([line.fileno() for line in lines] + packed)
+    effort.start_anew()
     torch.set_num_threads(1)
-    mapped = _mapped(memory, len(lines), size)
-    pack = PackFiles(*packed) if packed else None
     for number, line in enumerate(lines):
-        if os.fork() == 0:
-            for other in lines[number + 1 :]:
-                os.close(other)
-            try:
-                _work(line, mapped[number], max_pixels, pack)
-            finally:
-                os._exit(0)  # nothing of it is to be tidied up
-        os.close(line)
+        _forked(partial(_work, lines[number:], pixels[number], max_pixels, pack))
+        line.close()
     for _ in lines:
         os.wait()
 
 
-def _work(line: int, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None) -> None:
-    with socket.socket(fileno=line) as ours, ours.makefile("rwb") as talk:
+def _close_all_but(kept: Sequence[int]) -> None:
+    """Nor is anything read or written where we do."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if file > 2 and file not in kept:
+            with suppress(OSError):  # it was of this listing
+                os.close(file)
+
+
+def _work(
+    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
+) -> None:
+    line, *others = lines
+    for other in others:
+        other.close()
+    with line.makefile("rwb") as talk:
 
         def say(*answer: object) -> None:
             talk.write(f"{json.dumps(answer)}\n".encode())
@@ -233,7 +260,3 @@ def _work(line: int, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
                     found.append(DECODED)
                     problem = [error.errno or errno.EIO, error.strerror or str(error)]
             say(found, problem)
-
-
-if __name__ == "__main__":
-    _copies(*json.loads(sys.argv[1]))

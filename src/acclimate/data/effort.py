@@ -46,6 +46,12 @@ _BUDGET = _Budget()
 _OF_THREAD = threading.local()
 
 
+def start_anew() -> None:
+    """In a copy of this process, which has none of the threads that decode in it."""
+    global _BUDGET
+    _BUDGET = _Budget()
+
+
 @contextmanager
 def one_image() -> Iterator[None]:
     """What is claimed inside is held until the end, when the large image has become a small one."""

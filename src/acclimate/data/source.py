@@ -36,8 +36,8 @@ from acclimate.data.user_cache import GIB, VARIABLE, user_cache
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
 PART = 8192  # rows whose features are looked at together: some hundred megabytes as float64
-# From so many images and cores on, processes that decode are worth the seconds that they start in.
-LEAST_IMAGES, LEAST_CORES = 4000, 4
+# From so many images and cores on, processes that decode are worth their start.
+LEAST_IMAGES, LEAST_CORES = 2000, 4
 MOST_PROCESSES = 16
 MOST_THREADS = 8  # more of them wait for the interpreter lock
 
