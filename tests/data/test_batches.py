@@ -373,18 +373,25 @@ class Stream:
         Stream.waited.append(event)
 
 
-def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If it has been loaded: nobody waits for it."""
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Stream]]:
+    """As if there were a GPU: tensors, and the streams that use them."""
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     now = Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
-    used: list[tuple[Tensor, object]] = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *told: used.append(told))
+    found: list[tuple[Tensor, Stream]] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *told: found.append(told))
     Stream.waited.clear()
     Stream.events = 0
+    return found
+
+
+def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
+    folder: Path, used: list[tuple[Tensor, Stream]]
+) -> None:
+    """If it has been loaded: nobody waits for it."""
+    now = torch.cuda.current_stream(CPU)
     source = open_images(folder)
     loading = loader(source, source.manifest, augmented=True)
     futures: list[Future[_Loaded]] = [Future() for _ in range(5)]
@@ -394,7 +401,7 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
             futures[step].set_result(loading._loaded(step))
 
     load(0, 1)
-    batches = loading._finished_ahead(iter(futures))
+    batches = loading._finished_ahead(iter(enumerate(futures)))
     for step, begun, more in ((0, 2, ()), (1, 2, (2, 3, 4)), (2, 4, ()), (3, 5, ()), (4, 5, ())):
         batch = next(batches)
         assert same(batch, loading.batch(step))
@@ -407,6 +414,22 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
         load(*more)
     with pytest.raises(StopIteration):
         next(batches)
+
+
+def test_what_a_step_left_no_memory_for_is_loaded_after_it(
+    folder: Path, used: list[tuple[Tensor, Stream]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_images(folder)
+    loading = loader(source, source.manifest, augmented=True)
+    monkeypatch.setattr(Loader, "_loaded_aside", lambda self: self._loaded)
+    futures: list[Future[_Loaded]] = [Future() for _ in range(3)]
+    for step, future in enumerate(futures):
+        if step == 1:
+            future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
+        else:
+            future.set_result(loading._loaded(step))
+    batches = list(loading._finished_ahead(iter(enumerate(futures))))
+    assert [same(batch, loading.batch(step)) for step, batch in enumerate(batches)] == [True] * 3
 
 
 @pytest.mark.parametrize("fails", [0, 3])
@@ -433,7 +456,7 @@ def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
     gpu = torch.device("cuda", 0)
     source = open_images(folder)
     loading = loader(source, source.manifest, world=World(device=gpu), augmented=True)
-    for step, batch in enumerate(loading.batches(0, 6)):
+    for step, batch in enumerate(loading.batches(0, 60)):  # most are played from a record
         assert batch.x.device == gpu
         assert same(batch, loading.batch(step))
 

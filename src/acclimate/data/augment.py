@@ -30,6 +30,8 @@ _CPU_PIXELS, _GPU_PIXELS = 16 * 224 * 224, 128 * 224 * 224
 _BILINEAR, _BORDER = 0, 1  # the ways of `torch.grid_sampler`
 _TINY = 2.0**-120  # below any difference of two channels, and not too small to be divided by
 
+NUMBERS = 11  # of an image
+
 _JITTERS = ("brightness", "contrast", "saturation", "hue")
 _ARRAYS = ("box", "flip", *_JITTERS, "grey")
 
@@ -56,7 +58,7 @@ class Draws:
         return Draws(self.size, self.order, *(getattr(self, name)[indices] for name in _ARRAYS))
 
     def packed(self) -> np.ndarray:
-        """float32 [11,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
+        """float32 [NUMBERS,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
         _JITTERS (hue in sixths of a turn), and whether grey."""
         top, left, tall, wide = self.box.T
         mirrored = np.where(self.flip, -wide, wide)
@@ -105,28 +107,33 @@ def _boxes(count: int, height: int, width: int, rng: np.random.Generator) -> np.
     return np.where(fits.any(axis=1, keepdims=True), tried, centre)
 
 
-@torch.no_grad()
 def augment(images: Tensor, draws: Draws) -> Tensor:
     """[b,3,h,w] floats in 0..1 -> the same shape and range; `images` is left as it is."""
     if tuple(images.shape[2:]) != draws.size or len(images) != len(draws):
         raise ValueError(f"draws for {len(draws)} of {draws.size}, images {list(images.shape)}")
-    height, width = draws.size
+    numbers = torch.from_numpy(draws.packed()).to(images.device, non_blocking=True)
+    return augment_by(images, numbers, draws.order)
+
+
+@torch.no_grad()
+def augment_by(images: Tensor, numbers: Tensor, order: Sequence[str]) -> Tensor:
+    """The same by numbers that are packed, and where the images are."""
+    height, width = images.shape[2:]
     on_cpu = images.device.type == "cpu"
     chunk = max(1, (_CPU_PIXELS if on_cpu else _GPU_PIXELS) // (height * width))
     if not on_cpu and len(images) <= chunk:
-        return _augment(images, draws)
+        return _augment(images, numbers, order)
     out = torch.empty_like(images)
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
-        out[part] = _augment(images[part], draws.take(part))
+        out[part] = _augment(images[part], numbers[:, part], order)
     return out
 
 
-def _augment(images: Tensor, draws: Draws) -> Tensor:
-    numbers = torch.from_numpy(draws.packed()).to(images.device, non_blocking=True)
+def _augment(images: Tensor, numbers: Tensor, order: Sequence[str]) -> Tensor:
     out = crop_and_flip(images, numbers[:6])
     *factors, grey = numbers[6:, :, None, None, None].unbind()
-    for name in draws.order:
+    for name in order:
         out = _OPERATIONS[name](out, factors[_JITTERS.index(name)])
     return torch.lerp(out, luminance(out), grey)  # by 0 or 1: the one or the other
 

@@ -21,8 +21,9 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
-from acclimate.data.augment import Draws, augment, draw
+from acclimate.data.augment import Draws, draw
 from acclimate.data.on_device import SideStream, sent
+from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import ImageSource, Source, to_float
 
 T = TypeVar("T")
@@ -199,41 +200,45 @@ class Loader:
                 yield from self._finished_ahead(loaded)
         else:
             with closing(self._in_background(start, stop, self.batch)) as made:
-                for future in made:
+                for _, future in made:
                     yield future.result()
 
     def _in_background(
         self, start: int, stop: int, load: Callable[[int], T]
-    ) -> Generator["Future[T]"]:
-        """What threads make of the steps, in order, as many of them being made as are `ahead`."""
+    ) -> Generator[tuple[int, "Future[T]"]]:
+        """The steps, and what threads make of them, as many being made as are `ahead`."""
         # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
         workers = 2 if self.world.device.type == "cuda" else 1
         with ThreadPoolExecutor(workers, "batches") as pool:
-            waiting: deque[Future[T]] = deque()
+            waiting: deque[tuple[int, Future[T]]] = deque()
             try:
                 for step in range(start, stop):
-                    waiting.append(pool.submit(load, step))
+                    waiting.append((step, pool.submit(load, step)))
                     if len(waiting) > self.ahead:
                         yield waiting.popleft()
                 while waiting:
                     yield waiting.popleft()
             finally:
-                for future in waiting:
+                for _, future in waiting:
                     future.cancel()
 
-    def _finished_ahead(self, loaded: Iterator["Future[_Loaded]"]) -> Iterator[Batch]:
+    def _finished_ahead(self, loaded: Iterator[tuple[int, "Future[_Loaded]"]]) -> Iterator[Batch]:
         """On a GPU whoever trains augments, too: its calls are few beside those of a step, and made
         by another thread each would hold up the step for longer than it takes. The GPU does it
         beside the step before, on a stream of its own."""
         device = self.world.device
         side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        recorder, again = Recorder(), self._loaded_aside()
 
-        def begun(future: "Future[_Loaded]") -> tuple[Batch, torch.cuda.Event]:
-            found = future.result()
+        def begun(step: int, future: "Future[_Loaded]") -> tuple[Batch, torch.cuda.Event]:
+            try:
+                found = future.result()
+            except torch.OutOfMemoryError:  # in the middle of a step; now there is none
+                found = again(step)
             with torch.cuda.stream(side):
                 for part in (found.stored, found.y):  # made on a third one, whose thread has waited
                     part.record_stream(side)
-                batch = self._finished(found)
+                batch = self._finished(found, recorder)
                 return batch, side.record_event()
 
         def arrived(batch: Batch, there: torch.cuda.Event) -> Batch:
@@ -244,10 +249,10 @@ class Loader:
             return batch
 
         ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
-        for future in loaded:
+        for step, future in loaded:
             if ahead and not future.done():  # nobody waits for the next but one
                 yield arrived(*ahead.popleft())
-            ahead.append(begun(future))
+            ahead.append(begun(step, future))
             if len(ahead) > 1:
                 yield arrived(*ahead.popleft())
         while ahead:
@@ -280,12 +285,13 @@ class Loader:
         y = sent(torch.from_numpy(labels), device)
         return _Loaded(sent(stored, device), y, torch.from_numpy(domains[share]), draws)
 
-    def _finished(self, loaded: _Loaded) -> Batch:
-        x = to_float(loaded.stored, self.world.device)
-        if loaded.draws is not None:
-            x = augment(x, loaded.draws)
-            if x.is_cuda:  # as the network's weights lie
-                x = x.contiguous(memory_format=torch.channels_last)
+    def _finished(
+        self, loaded: _Loaded, by: Callable[[Tensor, Draws], Tensor] = augmented_images
+    ) -> Batch:
+        if loaded.draws is None:
+            x = to_float(loaded.stored, self.world.device)
+        else:
+            x = by(loaded.stored, loaded.draws)
         return Batch(x, loaded.y, loaded.domain)
 
     def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:

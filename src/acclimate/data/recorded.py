@@ -1,0 +1,81 @@
+"""Augmentation on a GPU that is asked for in one call.
+
+It is a hundred small operations, over which the GPU takes less time than the host does to ask for
+them; and the host has a network to ask for at the same time. So they are recorded as CUDA graphs,
+one for each order of the jitter, and played again with the next images and numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from acclimate.data.augment import NUMBERS, Draws, augment, augment_by
+from acclimate.data.source import to_float
+
+
+def augmented_images(stored: Tensor, draws: Draws) -> Tensor:
+    """uint8 images as a network takes them."""
+    x = augment(to_float(stored, stored.device), draws)
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
+
+
+class Recorder:
+    """`augmented_images` on one stream of a GPU. What cannot be recorded is done as ever."""
+
+    def __init__(self) -> None:
+        self._tape: _Tape | None = None
+        self._able = True
+
+    def __call__(self, stored: Tensor, draws: Draws) -> Tensor:
+        if not stored.is_cuda or not self._able:
+            return augmented_images(stored, draws)
+        if self._tape is None:  # the first time makes what is kept, and loads what is to be called
+            self._tape = _Tape(stored.shape, stored.device)
+            return augmented_images(stored, draws)
+        if self._tape.stored.shape != stored.shape:
+            return augmented_images(stored, draws)
+        try:
+            return self._tape.played(stored, draws)
+        except RuntimeError:  # of a driver that does not permit it
+            self._able, self._tape = False, None
+            return augmented_images(stored, draws)
+
+
+@dataclass
+class _Tape:
+    """Graphs read and write the same memory each time, and share what they need in between."""
+
+    shape: torch.Size
+    device: torch.device
+    stored: Tensor = field(init=False)
+    numbers: Tensor = field(init=False)
+    out: Tensor = field(init=False)
+    graphs: dict[Sequence[str], torch.cuda.CUDAGraph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stored = torch.empty(self.shape, dtype=torch.uint8, device=self.device)
+        self.numbers = torch.empty((NUMBERS, len(self.stored)), device=self.device)
+        made = torch.empty(self.shape, device=self.device)
+        self.out = made.to(memory_format=torch.channels_last)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def played(self, stored: Tensor, draws: Draws) -> Tensor:
+        self.stored.copy_(stored)
+        self.numbers.copy_(torch.from_numpy(draws.packed()), non_blocking=True)
+        if draws.order not in self.graphs:
+            self.graphs[draws.order] = self._recorded(draws.order)
+        self.graphs[draws.order].replay()
+        return self.out.clone()  # what was played before may still be in use
+
+    def _recorded(self, order: Sequence[str]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            x = to_float(self.stored, self.device)
+            self.out.copy_(augment_by(x, self.numbers, order))
+        finally:
+            graph.capture_end()
+        return graph

@@ -1,0 +1,86 @@
+"""Augmentation that is played from a record: what it is without, image for image."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from acclimate.core.randomness import stream
+from acclimate.data.augment import Draws, augment, draw
+from acclimate.data.recorded import Recorder, augmented_images
+from acclimate.data.source import to_float
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SIDE = 20
+
+
+def some(number: int, count: int = 6, device: str = "cpu") -> tuple[Tensor, Draws]:
+    rng = stream(number, "images")
+    stored = torch.from_numpy(rng.integers(0, 256, (count, 3, SIDE, SIDE), np.uint8))
+    return stored.to(device), draw(count, SIDE, SIDE, rng)
+
+
+def on_a_side_stream(record: Callable[[], None]) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        record()
+        torch.cuda.current_stream().synchronize()
+
+
+def test_without_a_gpu_nothing_is_recorded() -> None:
+    recorder = Recorder()
+    for number in range(3):
+        stored, draws = some(number)
+        expected = augment(to_float(stored, torch.device("cpu")), draws)
+        assert torch.equal(recorder(stored, draws), expected)
+        assert torch.equal(augmented_images(stored, draws), expected)
+
+
+@GPU
+def test_every_order_is_played_as_it_would_be_done() -> None:
+    def check() -> None:
+        recorder, made = Recorder(), []
+        orders = list(itertools.permutations(some(0)[1].order))
+        for number, order in enumerate([*orders, *orders]):
+            stored, draws = some(number, device="cuda")
+            draws = replace(draws, order=order)
+            made.append((recorder(stored, draws), augmented_images(stored, draws)))
+        assert recorder._tape is not None and len(recorder._tape.graphs) == len(orders)
+        for played, done in made:  # of those that came before, too
+            assert torch.equal(played, done)
+            assert played.is_contiguous(memory_format=torch.channels_last)
+
+    on_a_side_stream(check)
+
+
+@GPU
+def test_images_of_another_number_are_done_as_ever() -> None:
+    def check() -> None:
+        recorder = Recorder()
+        for number, count in enumerate((6, 6, 5, 6)):
+            stored, draws = some(number, count, device="cuda")
+            assert torch.equal(recorder(stored, draws), augmented_images(stored, draws))
+
+    on_a_side_stream(check)
+
+
+@GPU
+def test_where_nothing_can_be_recorded_all_is_done_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **settings: object) -> None:
+        tried.append(arguments)
+        raise RuntimeError("operation not permitted")
+
+    tried: list[object] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refused)
+
+    def check() -> None:
+        recorder = Recorder()
+        for number in range(4):
+            stored, draws = some(number, device="cuda")
+            assert torch.equal(recorder(stored, draws), augmented_images(stored, draws))
+
+    on_a_side_stream(check)
+    assert len(tried) == 1
