@@ -28,7 +28,7 @@ from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Conditioned, Output, Predictor, build_backbone
+from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
 from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Losses
 from acclimate.runs.counting import Candidate, Counts, count_by_group, count_each
@@ -240,6 +240,71 @@ def test_an_image_that_many_rows_show_passes_once(
         right = (1, order[0] == labels[row], labels[row] in order[:5], loss)
         expected[group[row]] += right
     np.testing.assert_allclose(totals, expected, rtol=1e-6)
+
+
+def shared_out(tiny: Tiny) -> tuple[Evaluator, Gallery, np.ndarray]:
+    """Five domains that draw their images from the same forty, two of them unseen."""
+    rng, torch_rng = np.random.default_rng(3), torch.Generator().manual_seed(3)
+    image = np.concatenate([rng.permutation(40)[:25] for _ in range(5)])
+    pictures, labels = torch.randn(40, 5, generator=torch_rng), rng.integers(0, 4, 40)
+    labels[:4] = range(4)
+    names = np.repeat(list("pqrst"), 25)
+    data = Manifest.from_arrays(pictures.numpy()[image], labels[image], names)
+    plan = make_plan(tiny("erm", test_domains=["s", "t"], **{"adapt.points": 6}), data)
+    torch.manual_seed(0)
+    predictor = Plain(nothing_more(5), 4).eval()
+    source = Gallery(pictures, image, labels[image])
+    return Evaluator(plan, source, World(), predictor, [0.25] * 4), source, image
+
+
+def test_an_image_of_several_domains_passes_once_in_all(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer, source, image = shared_out(tiny)
+    passed: list[int] = []
+    scorer.predictor.backbone.register_forward_hook(lambda *told: passed.append(len(told[2])))
+    scores = list(scorer.final(step=0))
+    rows = scorer.plan.manifest.rows
+    seen = [rows(domain=domain, split="val") for domain in "pqr"]
+    scored = np.concatenate([*seen, *(scorer.unseen(domain).scored for domain in "st")])
+    expected = {number for number in image[scored].tolist() if number % 7 != 3}
+    assert sum(passed) == len(expected) < len(scored)
+    assert sum(score.n for score in scores if score.method == "none") == sum(
+        image[row] % 7 != 3 for row in scored
+    )
+    # An image that cannot be read is tried each time; whatever was read before is not.
+    good = [number for number in source.read if number % 7 != 3]
+    assert sorted(good) == sorted(expected)
+    # Where there is no room for features, images pass again, and it comes to the same.
+    monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", 0)
+    passed.clear()
+    assert_same(list(scorer.final(step=0)), scores)
+    assert sum(passed) > len(expected)
+
+
+def assert_same(found: Sequence[Score], others: Sequence[Score]) -> None:
+    """But for how sums were rounded."""
+    for one, other in zip(found, others, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert replace(one, loss=None) == replace(other, loss=None)
+
+
+@pytest.mark.parametrize("methods", [["prior", "t3a"], ["prior", "bn", "t3a"]])
+def test_methods_find_the_same_whatever_is_remembered(
+    tiny: Tiny, methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that change the backbone, and so make other features of the same images, too."""
+
+    def scored() -> list[Score]:
+        scorer, _, _ = shared_out(tiny)
+        if "bn" in methods:
+            scorer.predictor.backbone.body = torch.nn.BatchNorm1d(5).eval()
+        return list(scorer.final(step=0, methods=methods))
+
+    found = scored()
+    assert {score.method for score in found} >= {*methods, "none", "black-box-prior"}
+    monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", 0)
+    assert_same(found, scored())
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:
@@ -787,7 +852,7 @@ def test_the_confusion_of_validation_rows_that_no_score_is_of(
         expected[:, label] += row
     torch.testing.assert_close(scorer._confusion, expected, rtol=1e-5, atol=1e-6)
     without = replace(scorer.plan, val_domains=())
-    lazily = replace(scorer, plan=without, _unseen={}, _confused={})
+    lazily = replace(scorer, plan=without, _unseen={}, _confused=set(), _confusions=None)
     torch.testing.assert_close(lazily._confusion, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -25,6 +25,7 @@ from acclimate.learn.models.passed import Passed
 from acclimate.runs.counting import (
     Candidate,
     Counts,
+    Remembered,
     count_by_group,
     count_each,
     labelled_batches,
@@ -33,6 +34,7 @@ from acclimate.runs.plan import Plan
 from acclimate.runs.records import Score, Validated
 
 CHECK = "black-box-prior"
+MOST_REMEMBERED = 2**30  # bytes of features
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Evaluator:
     guard: Guard | None = None  # what a rehearsed model knows: then "auto" is scored too
     ratios: Sequence[float] | None = None  # how label frequencies vary: see `fit_ratios`
     _unseen: dict[str, Unseen] = field(default_factory=dict)
-    _confused: dict[str, Tensor] = field(default_factory=dict)  # by training domain: [C, C]
+    _confused: set[str] = field(default_factory=set)  # training domains that `_confusions` has
+    _confusions: Tensor | None = None  # sum over them: [C, C]
+    _known: Remembered | None = None  # while final scores are counted
 
     def validation(self, step: int) -> Validated:
         """Scores that choose the weights, and their means: validation domains where there are any,
@@ -131,12 +135,36 @@ class Evaluator:
         asked = [*rehearsed, *self.plan.config.adapt.methods, *methods]
         further = [name for name in dict.fromkeys(asked) if name != usual]
         confused = self.embedding is None and "prior" in methods
-        self._confused.clear()  # of a predictor that may have gone on since
+        self._confused, self._confusions = set(), None  # the predictor may have gone on since
+        self.__dict__.pop("_confusion", None)
         fitted = {"val"} if self.plan.config.train.last_fit else set()
-        yield from self._final_seen(step, without=fitted, confused=confused)
-        for domain in (*self.plan.val_domains, *self.plan.test_domains):
-            pending = list(self._pending(domain, further, checked=confused))
-            yield from self._counted("final", step, domain, pending)
+        self._known = self._to_remember(fitted)
+        try:
+            yield from self._final_seen(step, without=fitted, confused=confused)
+            for domain in (*self.plan.val_domains, *self.plan.test_domains):
+                pending = list(self._pending(domain, further, checked=confused))
+                yield from self._counted("final", step, domain, pending)
+        finally:
+            self._known = None
+
+    def _to_remember(self, fitted: Collection[str]) -> Remembered | None:
+        """Features of images that domains share, where there are any and they fit: an image of a
+        long-tailed set is in several passes, and passes the network in the first of them alone."""
+        backbone, rows = self.predictor.backbone, self.plan.manifest.rows
+        if backbone.extractor is not None:  # what the source has are features
+            return None
+        passes = [
+            np.concatenate([rows(domain=domain, split=split) for domain, split in splits.items()])
+            for splits in self._seen_splits(fitted)
+        ]
+        unseen = (*self.plan.val_domains, *self.plan.test_domains)
+        passes += [self._shared_out(domain)[1] for domain in unseen]
+        times = np.zeros(int(self.source.image.max(initial=-1)) + 1, dtype=np.int64)
+        for some in passes:
+            times[np.unique(self.source.image[some])] += 1
+        shared = times > 1
+        fits = int(shared.sum()) * backbone.features * 4 <= MOST_REMEMBERED
+        return Remembered(backbone, shared) if shared.any() and fits else None
 
     def _pending(self, domain: str, methods: Sequence[str], *, checked: bool) -> Iterator[Pending]:
         """What an unseen domain is scored by: as the model is meant, a control, and `methods`; with
@@ -159,7 +187,7 @@ class Evaluator:
         """All of them in one pass over the scored images."""
         candidates = [one.candidate for one in pending if one.candidate is not None]
         rows = self.unseen(domain).scored
-        counts = iter(count_each(candidates, self.source, rows, self.world) if candidates else ())
+        counts = iter(count_each(candidates, self.source, rows, self.world, self._known))
         for one in pending:
             found = Counts(0, 0, 0) if one.candidate is None else next(counts)
             used = (one.method, one.adapted_on, one.adapt_n)
@@ -172,20 +200,20 @@ class Evaluator:
     def _final_seen(
         self, step: int, without: Collection[str], *, confused: bool = False
     ) -> Iterator[Score]:
-        for splits in self._seen_splits():
-            left = {domain: split for domain, split in splits.items() if split not in without}
-            if left:
-                yield from self._seen_scores("final", step, left, confused=confused)
+        for splits in self._seen_splits(without):
+            yield from self._seen_scores("final", step, splits, confused=confused)
 
-    def _seen_splits(self) -> Iterator[dict[str, str]]:
+    def _seen_splits(self, without: Collection[str]) -> list[dict[str, str]]:
         """Training domains and the split of each that is scored at the end, pass by pass."""
         names, rows = self.plan.train_domains, self.plan.manifest.rows
-        yield {d: "test" if len(rows(domain=d, split="test")) else "val" for d in names}
+        passes = [{d: "test" if len(rows(domain=d, split="test")) else "val" for d in names}]
         if self.plan.val_domains:
             # Validation splits that neither chose the weights nor were scored: with them, one can
             # still choose among runs by the training domains alone.
             both = (d for d in names if len(rows(domain=d, split="test")))
-            yield {d: "val" for d in both if len(rows(domain=d, split="val"))}
+            passes.append({d: "val" for d in both if len(rows(domain=d, split="val"))})
+        left = [{d: split for d, split in of.items() if split not in without} for of in passes]
+        return [splits for splits in left if splits]
 
     def unseen(self, domain: str, held: Held | None = None) -> Unseen:
         """`held` has the images that adapt to it, where they have been read."""
@@ -226,13 +254,13 @@ class Evaluator:
         group = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         states = [self.table.states[domain] for domain in splits] if self.table else []
         mu = torch.stack([state.mean for state in states]).float() if states else None
-        names = list(splits)
+        validated = np.array([split == "val" for split in splits.values()])
+        if confused:
+            self._confused |= {domain for domain, split in splits.items() if split == "val"}
 
         def confusion(logits: Tensor, labels: Tensor, groups: np.ndarray) -> None:
-            for place in np.unique(groups):
-                if splits[names[place]] == "val":
-                    rows = torch.from_numpy(groups == place).to(self.world.device)
-                    self._confuse(names[place], logits[rows], labels[rows])
+            rows = torch.from_numpy(np.flatnonzero(validated[groups])).to(self.world.device)
+            self._confuse(logits[rows], labels[rows])
 
         counts = count_by_group(
             self.predictor,
@@ -243,6 +271,7 @@ class Evaluator:
             self.world,
             mu=None if mu is None else mu.to(self.world.device),
             told=confusion if confused else None,
+            known=self._known,
         )
         for place, (domain, split) in enumerate(splits.items()):
             used = (
@@ -345,21 +374,21 @@ class Evaluator:
     def _confusion(self) -> Tensor:
         """Of a plain model on the training domains' validation images: [C, C], 0 without any that
         it was not fitted on."""
-        classes = len(self.plan.classes)
-        total = torch.zeros(classes, classes, dtype=torch.float64, device=self.world.device)
         held_out = () if self.plan.config.train.last_fit else self.plan.train_domains
         for domain in held_out:
             if domain not in self._confused:
                 rows = self.plan.manifest.rows(domain=domain, split="val")
                 with torch.no_grad():
-                    for seen in labelled_batches(self.source, rows, self.world):
-                        self._confuse(domain, seen.logits(self._for(None)), seen.labels)
-            total += self._confused.get(domain, 0)
-        return self.world.sum(total).cpu()
+                    for seen in labelled_batches(self.source, rows, self.world, self._known):
+                        self._confuse(seen.logits(self._for(None)), seen.labels)
+        if self._confusions is None:
+            classes = len(self.plan.classes)
+            self._confusions = torch.zeros(classes, classes, dtype=torch.float64)
+        return self.world.sum(self._confusions.to(self.world.device)).cpu()
 
-    def _confuse(self, domain: str, logits: Tensor, labels: Tensor) -> None:
+    def _confuse(self, logits: Tensor, labels: Tensor) -> None:
         found = soft_confusion(logits.double().softmax(1), labels)
-        self._confused[domain] = self._confused.get(domain, 0) + found
+        self._confusions = found if self._confusions is None else self._confusions + found
 
     def _require_images(self, domain: str, held: Held) -> None:
         if not held.good.any():

@@ -13,13 +13,21 @@ from acclimate.learn.models.predictors import Predictor, _LinearHead, _MlpHead
 class Passed:
     """A batch, and what backbones made of it: each sees it once."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor | None) -> None:
         self.x = x
         self._features: dict[Backbone, Tensor] = {}
+
+    @classmethod
+    def before(cls, backbone: Backbone, features: Tensor) -> "Passed":
+        """One that is no more, but for what that backbone made of it."""
+        found = cls(None)
+        found._features[backbone] = features
+        return found
 
     def features(self, backbone: Backbone) -> Tensor:
         if backbone not in self._features:
             below, x = backbone.extractor, self.x
+            assert x is not None, "it passed another backbone alone"
             # A backbone on an extractor takes what that makes of images as well as images.
             over = below is not None and x.ndim > 2
             self._features[backbone] = backbone(self.features(below) if below and over else x)
