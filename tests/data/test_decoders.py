@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import csv
 from torch import Tensor
 
 from acclimate.config import DataConfig
@@ -257,6 +259,14 @@ def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
             file = next(path for path in manifest.image_files(np.arange(5)) if path)
             found = decoder.decoded([decoders.Wanted(file)])
     assert found.good.all() and not decoder.lost
+    made.end()
+
+
+def test_libraries_that_see_to_copies_find_their_files() -> None:
+    """pyarrow closes pipes of its own in every copy, and ends it where they are closed already."""
+    csv.read_csv(io.BytesIO(b"a,b\n1,2\n"))
+    made = decoders.Decoders(2, 8, 10**6)
+    wait_for(lambda: made._free.qsize() == 2)
     made.end()
 
 

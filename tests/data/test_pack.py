@@ -338,7 +338,7 @@ def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:
     assert isinstance(again, Pack)
     assert again.lacking() == COUNT - 2
     os.truncate(again.folder / "records", 10)
-    assert again.lacking() == COUNT
+    assert not again._records()[0].any()
     assert InMemory(3, 8).lacking() == 3
 
 

@@ -205,13 +205,11 @@ def _copies(
     """In the first copy, which makes the others and waits for them."""
     os.setpgid(0, 0)  # to be ended together
     gc.freeze()  # nor is anything of ours tidied up on the way
-    packed = [] if pack is None else [pack.records, pack.pixels]
-    _close_all_but([line.fileno() for line in lines] + packed)
     effort.start_anew()
     torch.set_num_threads(1)
-    for number, line in enumerate(lines):
-        _forked(partial(_work, lines[number:], pixels[number], max_pixels, pack))
-        line.close()
+    for line, part in zip(lines, pixels, strict=True):
+        _forked(partial(_work, line, part, max_pixels, pack))
+    _close_all_but([])  # not before: what libraries do in a copy may take files
     for _ in lines:
         os.wait()
 
@@ -227,12 +225,9 @@ def _close_all_but(kept: Sequence[int]) -> None:
                 os.close(file)
 
 
-def _work(
-    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
-) -> None:
-    line, *others = lines
-    for other in others:
-        other.close()
+def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None) -> None:
+    packed = [] if pack is None else [pack.records, pack.pixels]
+    _close_all_but([line.fileno(), *packed])
     with line.makefile("rwb") as talk:
 
         def say(*answer: object) -> None:

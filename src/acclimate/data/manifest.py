@@ -1,6 +1,7 @@
 """The data model: one table, one row per (image, label), that everything else reads."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -357,6 +358,11 @@ class Manifest:
             held = self.table["bytes"].is_valid().to_numpy()[rows]
             return [None if here else file for file, here in zip(files, held, strict=True)]
         return files
+
+    def image_sources(self, rows: np.ndarray) -> Iterator[str | bytes]:
+        """As `image_source` of each, paths as text; of many rows in a fraction of the time."""
+        for row, file in zip(rows.tolist(), self.image_files(rows), strict=True):
+            yield os.fspath(self.image_source(row)) if file is None else file
 
     def _cell(self, column: str, row: int) -> Any:
         if column not in self.table.column_names:

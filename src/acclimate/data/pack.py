@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,33 +82,48 @@ class Pack:
     pixels: Tensor  # [n, 3, size, size], mapped
     _files: tuple[int, int, int]  # records, pixels, and the lock that says the pack is in use
     have: np.ndarray = field(init=False)
+    recorded: np.ndarray = field(init=False)  # [n]: those that had a record when it was opened,
+    _sums: np.ndarray = field(init=False)  # and the checksum in it
     close: Callable[[], object] = field(init=False)
     problem: OSError | None = field(init=False, default=None)  # since which nothing is kept
 
     def __post_init__(self) -> None:
         self.have = np.zeros(len(self.identities), dtype=bool)
+        self.recorded, self._sums = self._records()
         self.close = weakref.finalize(self, _close, self._files)
+
+    @cached_property
+    def _mapped(self) -> np.ndarray:
+        return self.pixels.numpy()
 
     @property
     def files(self) -> PackFiles:
         return PackFiles(*self._files[:2])
 
-    def lacking(self) -> int:
-        """How many images have no record, whatever their pixels are like."""
+    def _records(self) -> tuple[np.ndarray, np.ndarray]:
         whole, records = len(self.slot) * RECORD, b""
         with suppress(OSError):
             records = os.pread(self._files[0], whole, 0)
         if len(records) < whole:  # cut short since, or not to be read
-            return len(self.slot)
-        there = np.frombuffer(records, np.uint8).reshape(-1, RECORD)[self.slot, :32]
+            records = bytes(whole)
+        there = np.frombuffer(records, np.uint8).reshape(-1, RECORD)[self.slot]
         own = np.frombuffer(b"".join(self.identities), np.uint8).reshape(-1, 32)
-        return int((there != own).any(1).sum())
+        sums = np.ascontiguousarray(there[:, 32:]).view("<u4")[:, 0]
+        return (there[:, :32] == own).all(1), sums
+
+    def lacking(self) -> int:
+        """How many images had no record, whatever their pixels are like."""
+        return int((~self.recorded).sum())
 
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
         slot, identity = int(self.slot[image]), self.identities[image]
-        record = self.files.record(slot, identity)
-        if record is None or record != _record(identity, self.pixels[slot].numpy()):
+        pixels = self._mapped[slot]
+        if self.recorded[image] and _checksum(identity, pixels) == self._sums[image]:
+            self.have[image] = True
+            return True
+        record = self.files.record(slot, identity)  # somebody else may have put it since
+        if record is None or record != _record(identity, pixels):
             return False
         self.have[image] = True
         return True
@@ -126,7 +142,7 @@ class Pack:
 
 def open_pack(
     root: Path,
-    images: Iterable[Path | bytes],
+    images: Iterable[str | bytes],
     count: int,
     size: int,
     *,
@@ -135,8 +151,8 @@ def open_pack(
     about: str,
     keep: bool = False,
 ) -> Pack | None:
-    """The pack of `count` images at `size`; None where it is not worth it, exceeds `budget` bytes
-    or the disk, or where there can be none.
+    """The pack of `count` images (absolute paths, or encoded) at `size`; None where it is not worth
+    it, exceeds `budget` bytes or the disk, or where there can be none.
 
     What was made with `keep` is used whatever the budget, and never makes room for another; a disk
     that does not take it is an error.
@@ -176,13 +192,13 @@ def open_pack(
     return Pack(folder, identities, slot, torch.from_numpy(mapped), (records, pixels, lock))
 
 
-def _identified(images: Iterable[Path | bytes]) -> tuple[list[bytes], list[bytes]]:
+def _identified(images: Iterable[str | bytes]) -> tuple[list[bytes], list[bytes]]:
     """Who each image is, and its name, which a file keeps when it is changed."""
     identities, names = [], []
     for image in images:
         identities.append(image_identity(image))
-        if isinstance(image, Path):
-            names.append(hashlib.sha256(os.fsencode(image.absolute())).digest())
+        if isinstance(image, str):
+            names.append(hashlib.sha256(os.fsencode(image)).digest())
         else:
             names.append(identities[-1])
     return identities, names
@@ -241,7 +257,11 @@ def _close(files: Sequence[int]) -> None:
 
 
 def _record(identity: bytes, pixels: np.ndarray) -> bytes:
-    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
+    return identity + _checksum(identity, pixels).to_bytes(4, "little")
+
+
+def _checksum(identity: bytes, pixels: np.ndarray) -> int:
+    return zlib.crc32(pixels.data, zlib.crc32(identity))
 
 
 def _write(file: int, data: bytes, place: int) -> None:

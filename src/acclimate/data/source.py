@@ -202,7 +202,7 @@ class ImageSource:
         if folder is not None and isinstance(self.manifest, Manifest):
             pack = open_pack(
                 folder,
-                (self.manifest.image_source(row) for row in self.first.tolist()),
+                self.manifest.image_sources(self.first),
                 len(self.first),
                 self.size,
                 max_pixels=self.config.max_pixels,
@@ -288,7 +288,7 @@ class ImageSource:
             return True
         if self.kept is None or not self.kept.find(image):
             return False
-        np.copyto(place, self.kept.pixels[int(self.kept.slot[image])].numpy())
+        np.copyto(place, self.kept.pixels.numpy()[self.kept.slot[image]])
         return True
 
     def _by_process(self, images: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -23,13 +23,14 @@ def user_cache(kind: str) -> Path | None:
     return None
 
 
-def image_identity(image: Path | bytes) -> bytes:
-    """32 bytes: of an encoded image by its content, of a file by path, size and time of change."""
+def image_identity(image: str | bytes) -> bytes:
+    """32 bytes: of an encoded image by its content, of a file by its absolute path, size and time
+    of change."""
     if isinstance(image, bytes):
         return hashlib.sha256(b"content:" + image).digest()
     try:
-        facts = image.stat()
+        facts = os.stat(image)  # noqa: PTH116
         known = f"{facts.st_size}:{facts.st_mtime_ns}"
-    except OSError:
+    except (OSError, ValueError):
         known = "none"  # whoever reads it will say why it cannot be
-    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image.absolute())).digest()
+    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image)).digest()

@@ -19,7 +19,7 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.data.feature_cache import FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Images, ImageSource, readable
+from acclimate.data.source import Images, ImageSource, numbered, readable
 from acclimate.data.user_cache import GIB, image_identity
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.engine import TORCH
@@ -168,19 +168,13 @@ class _Work:
 def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """The images that `rows` show, each once: identities, a row of each, and the image of every
     row of the manifest, -1 for those that are not among `rows`."""
-    places: dict[bytes, int] = {}
-    files: dict[Path, bytes] = {}  # a file that many rows show is looked at once
-    first: list[int] = []
+    one, code = numbered(manifest.image_ids[rows])
+    places: dict[bytes, int] = {}  # names may differ of what is the same
+    found = [
+        places.setdefault(image_identity(image), len(places))
+        for image in manifest.image_sources(rows[one])
+    ]
+    _, first = np.unique(found, return_index=True)
     shown = np.full(len(manifest), -1, dtype=np.int64)
-    for row in rows.tolist():
-        image = manifest.image_source(row)
-        known = files.get(image) if isinstance(image, Path) else None
-        if known is None:
-            known = image_identity(image)
-            if isinstance(image, Path):
-                files[image] = known
-        if known not in places:
-            places[known] = len(first)
-            first.append(row)
-        shown[row] = places[known]
-    return list(places), np.asarray(first, dtype=np.int64), shown
+    shown[rows] = np.asarray(found, dtype=np.int64)[code]
+    return list(places), rows[one[first]], shown
