@@ -18,6 +18,7 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError, TooManyUnreadable
+from acclimate.data import source as sources
 from acclimate.data.batches import (
     Batch,
     DomainSampler,
@@ -459,6 +460,28 @@ def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
     for step, batch in enumerate(loading.batches(0, 60)):  # most are played from a record
         assert batch.x.device == gpu
         assert same(batch, loading.batch(step))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_for_a_gpu_are_right_while_processes_decode(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of this process are made while the GPU may fetch from memory that both have."""
+    monkeypatch.setattr(sources, "LEAST_IMAGES", 1)
+    monkeypatch.setattr(sources, "LEAST_CORES", 1)
+    gpu = torch.device("cuda", 0)
+    usual = open_images(folder)
+    expected = loader(usual, usual.manifest)
+    cold = DataConfig(cache_gib=0.0, pack_gib=0.0, workers=2)
+    for _ in range(3):
+        quarantine = Quarantine.lenient(len(usual.manifest))
+        source = open_source(usual.manifest, SIDE, cold, quarantine, gpu)
+        assert isinstance(source, ImageSource) and source.decoders is not None
+        loading = loader(source, usual.manifest, world=World(device=gpu))
+        for step, batch in enumerate(loading.batches(0, 40)):
+            other = expected.batch(step)
+            assert torch.equal(batch.x.cpu(), other.x) and torch.equal(batch.y.cpu(), other.y)
+        source.decoders.end()
 
 
 def test_a_loader_can_be_left_early(folder: Path) -> None:
