@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -250,16 +251,105 @@ def test_what_a_pack_cannot_give_is_decoded(
 
 
 def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
-    with effort._BUDGET._changed:  # some thread is decoding just now
-        made = decoders.Decoders(1, 32, 10**6)
+    held, done = threading.Event(), threading.Event()
+
+    def decode() -> None:  # some thread is at it just now
+        with effort._BUDGET._changed:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    held.wait(60)
+    made = decoders.Decoders(1, 32, 10**6)
+    try:
         wait_for(lambda: made._free.qsize() == 1)
         with made.one() as decoder:
             assert decoder is not None
             decoder.line.settimeout(10)
             file = next(path for path in manifest.image_files(np.arange(5)) if path)
             found = decoder.decoded([decoders.Wanted(file)])
-    assert found.good.all() and not decoder.lost
+        assert found.good.all() and not decoder.lost
+    finally:
+        done.set()
+        thread.join()
+        made.end()
+
+
+def test_handlers_of_ours_run_here_alone(tmp_path: Path) -> None:
+    usual = signal.signal(signal.SIGUSR1, lambda *told: (tmp_path / "ran").touch())
+    try:
+        made = decoders.Decoders(1, 8, 10**6)
+        wait_for(lambda: made._free.qsize() == 1)
+        with made.one() as decoder:
+            assert decoder is not None
+            os.kill(decoder.pid, signal.SIGUSR1)
+            wait_for(lambda: gone([decoder.pid]))
+        made.end()
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_they_can_be_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    for _ in range(30):
+        decoders.Decoders(2, 8, 10**6).end()
+    wait_for(lambda: not any(thread.name == "decoders" for thread in threading.enumerate()))
+    assert not failed
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_copy_that_somebody_else_made_does_not_end_them() -> None:
+    made = decoders.Decoders(1, 8, 10**6)
+    wait_for(lambda: made._free.qsize() == 1)
+    copy = os.fork()
+    if copy == 0:
+        made.end()
+        os._exit(0)
+    os.waitpid(copy, 0)
+    with made.one() as decoder:
+        assert decoder is not None
+        decoder.decoded([decoders.Wanted("/nowhere")])
+        assert not decoder.lost
     made.end()
+
+
+def test_without_standard_files_a_pack_is_still_written(manifest: Manifest, tmp_path: Path) -> None:
+    """Then its own files may have their numbers."""
+    code = (
+        "import os\n"
+        "os.close(0); os.close(1)\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from acclimate.config import DataConfig\n"
+        "from acclimate.data import source\n"
+        "from acclimate.data.manifest import Manifest\n"
+        "from acclimate.data.quarantine import Quarantine\n"
+        "source.LEAST_IMAGES = source.LEAST_CORES = 1\n"
+        f"manifest = Manifest.open(Path({str(tmp_path / 'data')!r}))\n"
+        "config = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)\n"
+        "quarantine = Quarantine.lenient(len(manifest))\n"
+        "images = source.ImageSource(\n"
+        "    manifest, 32, config, quarantine, keep=True, processes=True)\n"
+        "images.get_ready()\n"
+        "import time\n"
+        "while images.decoders._free.qsize() < 2: time.sleep(0.05)\n"
+        "rows = np.arange(len(manifest))\n"
+        "first, good = images.take(rows)\n"
+        "assert images.kept.have.sum() == good.sum() == len(rows) - 1\n"
+        "assert (images.take(rows)[0] == first).all() and first.float().std() > 10\n"
+    )
+    environment = {**os.environ, "ACCLIMATE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_libraries_that_see_to_copies_find_their_files() -> None:

@@ -734,3 +734,13 @@ def test_files_of_images(tmp_path: Path) -> None:
     assert held.image_files(np.array([0])) == [None]
     features = Manifest.from_arrays(np.zeros((2, 3)), [0, 1], ["a", "b"])
     assert features.image_files(np.array([1])) == [None]
+
+
+def test_images_are_named_alike_one_by_one_and_together(tmp_path: Path) -> None:
+    names = ["a.jpg", "./b.jpg", "c//d.jpg", "e/./f.jpg", "../g.jpg"]
+    lines = ["image,label,domain", *(f"{name},x,y" for name in names)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    manifest = Manifest.from_table(tmp_path / "rows.csv")
+    rows = np.array([3, 0, 4, 2, 1])
+    expected = [str(manifest.image_source(row)) for row in rows.tolist()]
+    assert manifest.image_files(rows) == list(manifest.image_sources(rows)) == expected

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate.core.randomness import stream
+from acclimate.data import recorded
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import to_float
@@ -68,19 +69,34 @@ def test_images_of_another_number_are_done_as_ever() -> None:
 
 
 @GPU
-def test_where_nothing_can_be_recorded_all_is_done_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*arguments: object, **settings: object) -> None:
-        tried.append(arguments)
-        raise RuntimeError("operation not permitted")
+@pytest.mark.parametrize("needed", [0, 10**9])
+def test_without_room_to_record_all_is_done_as_ever(
+    needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is known before, or found out in the middle of it; then no memory stays taken."""
+
+    def too_large(*arguments: object) -> Tensor:
+        tried.append(torch.empty(1000, device="cuda"))
+        raise torch.OutOfMemoryError
 
     tried: list[object] = []
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refused)
+    monkeypatch.setattr(recorded, "NEEDED", needed)
+    monkeypatch.setattr(recorded, "augment_by", too_large)
 
     def check() -> None:
         recorder = Recorder()
         for number in range(4):
             stored, draws = some(number, device="cuda")
             assert torch.equal(recorder(stored, draws), augmented_images(stored, draws))
+        tried.clear()
+        before = torch.cuda.memory_allocated()
+        for number in range(20):
+            stored, draws = some(number, count=500, device="cuda")
+            made = recorder(stored, draws)
+            made.record_stream(torch.cuda.default_stream())
+            del made, stored
+        torch.cuda.synchronize()
+        torch.empty(1, device="cuda")  # whoever asks for memory gives back what is done with
+        assert torch.cuda.memory_allocated() <= before + 2**20
 
     on_a_side_stream(check)
-    assert len(tried) == 1

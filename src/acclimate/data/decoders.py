@@ -9,7 +9,7 @@ What it does not manage, for whatever reason, we decode ourselves.
 They are copies of ourselves, as those of torch's DataLoader are: a new process would import torch
 first, for longer than it takes to decode a small set. A copy has none of our threads, and whatever
 lock one of them held stays locked in it; so it closes all of our files, never touches a GPU, makes
-anew what decoding locks, and is given up where it does not answer.
+anew what decoding locks, tries itself before it is used, and is given up where it does not answer.
 """
 
 import errno
@@ -39,13 +39,13 @@ import torch
 from acclimate.core.errors import ImageError
 from acclimate.data import effort
 from acclimate.data.pack import PackFiles
-from acclimate.data.pixels import read_pixels
+from acclimate.data.pixels import read_pixels, squashed
 
 MOST = 16  # images that a process decodes at a time
 LARGEST = 25_000_000  # pixels; larger images are for our threads, which count them together
 FAILED, DECODED, KEPT = range(3)  # what became of an image
 WAIT = 5.0  # seconds, for processes to end that have nothing to do any more
-PATIENCE = 60.0  # seconds, for an answer
+START, PATIENCE = 60.0, 600.0  # seconds, until one is ready, and for an answer: disks may stall
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ class Decoder:
         self._answers.close()
         self.line.close()
 
+    @property
+    def closed(self) -> bool:
+        return self.line.fileno() < 0
+
 
 class Decoders:
     """Several of them, which start while we go on."""
@@ -125,7 +129,7 @@ class Decoders:
             for line in theirs:
                 line.close()
         decoders = [Decoder(line, part) for (line, _), part in zip(lines, pixels, strict=True)]
-        self.end = weakref.finalize(self, _end, first, decoders)
+        self.end = weakref.finalize(self, _end, os.getpid(), first, decoders)
         threading.Thread(
             target=_await, args=(decoders, self._free), name="decoders", daemon=True
         ).start()
@@ -152,17 +156,20 @@ def possible() -> bool:
 
 def _await(decoders: Sequence[Decoder], free: "queue.SimpleQueue[Decoder]") -> None:
     """Those that do not hang, as they come."""
-    with selectors.DefaultSelector() as waiting:
+    until = time.monotonic() + START
+    with selectors.DefaultSelector() as waiting, suppress(ValueError):  # we have hung up
         for decoder in decoders:
             waiting.register(decoder.line, selectors.EVENT_READ, decoder)
-        while waiting.get_map() and (ready := waiting.select(PATIENCE)):
-            for key, _ in ready:
+        while waiting.get_map() and time.monotonic() < until and not decoders[0].closed:
+            for key, _ in waiting.select(0.5):
                 waiting.unregister(key.fileobj)
                 if key.data.started():
                     free.put(key.data)
 
 
-def _end(first: int, decoders: Sequence[Decoder]) -> None:
+def _end(owner: int, first: int, decoders: Sequence[Decoder]) -> None:
+    if os.getpid() != owner:  # somebody has made a copy of us; they are not its own
+        return
     for decoder in decoders:
         with suppress(OSError):
             decoder.line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer has one
@@ -171,8 +178,9 @@ def _end(first: int, decoders: Sequence[Decoder]) -> None:
         until = time.monotonic() + WAIT
         while os.waitpid(first, os.WNOHANG)[0] == 0:
             if time.monotonic() > until:
-                with suppress(ProcessLookupError):
-                    os.killpg(first, signal.SIGKILL)
+                for kill in (os.killpg, os.kill):
+                    with suppress(ProcessLookupError):
+                        kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)
                 return
             time.sleep(0.002)
@@ -180,16 +188,15 @@ def _end(first: int, decoders: Sequence[Decoder]) -> None:
 
 def _forked(work: Callable[[], None]) -> int:
     """A copy of ourselves that does that work, and no more."""
-    signals = {signal.SIGINT, signal.SIGTERM}  # which could lead a copy out of here
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    # A handler of ours could lead a copy out of here, and do there what it is to do here.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which it has not
             pid = os.fork()
         if pid == 0:
             try:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                _without_handlers()
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 work()
             finally:
@@ -197,6 +204,14 @@ def _forked(work: Callable[[], None]) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return pid
+
+
+def _without_handlers() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted hangs up
 
 
 def _copies(
@@ -207,17 +222,20 @@ def _copies(
     gc.freeze()  # nor is anything of ours tidied up on the way
     effort.start_anew()
     torch.set_num_threads(1)
-    for line, part in zip(lines, pixels, strict=True):
-        _forked(partial(_work, line, part, max_pixels, pack))
+    made = 0
+    with suppress(OSError):  # there may be no more processes
+        for line, part in zip(lines, pixels, strict=True):
+            _forked(partial(_work, line, part, max_pixels, pack))
+            made += 1
     _close_all_but([])  # not before: what libraries do in a copy may take files
-    for _ in lines:
+    for _ in range(made):
         os.wait()
 
 
 def _close_all_but(kept: Sequence[int]) -> None:
     """Nor is anything read or written where we do."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
+    for standard in {0, 1, 2}.difference(kept):  # where those are closed, others have their numbers
         os.dup2(nothing, standard)
     for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if file > 2 and file not in kept:
@@ -228,6 +246,7 @@ def _close_all_but(kept: Sequence[int]) -> None:
 def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None) -> None:
     packed = [] if pack is None else [pack.records, pack.pixels]
     _close_all_but([line.fileno(), *packed])
+    squashed(np.zeros((9, 9, 3), np.uint8), 8)  # what hangs is to hang before it is asked
     with line.makefile("rwb") as talk:
 
         def say(*answer: object) -> None:

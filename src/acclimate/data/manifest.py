@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 import numpy as np
@@ -353,7 +353,7 @@ class Manifest:
             return [None] * len(rows)
         root = os.fspath(self.root.absolute())
         paths = self.table["image"].take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
-        files = [None if path is None else os.path.join(root, path) for path in paths]  # noqa: PTH118
+        files = [None if path is None else os.path.join(root, _usual(path)) for path in paths]  # noqa: PTH118
         if "bytes" in self.table.column_names:
             held = self.table["bytes"].is_valid().to_numpy()[rows]
             return [None if here else file for file, here in zip(files, held, strict=True)]
@@ -408,3 +408,8 @@ class Manifest:
             number = "a problem" if count == 1 else f"{count} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
+
+
+def _usual(path: str) -> str:
+    """As `Path` writes it, which takes its time."""
+    return str(PurePath(path)) if "//" in path or "./" in path else path

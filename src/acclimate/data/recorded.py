@@ -14,6 +14,8 @@ from torch import Tensor
 from acclimate.data.augment import NUMBERS, Draws, augment, augment_by
 from acclimate.data.source import to_float
 
+NEEDED = 16  # times the memory of the images, more than it takes
+
 
 def augmented_images(stored: Tensor, draws: Draws) -> Tensor:
     """uint8 images as a network takes them."""
@@ -22,14 +24,14 @@ def augmented_images(stored: Tensor, draws: Draws) -> Tensor:
 
 
 class Recorder:
-    """`augmented_images` on one stream of a GPU. What cannot be recorded is done as ever."""
+    """`augmented_images` on one stream of a GPU; as ever, where there is no room to record it."""
 
     def __init__(self) -> None:
         self._tape: _Tape | None = None
-        self._able = True
+        self._room = True
 
     def __call__(self, stored: Tensor, draws: Draws) -> Tensor:
-        if not stored.is_cuda or not self._able:
+        if not stored.is_cuda or not self._room:
             return augmented_images(stored, draws)
         if self._tape is None:  # the first time makes what is kept, and loads what is to be called
             self._tape = _Tape(stored.shape, stored.device)
@@ -38,8 +40,8 @@ class Recorder:
             return augmented_images(stored, draws)
         try:
             return self._tape.played(stored, draws)
-        except RuntimeError:  # of a driver that does not permit it
-            self._able, self._tape = False, None
+        except torch.OutOfMemoryError:
+            self._room, self._tape = False, None
             return augmented_images(stored, draws)
 
 
@@ -70,6 +72,9 @@ class _Tape:
         return self.out.clone()  # what was played before may still be in use
 
     def _recorded(self, order: Sequence[str]) -> torch.cuda.CUDAGraph:
+        # Memory that is kept for others cannot be given back meanwhile.
+        if torch.cuda.mem_get_info(self.device)[0] < NEEDED * self.out.nbytes and not self.graphs:
+            raise torch.OutOfMemoryError
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -56,7 +56,11 @@ class Remembered:
             return
         features = passed.features(self.backbone)
         if self._features is None:
-            self._features = features.new_empty((self._count, *features.shape[1:]))
+            try:
+                self._features = features.new_empty((self._count, *features.shape[1:]))
+            except torch.OutOfMemoryError:  # then they pass again
+                self._place[:] = -1
+                return
         of, to = torch.from_numpy(chosen), torch.from_numpy(places[chosen])
         device = features.device
         self._features[sent(to, device)] = features[sent(of, device)]
@@ -81,16 +85,18 @@ def count_each(
     if not candidates:
         return []
     totals = torch.zeros(len(candidates), 4, dtype=torch.float64, device=world.device)
-    predictors = dict.fromkeys(candidate.predictor for candidate in candidates)
-    if known is not None and any(one.backbone is not known.backbone for one in predictors):
+    places: dict[Predictor, list[int]] = {}  # several share the logits of one predictor
+    for place, candidate in enumerate(candidates):
+        places.setdefault(candidate.predictor, []).append(place)
+    if known is not None and any(one.backbone is not known.backbone for one in places):
         known = None
     for seen in labelled_batches(source, rows, world, known):
-        found = {predictor: seen.logits(predictor) for predictor in predictors}
-        for place, candidate in enumerate(candidates):
-            logits = found[candidate.predictor]
-            if candidate.log_prior is not None:
-                logits = logits + candidate.log_prior
-            totals[place] += _found(logits, seen.labels).sum(0)
+        for predictor, own in places.items():
+            logits = seen.logits(predictor)
+            for place in own:
+                prior = candidates[place].log_prior
+                shifted = logits if prior is None else logits + prior
+                totals[place] += _found(shifted, seen.labels).sum(0)
     return Counts.of(world.sum(totals))
 
 

@@ -151,7 +151,7 @@ class Evaluator:
         """Features of images that domains share, where there are any and they fit: an image of a
         long-tailed set is in several passes, and passes the network in the first of them alone."""
         backbone, rows = self.predictor.backbone, self.plan.manifest.rows
-        if backbone.extractor is not None:  # what the source has are features
+        if backbone.extractor is not None:  # features come from a cache, as a rule
             return None
         passes = [
             np.concatenate([rows(domain=domain, split=split) for domain, split in splits.items()])
@@ -270,7 +270,7 @@ class Evaluator:
             len(rows),
             self.world,
             mu=None if mu is None else mu.to(self.world.device),
-            told=confusion if confused else None,
+            told=confusion if confused and validated.any() else None,
             known=self._known,
         )
         for place, (domain, split) in enumerate(splits.items()):
