@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from acclimate.learn.frozen import Extraction
+from acclimate.learn.graph import NETWORK
 from acclimate.learn.models import Backbone, Preprocess, accelerate, engine_used
 from acclimate.learn.models import engine as engines
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: acclimate[onnx]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="not installed: acclimate[onnx]")
+onnx = pytest.importorskip("onnx", reason="not installed: acclimate[onnx]")
 NAME = f"onnxruntime {onnxruntime.__version__}"
 SIDE = 72
 
@@ -140,3 +142,37 @@ def test_features_of_engines_are_kept_apart() -> None:
     assert (by_torch.engine, other.engine) == ("torch", NAME)
     assert other.about()["engine"] == NAME
     assert by_torch.key != other.key
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_nothing_is_made_for_each_batch_that_weights_alone_decide() -> None:
+    """Neither zeros for biases nor bounds of activations: then ONNX Runtime joins convolutions with
+    the batch norms after them. And no value of a weight stays behind in the graph."""
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, groups=8, bias=False),
+        nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    preprocess = Preprocess((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), SIDE)
+    made = Backbone(body, 8, preprocess).eval()
+    model = onnx.load_from_string(engines._graph(made, SIDE))
+    held = {tensor.name for tensor in model.graph.initializer}
+    assert {f"{NETWORK}{name}" for name in made.state_dict()} - held <= {
+        f"{NETWORK}body.{place}.num_batches_tracked" for place in (1, 4)
+    }
+    assert not any(t.raw_data for t in model.graph.initializer if t.name.startswith(NETWORK))
+    for node in model.graph.node:
+        assert node.op_type not in ("CastLike", "Expand")
+        if node.op_type == "Conv":
+            assert set(node.input[1:]) <= held
+    for parameter in (*made.parameters(), *made.buffers()):
+        if parameter.is_floating_point():
+            parameter.uniform_(0.5, 1.5)
+    session = engines._opened(made, model.SerializeToString())
+    found = engines._passed(session, images(5))
+    torch.testing.assert_close(found, made.in_torch(images(5)), rtol=1e-5, atol=1e-5)

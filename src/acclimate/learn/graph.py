@@ -66,6 +66,33 @@ def as_onnx(program: Any, inputs: Collection[str], output: str, *, optimise: boo
     return model
 
 
+def without_weights(model: Any) -> bytes:
+    """A model of `as_onnx`, not optimised, without the values of the network's state, and without
+    what does not depend on those or on its inputs: the exporter leaves biases of zero to be made
+    for each batch, and ONNX Runtime then does not join convolutions and batch norms.
+    """
+    helper, optimizer = require(
+        "onnx.helper", "onnxscript.optimizer", purpose="to make an ONNX graph"
+    )
+    graph = model.graph
+    weights = [tensor for tensor in graph.initializer if tensor.name.startswith(NETWORK)]
+    constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(NETWORK)]
+    given = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights]
+    for tensor in weights:
+        tensor.raw_data = b""
+    del graph.initializer[:]
+    graph.initializer.extend(constants)
+    graph.input.extend(given)  # inputs, while constants are folded
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
+    own = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
+    del model.graph.input[:]
+    model.graph.input.extend(own)
+    model.graph.initializer.extend(weights)
+    content: bytes = model.SerializeToString()
+    return content
+
+
 def as_pt2(program: Any, facts: Mapping[str, str]) -> bytes:
     """A program of `traced` as the content of a .pt2 file."""
     content = BytesIO()

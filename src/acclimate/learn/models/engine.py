@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from acclimate.learn.models.backbones import Backbone
 
 VARIABLE = "ACCLIMATE_ENGINE"  # "torch": never ONNX Runtime
-FORMAT = 1  # of what is cached
+FORMAT = 2  # of what is cached
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by some 1e-6
 INPUT, OUTPUT = "x", "features"
@@ -165,15 +165,11 @@ def _opened(backbone: "Backbone", graph: bytes) -> "OnnxSession":
 
 def _graph(backbone: "Backbone", size: int) -> bytes:
     """Without weights, so that it serves every backbone of the architecture."""
-    from acclimate.learn.graph import NETWORK, as_onnx, traced
+    from acclimate.learn.graph import as_onnx, traced, without_weights
 
     copied = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     program = traced(copied, {INPUT: torch.zeros(2, 3, size, size)}, {INPUT})
-    model = as_onnx(program, [INPUT], OUTPUT, optimise=False)
-    for tensor in model.graph.initializer:
-        if tensor.name.startswith(NETWORK):
-            tensor.raw_data = b""
-    content: bytes = model.SerializeToString()
+    content: bytes = without_weights(as_onnx(program, [INPUT], OUTPUT, optimise=False))
     return content
 
 
