@@ -1,5 +1,6 @@
 """Scores by hand: which rows count, in which domain's light, and what the controls are told."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,10 @@ from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.domains import sample_rows
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
+from acclimate.learn.models.passed import Passed
 from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Losses
-from acclimate.runs.counting import Candidate, Counts, count_by_group, count_each
+from acclimate.runs.counting import Candidate, Counts, Remembered, count_by_group, count_each
 from acclimate.runs.plan import make_plan
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
@@ -297,6 +299,48 @@ def assert_same(found: Sequence[Score], others: Sequence[Score]) -> None:
     for one, other in zip(found, others, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-6)
         assert replace(one, loss=None) == replace(other, loss=None)
+
+
+def test_images_of_several_passes_are_remembered_if_all_of_them_fit(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer, _, image = shared_out(tiny)
+    rows = scorer.plan.manifest.rows
+    seen = np.concatenate([rows(domain=domain, split="val") for domain in "pqr"])
+    passes = [seen, *(scorer.unseen(domain).scored for domain in "st")]
+    times = [sum(number in image[some] for some in passes) for number in range(40)]
+    expected = [number for number, count in enumerate(times) if count > 1]
+    assert 0 < len(expected) < sum(count > 0 for count in times)
+    found = scorer._to_remember(())
+    assert found is not None and np.flatnonzero(found._place >= 0).tolist() == expected
+    needed = len(expected) * 5 * 4
+    for budget, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", budget)
+        assert (scorer._to_remember(()) is not None) == fits
+
+
+def test_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = nothing_more(3)
+    wanted = np.array([False, True, False, True, True])
+    features = torch.arange(15.0).view(5, 3)
+    known = Remembered(backbone, wanted)
+    known.keep(np.array([4, 0, 1]), Passed.before(backbone, features[[4, 0, 1]]))
+    assert known.have.tolist() == [False, True, False, False, True]
+    known.keep(np.array([2, 0]), Passed.before(backbone, features[[2, 0]]))
+    assert known.have.sum() == 2
+    found = known.passed(np.array([4, 1, 4])).features(backbone)
+    assert torch.equal(found, features[[4, 1, 4]])
+
+    def full(*told: object) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    forgotten = Remembered(backbone, wanted)
+    some = np.array([1, 3])
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "new_empty", full)
+        forgotten.keep(some, Passed.before(backbone, features[some]))
+    forgotten.keep(some, Passed.before(backbone, features[some]))  # for good
+    assert not forgotten.have.any()
 
 
 @pytest.mark.parametrize("methods", [["prior", "t3a"], ["prior", "bn", "t3a"]])
@@ -843,18 +887,20 @@ def with_splits(data: Manifest, splits: Mapping[str, Sequence[str]]) -> Manifest
     return Manifest.from_arrays(data.features(), labels, names, splits=own)
 
 
+@pytest.mark.parametrize(("own", "held_out"), [("test", "pr"), ("val", "pqr")])
 def test_the_confusion_of_validation_rows_that_no_score_is_of(
-    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
+    own: str, held_out: str, learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
 ) -> None:
     """Where training domains have test splits, those are scored, and the check of the prior looks
-    at the validation rows besides; q has none."""
+    at the validation rows besides; q has either the one or the other."""
     splits = dict.fromkeys(shifted.domains, ("train", "val", "test"))
-    data = with_splits(shifted, splits | {"q": ("train", "test")})
+    data = with_splits(shifted, splits | {"q": ("train", own)})
     scorer = scorer_of(learned["erm"], data, tiny)
     scores = list(scorer.final(0, ["prior"]))
     seen = [(s.domain, s.split) for s in scores if s.role == "train"]
-    assert seen == [*((d, "test") for d in "pqr"), ("p", "val"), ("r", "val")]
-    rows = np.concatenate([data.rows(domain=d, split="val") for d in "pr"])
+    first = [("p", "test"), ("q", own), ("r", "test")]
+    assert seen == [*first, ("p", "val"), ("r", "val")]
+    rows = np.concatenate([data.rows(domain=d, split="val") for d in held_out])
     with torch.no_grad():
         p = learned["erm"].predictor(torch.from_numpy(data.features()[rows])).logits.softmax(1)
     expected = torch.zeros(3, 3, dtype=torch.float64)
@@ -864,6 +910,14 @@ def test_the_confusion_of_validation_rows_that_no_score_is_of(
     without = replace(scorer.plan, val_domains=())
     lazily = replace(scorer, plan=without, _unseen={}, _confused=set(), _confusions=None)
     torch.testing.assert_close(lazily._confusion, expected, rtol=1e-5, atol=1e-6)
+    # Of a predictor that has gone on, it is another one.
+    gone_on = copy.deepcopy(scorer.predictor)
+    for parameter in gone_on.parameters():
+        parameter.data.mul_(0.5)
+    scorer.predictor = gone_on
+    list(scorer.final(0, ["prior"]))
+    assert (scorer._confusion - expected).abs().max() > 1e-3
+    torch.testing.assert_close(scorer._confusion.sum(0), expected.sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_last_fit_takes_in_is_scored_before_it_and_not_after(
