@@ -81,6 +81,7 @@ class Scale:
 
 GPU = Scale("resnet50", 224, 400, 32, 300, 30, 100, 8, 50000, 3)
 CEILING = "ceiling (one batch)"
+NONE_KEPT = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
 CPU_BACKBONE = "efficientnet-lite0"  # the default for images above 64 px
 CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1, 160, 1)
 
@@ -243,11 +244,10 @@ def training(bench: Bench) -> list[Row]:
     # validation and checkpoints is in the ends, and not in the rates.
     plan = {"train.evaluate_every": scale.validate_every}
     _, ended = bench.trained("end to end", bench.config(**plan))
-    none_kept = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
-    _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **none_kept))
+    _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **NONE_KEPT))
     say("end to end", [ended, cold_end])
     pack_images(manifest, scale.size, DataConfig(), Quarantine.lenient(len(manifest)))
-    ways = {"cold": none_kept, "cached": {}, "packed": {"data.cache_gib": 0.0}}
+    ways = {"cold": NONE_KEPT, "cached": {}, "packed": {"data.cache_gib": 0.0}}
     rates = rates_beside(bench, ways)
     ceiling = rates[CEILING]
     for name, rate in {"incumbent": theirs["images/s"], **rates}.items():
@@ -264,26 +264,26 @@ def compiled(bench: Bench) -> list[Row]:
     """The step through torch.compile and CUDA graphs, as runs of many steps have it."""
     if bench.device.type != "cuda":
         return [{"steps, compiled": "only on a GPU"}]
-    said: list[str] = []
-    config = bench.config(**{"train.compile": "on"})
     try:
-        return _compiled(bench, config, said)
+        return _compiled(bench)
     finally:
         torch.compiler.reset()  # whose graphs hold memory that other parts count
 
 
-def _compiled(bench: Bench, config: RunConfig, said: list[str]) -> list[Row]:
+def _compiled(bench: Bench) -> list[Row]:
+    said: list[str] = []
+    wish = {"train.compile": "on"}
+    config = bench.config(**wish)
     with one_batch():
         started = time.perf_counter()
         out = bench.folder / "one batch, compiled"
         train(config, bench.manifest, out, device=str(bench.device), say=said.append)
         seconds = time.perf_counter() - started
     ceiling = rate_of(out)
-    cold = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
     runs = {
         CEILING: out,
         "cached": bench.trained("cached, compiled", config)[0],
-        "cold": bench.trained("cold, compiled", bench.config(**{"train.compile": "on"}, **cold))[0],
+        "cold": bench.trained("cold, compiled", bench.config(**wish, **NONE_KEPT))[0],
     }
     rows: list[Row] = []
     for name, run in runs.items():

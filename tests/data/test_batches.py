@@ -30,6 +30,7 @@ from acclimate.data.batches import (
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import FeatureSource, ImageSource, open_source, to_float
+from fixtures.gpu import on_gpu
 
 CPU = torch.device("cpu")
 
@@ -452,7 +453,7 @@ def test_an_error_in_loading_ends_the_threads(folder: Path, fails: int) -> None:
     assert caught.value and not left
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
     gpu = torch.device("cuda", 0)
     source = open_images(folder)
@@ -462,7 +463,7 @@ def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
         assert same(batch, loading.batch(step))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 def test_batches_for_a_gpu_are_right_while_processes_decode(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,17 @@ def processes(images: ImageSource) -> list[int]:
     return [one.pid for one in found]
 
 
+@contextmanager
+def copies(count: int, size: int = 8) -> Iterator[decoders.Decoders]:
+    """So many that are ready."""
+    made = decoders.Decoders(count, size, 10**6)
+    try:
+        wait_for(lambda: made._free.qsize() == count)
+        yield made
+    finally:
+        made.end()
+
+
 def gone(pids: Sequence[int | str]) -> bool:
     """But for what a parent that does not wait for them leaves in the list."""
     states = [Path(f"/proc/{pid}/stat") for pid in pids]
@@ -129,9 +140,7 @@ def test_what_processes_decode_is_kept(opened: Callable[..., ImageSource]) -> No
 def test_a_process_that_dies_costs_nothing(
     manifest: Manifest, opened: Callable[..., ImageSource]
 ) -> None:
-    usual, _ = ImageSource(manifest, 32, COLD, Quarantine.lenient(len(manifest))).take(
-        np.arange(len(manifest))
-    )
+    usual = decoded_by_threads(manifest)
     images = opened()
     one, other = processes(images)
     os.kill(one, signal.SIGKILL)
@@ -261,31 +270,25 @@ def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
     thread = threading.Thread(target=decode)
     thread.start()
     held.wait(60)
-    made = decoders.Decoders(1, 32, 10**6)
     try:
-        wait_for(lambda: made._free.qsize() == 1)
-        with made.one() as decoder:
+        with copies(1, 32) as made, made.one() as decoder:
             assert decoder is not None
             decoder.line.settimeout(10)
             file = next(path for path in manifest.image_files(np.arange(5)) if path)
             found = decoder.decoded([decoders.Wanted(file)])
-        assert found.good.all() and not decoder.lost
+            assert found.good.all() and not decoder.lost
     finally:
         done.set()
         thread.join()
-        made.end()
 
 
 def test_handlers_of_ours_run_here_alone(tmp_path: Path) -> None:
     usual = signal.signal(signal.SIGUSR1, lambda *told: (tmp_path / "ran").touch())
     try:
-        made = decoders.Decoders(1, 8, 10**6)
-        wait_for(lambda: made._free.qsize() == 1)
-        with made.one() as decoder:
+        with copies(1) as made, made.one() as decoder:
             assert decoder is not None
             os.kill(decoder.pid, signal.SIGUSR1)
             wait_for(lambda: gone([decoder.pid]))
-        made.end()
     finally:
         signal.signal(signal.SIGUSR1, usual)
     assert not (tmp_path / "ran").exists()
@@ -302,18 +305,16 @@ def test_they_can_be_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_copy_that_somebody_else_made_does_not_end_them() -> None:
-    made = decoders.Decoders(1, 8, 10**6)
-    wait_for(lambda: made._free.qsize() == 1)
-    copy = os.fork()
-    if copy == 0:
-        made.end()
-        os._exit(0)
-    os.waitpid(copy, 0)
-    with made.one() as decoder:
-        assert decoder is not None
-        decoder.decoded([decoders.Wanted("/nowhere")])
-        assert not decoder.lost
-    made.end()
+    with copies(1) as made:
+        copy = os.fork()
+        if copy == 0:
+            made.end()
+            os._exit(0)
+        os.waitpid(copy, 0)
+        with made.one() as decoder:
+            assert decoder is not None
+            decoder.decoded([decoders.Wanted("/nowhere")])
+            assert not decoder.lost
 
 
 def test_without_standard_files_a_pack_is_still_written(manifest: Manifest, tmp_path: Path) -> None:
@@ -355,20 +356,17 @@ def test_without_standard_files_a_pack_is_still_written(manifest: Manifest, tmp_
 def test_libraries_that_see_to_copies_find_their_files() -> None:
     """pyarrow closes pipes of its own in every copy, and ends it where they are closed already."""
     csv.read_csv(io.BytesIO(b"a,b\n1,2\n"))
-    made = decoders.Decoders(2, 8, 10**6)
-    wait_for(lambda: made._free.qsize() == 2)
-    made.end()
+    with copies(2) as made:
+        assert made._free.qsize() == 2
 
 
 def test_copies_hold_none_of_our_files() -> None:
     reader, writer = os.pipe()
-    made = decoders.Decoders(2, 8, 10**6)
-    wait_for(lambda: made._free.qsize() == 2)
-    os.close(writer)
-    ready, _, _ = select.select([reader], [], [], 10)
-    assert ready and os.read(reader, 1) == b"", "somebody else could write to it"
+    with copies(2):
+        os.close(writer)
+        ready, _, _ = select.select([reader], [], [], 10)
+        assert ready and os.read(reader, 1) == b"", "somebody else could write to it"
     os.close(reader)
-    made.end()
 
 
 def test_a_process_that_hangs_is_given_up(

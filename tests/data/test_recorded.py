@@ -14,8 +14,8 @@ from acclimate.data import recorded
 from acclimate.data.augment import Draws, augment, draw
 from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import to_float
+from fixtures.gpu import on_gpu
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIDE = 20
 
 
@@ -40,7 +40,7 @@ def test_without_a_gpu_nothing_is_recorded() -> None:
         assert torch.equal(augmented_images(stored, draws), expected)
 
 
-@GPU
+@on_gpu
 def test_every_order_is_played_as_it_would_be_done() -> None:
     def check() -> None:
         recorder, made = Recorder(), []
@@ -57,7 +57,7 @@ def test_every_order_is_played_as_it_would_be_done() -> None:
     on_a_side_stream(check)
 
 
-@GPU
+@on_gpu
 def test_images_of_another_number_are_done_as_ever() -> None:
     def check() -> None:
         recorder = Recorder()
@@ -68,7 +68,7 @@ def test_images_of_another_number_are_done_as_ever() -> None:
     on_a_side_stream(check)
 
 
-@GPU
+@on_gpu
 @pytest.mark.parametrize("needed", [0, 10**9])
 def test_without_room_to_record_all_is_done_as_ever(
     needed: int, monkeypatch: pytest.MonkeyPatch

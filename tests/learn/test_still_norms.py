@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from acclimate.learn.models import freeze_batch_norm, layout_kept, still_norms
 from acclimate.learn.models.still_norms import agrees, still_layers
+from fixtures.gpu import on_gpu
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
 
 

@@ -18,6 +18,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.runs import behind, loop
 from acclimate.runs.behind import MOST, AtOnce, Behind, saver
 from acclimate.runs.training import train
+from fixtures.gpu import on_gpu
 from fixtures.interruption import assert_same_weights, stable
 
 CPU = torch.device("cpu")
@@ -149,7 +150,7 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out(
         assert_same_weights(out, tmp_path / "usual")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 def test_a_gpus_memory_stays_as_it_is(tmp_path: Path) -> None:
     gpu = torch.device("cuda", 0)
     value = torch.zeros(1 << 22, device=gpu)

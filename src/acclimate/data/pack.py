@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +91,6 @@ class Pack:
         self.recorded, self._sums = self._records()
         self.close = weakref.finalize(self, _close, self._files)
 
-    @cached_property
-    def _mapped(self) -> np.ndarray:
-        return self.pixels.numpy()
-
     @property
     def files(self) -> PackFiles:
         return PackFiles(*self._files[:2])
@@ -118,13 +113,11 @@ class Pack:
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
         slot, identity = int(self.slot[image]), self.identities[image]
-        pixels = self._mapped[slot]
-        if self.recorded[image] and _checksum(identity, pixels) == self._sums[image]:
-            self.have[image] = True
-            return True
-        record = self.files.record(slot, identity)  # somebody else may have put it since
-        if record is None or record != _record(identity, pixels):
-            return False
+        pixels = self.pixels.numpy()[slot]
+        if not (self.recorded[image] and _checksum(identity, pixels) == self._sums[image]):
+            record = self.files.record(slot, identity)  # somebody else may have put it since
+            if record is None or record != _record(identity, pixels):
+                return False
         self.have[image] = True
         return True
 

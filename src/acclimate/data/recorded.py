@@ -6,7 +6,6 @@ one for each order of the jitter, and played again with the next images and numb
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,36 +30,26 @@ class Recorder:
         self._room = True
 
     def __call__(self, stored: Tensor, draws: Draws) -> Tensor:
-        if not stored.is_cuda or not self._room:
-            return augmented_images(stored, draws)
-        if self._tape is None:  # the first time makes what is kept, and loads what is to be called
-            self._tape = _Tape(stored.shape, stored.device)
-            return augmented_images(stored, draws)
-        if self._tape.stored.shape != stored.shape:
-            return augmented_images(stored, draws)
-        try:
-            return self._tape.played(stored, draws)
-        except torch.OutOfMemoryError:
-            self._room, self._tape = False, None
-            return augmented_images(stored, draws)
+        if self._tape is not None and self._tape.stored.shape == stored.shape:
+            try:
+                return self._tape.played(stored, draws)
+            except torch.OutOfMemoryError:
+                self._room, self._tape = False, None
+        elif self._tape is None and self._room and stored.is_cuda:
+            # This first time makes what is kept, and loads what is to be called.
+            self._tape = _Tape(stored)
+        return augmented_images(stored, draws)
 
 
-@dataclass
 class _Tape:
     """Graphs read and write the same memory each time, and share what they need in between."""
 
-    shape: torch.Size
-    device: torch.device
-    stored: Tensor = field(init=False)
-    numbers: Tensor = field(init=False)
-    out: Tensor = field(init=False)
-    graphs: dict[Sequence[str], torch.cuda.CUDAGraph] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.stored = torch.empty(self.shape, dtype=torch.uint8, device=self.device)
-        self.numbers = torch.empty((NUMBERS, len(self.stored)), device=self.device)
-        made = torch.empty(self.shape, device=self.device)
+    def __init__(self, like: Tensor) -> None:
+        self.stored = torch.empty_like(like)
+        self.numbers = torch.empty((NUMBERS, len(like)), device=like.device)
+        made = torch.empty(like.shape, device=like.device)
         self.out = made.to(memory_format=torch.channels_last)
+        self.graphs: dict[Sequence[str], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def played(self, stored: Tensor, draws: Draws) -> Tensor:
@@ -73,13 +62,14 @@ class _Tape:
 
     def _recorded(self, order: Sequence[str]) -> torch.cuda.CUDAGraph:
         # Memory that is kept for others cannot be given back meanwhile.
-        if torch.cuda.mem_get_info(self.device)[0] < NEEDED * self.out.nbytes and not self.graphs:
+        device = self.out.device
+        if not self.graphs and torch.cuda.mem_get_info(device)[0] < NEEDED * self.out.nbytes:
             raise torch.OutOfMemoryError
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            x = to_float(self.stored, self.device)
+            x = to_float(self.stored, device)
             self.out.copy_(augment_by(x, self.numbers, order))
         finally:
             graph.capture_end()

@@ -16,6 +16,7 @@ from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
+from acclimate.data.on_device import sent
 from acclimate.data.source import Images, Shown
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, embed_rows
 from acclimate.learn.embeddings.domains import sample_rows
@@ -136,7 +137,6 @@ class Evaluator:
         further = [name for name in dict.fromkeys(asked) if name != usual]
         confused = self.embedding is None and "prior" in methods
         self._confused, self._confusions = set(), None  # the predictor may have gone on since
-        self.__dict__.pop("_confusion", None)
         fitted = {"val"} if self.plan.config.train.last_fit else set()
         self._known = self._to_remember(fitted)
         try:
@@ -259,7 +259,7 @@ class Evaluator:
             self._confused |= {domain for domain, split in splits.items() if split == "val"}
 
         def confusion(logits: Tensor, labels: Tensor, groups: np.ndarray) -> None:
-            rows = torch.from_numpy(np.flatnonzero(validated[groups])).to(self.world.device)
+            rows = sent(torch.from_numpy(np.flatnonzero(validated[groups])), self.world.device)
             self._confuse(logits[rows], labels[rows])
 
         counts = count_by_group(
@@ -370,7 +370,7 @@ class Evaluator:
         on = self.plan.config.adapt.source
         return Pending(CHECK, on, len(held.images), Candidate(self._for(None), shift))
 
-    @cached_property
+    @property
     def _confusion(self) -> Tensor:
         """Of a plain model on the training domains' validation images: [C, C], 0 without any that
         it was not fitted on."""
@@ -381,6 +381,7 @@ class Evaluator:
                 with torch.no_grad():
                     for seen in labelled_batches(self.source, rows, self.world, self._known):
                         self._confuse(seen.logits(self._for(None)), seen.labels)
+                self._confused.add(domain)
         if self._confusions is None:
             classes = len(self.plan.classes)
             self._confusions = torch.zeros(classes, classes, dtype=torch.float64)

@@ -169,8 +169,7 @@ def _graph(backbone: "Backbone", size: int) -> bytes:
 
     copied = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     program = traced(copied, {INPUT: torch.zeros(2, 3, size, size)}, {INPUT})
-    content: bytes = without_weights(as_onnx(program, [INPUT], OUTPUT, optimise=False))
-    return content
+    return without_weights(as_onnx(program, [INPUT], OUTPUT, optimise=False))
 
 
 def _key(backbone: "Backbone", size: int) -> str:
