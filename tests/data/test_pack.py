@@ -16,6 +16,7 @@ from PIL import Image
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
+from acclimate.data import on_device
 from acclimate.data import pack as packing
 from acclimate.data.manifest import Manifest
 from acclimate.data.on_device import OnDevice, fits_on
@@ -342,8 +343,21 @@ def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:
     assert InMemory(3, 8).lacking() == 3
 
 
+@pytest.mark.parametrize(
+    ("free", "share", "reserved", "expected"),
+    [(1000, 1.0, 3000, 1000), (1000, 0.5, 2000, 500), (1000, 0.5, 3000, 0)],
+)
+def test_a_gpu_has_as_much_free_as_this_process_is_allowed(
+    free: int, share: float, reserved: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 5000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    assert on_device.free_on(torch.device("cuda", 0)) == expected
+
+
 def test_only_small_sets_go_to_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(on_device, "free_on", lambda device: 1000)
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     assert fits_on(gpu, 250, gib=1.0)
     assert not fits_on(gpu, 251, gib=1.0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from acclimate.config import RunConfig
+from acclimate.data import on_device
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import build_networks
 from acclimate.runs import forecast as module
@@ -126,7 +127,7 @@ def test_a_gpu_also_holds_the_images_that_stay_there(
     network = build_networks(plan.config, 2, 4, None, pretrained=False)[0]
     held = 96 * 3 * 8**2
     for free, stay in ((4 * held, True), (4 * held - 1, False)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        monkeypatch.setattr(on_device, "free_on", lambda device, free=free: free)
         said = module._memory(plan, gpu, 4, [network], 8, 0)
         assert said == 1000 + (held if stay else 0)
     assert module._memory(plan, gpu, 4, [], 0, 0) == 1000, "features alone"

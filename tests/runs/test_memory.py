@@ -20,7 +20,9 @@ from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs import memory
 from acclimate.runs.checkpoint import parts_of
+from acclimate.runs.loop import Loop
 from acclimate.runs.memory import Stage, fitting_parts
+from acclimate.runs.optimisation import Stepper
 from acclimate.runs.parts import Parts
 from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train
@@ -232,6 +234,27 @@ def test_a_gpu_that_is_too_small_gets_more_parts(tiny: Tiny, tree: Path) -> None
         "the GPU's memory is too small for a batch of 8 images; lower train.per_domain, "
         "embedding.per_domain or data.image_size"
     )
+
+
+def test_a_step_that_finds_too_little_memory_later_says_how_to_go_on(
+    tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost: the same command trains to what it would have become."""
+    config, data = tiny("erm"), Manifest.from_folder(tree)
+    usual = Loop._step
+
+    def fails(self: Loop, take: Stepper, batch: Batch, step: int) -> None:
+        if step == 4:
+            raise torch.OutOfMemoryError("too much")
+        usual(self, take, batch, step)
+
+    with monkeypatch.context() as once:
+        once.setattr(Loop, "_step", fails)
+        with pytest.raises(RunError, match=r"step 5 found too little .* goes on at the last check"):
+            train(config, data, tmp_path / "run", device="cpu")
+    train(config, data, tmp_path / "run", device="cpu")
+    train(config, data, tmp_path / "whole", device="cpu")
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 def _fail() -> None:

@@ -75,8 +75,15 @@ def fits_on(device: torch.device | None, bytes_: int, gib: float) -> bool:
     """Whether images of so many bytes may stay on a GPU, of which `gib` are allowed."""
     if device is None or device.type != "cuda" or bytes_ > gib * GIB:
         return False
-    free, _ = torch.cuda.mem_get_info(device)
-    return bytes_ <= SHARE * free
+    return bytes_ <= SHARE * free_on(device)
+
+
+def free_on(device: torch.device) -> float:
+    """Bytes of a GPU that this process may still take, by what others leave and by its own limit;
+    without those that torch holds ready."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total
+    return min(free, max(allowed - torch.cuda.memory_reserved(device), 0))
 
 
 @dataclass

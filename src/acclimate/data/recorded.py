@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from acclimate.data.augment import NUMBERS, Draws, augment, augment_by
+from acclimate.data.on_device import free_on
 from acclimate.data.source import to_float
 
 NEEDED = 16  # times the memory of the images, more than it takes
@@ -63,7 +64,7 @@ class _Tape:
     def _recorded(self, order: Sequence[str]) -> torch.cuda.CUDAGraph:
         # Memory that is kept for others cannot be given back meanwhile.
         device = self.out.device
-        if not self.graphs and torch.cuda.mem_get_info(device)[0] < NEEDED * self.out.nbytes:
+        if not self.graphs and free_on(device) < NEEDED * self.out.nbytes:
             raise torch.OutOfMemoryError
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on meanwhile.

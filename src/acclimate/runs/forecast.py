@@ -19,7 +19,7 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.generators import turns
 from acclimate.core.randomness import stream
 from acclimate.core.wording import count, duration
-from acclimate.data.on_device import fits_on
+from acclimate.data.on_device import fits_on, free_on
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
 from acclimate.learn.embeddings import Embedding
@@ -262,5 +262,5 @@ def _step(
 
 def _free(device: torch.device) -> float | None:
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        return free_on(device)
     return available()

@@ -137,7 +137,7 @@ class Loop:
                 if step == first and self.world.size == 1:
                     parts.until_it_fits(lambda: self._step(take, known, step), len(known))  # noqa: B023
                 else:
-                    self._step(take, known, step)
+                    self._later_step(take, known, step)
                 progress = self._after(optimiser, progress, step + 1, parts.count)
                 self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
         self._agree()
@@ -191,6 +191,17 @@ class Loop:
             self._add(losses, len(batch) / len(parts), penalised=penalised)
         if self._average is not None:
             self._average.update(step + 1)
+
+    def _later_step(self, take: Stepper, batch: Batch, step: int) -> None:
+        try:
+            self._step(take, batch, step)
+        except torch.OutOfMemoryError as error:  # statistics may be half a step further
+            raise RunError(
+                f"{phase_name(self.phase.name)}: step {step + 1} found too little of the GPU's "
+                f"memory, perhaps because other work takes more of it now; the same command goes "
+                f"on at the last checkpoint and sees what fits; or lower train.per_domain, "
+                f"embedding.per_domain or data.image_size, in a new run folder"
+            ) from error
 
     def _after(
         self, optimiser: torch.optim.Optimizer, progress: Position, done: int, parts: int
