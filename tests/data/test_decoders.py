@@ -92,9 +92,9 @@ def processes(images: ImageSource) -> list[int]:
 
 
 @contextmanager
-def copies(count: int, size: int = 8) -> Iterator[decoders.Decoders]:
-    """So many that are ready."""
-    made = decoders.Decoders(count, size, 10**6)
+def copies(count: int, size: int = 8, file: str = "/nowhere") -> Iterator[decoders.Decoders]:
+    """So many that are ready, for one image."""
+    made = decoders.Decoders(count, size, 10**6, decoders.Images.at([file]))
     try:
         wait_for(lambda: made._free.qsize() == count)
         yield made
@@ -128,13 +128,36 @@ def test_pixels_and_quarantine_are_those_of_threads(
     assert len(here) == 1, "only what processes cannot read is read by ourselves"
 
 
+def test_images_are_known_by_number() -> None:
+    files = [None, "/data/a dog.jpg", "/data/\udcff.jpg", None, "b"]
+    images = decoders.Images.at(files)
+    assert images.in_files().tolist() == [False, True, True, False, True]
+    assert [str(images.file(place)) for place in (1, 2, 4)] == [files[1], files[2], files[4]]
+    assert not decoders.Images.at([]).in_files().any()
+
+
+def test_images_that_are_in_no_file_are_for_threads(
+    opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = opened()
+    assert images.decoders is not None
+    images.decoders.in_files[7] = False
+    here = watch_decoding(monkeypatch)
+    _, good = images.take_images(np.array([7, 8]))
+    assert good.all() and here == [images.manifest.image_source(int(images.first[7]))]
+
+
 def test_what_processes_decode_is_kept(opened: Callable[..., ImageSource]) -> None:
     images = opened(DataConfig(cache_gib=1.0, pack_gib=0.0, workers=2))
     rows = np.arange(len(images.first))
     first, good = images.take(rows)
     assert images.kept is not None and (images.kept.have == good).all()
-    again, _ = images.take(rows)
-    assert (again == first).all()
+    assert (images.kept.pixels[good] == first[good]).all()
+    some = rows[good][::3]  # in another order, some being kept
+    images.kept.have[some] = False
+    images.kept.pixels[some] = 0
+    assert (images.take(rows[::-1].copy())[0].flip(0) == first).all()
+    assert (images.kept.pixels[good] == first[good]).all()
 
 
 def test_a_process_that_dies_costs_nothing(
@@ -271,11 +294,11 @@ def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
     thread.start()
     held.wait(60)
     try:
-        with copies(1, 32) as made, made.one() as decoder:
+        file = next(path for path in manifest.image_files(np.arange(5)) if path)
+        with copies(1, 32, file) as made, made.one() as decoder:
             assert decoder is not None
             decoder.line.settimeout(10)
-            file = next(path for path in manifest.image_files(np.arange(5)) if path)
-            found = decoder.decoded([decoders.Wanted(file)])
+            found = decoder.decoded(np.arange(1))
             assert found.good.all() and not decoder.lost
     finally:
         done.set()
@@ -298,7 +321,7 @@ def test_they_can_be_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     for _ in range(30):
-        decoders.Decoders(2, 8, 10**6).end()
+        decoders.Decoders(2, 8, 10**6, decoders.Images.at([])).end()
     wait_for(lambda: not any(thread.name == "decoders" for thread in threading.enumerate()))
     assert not failed
 
@@ -313,7 +336,7 @@ def test_a_copy_that_somebody_else_made_does_not_end_them() -> None:
         os.waitpid(copy, 0)
         with made.one() as decoder:
             assert decoder is not None
-            decoder.decoded([decoders.Wanted("/nowhere")])
+            decoder.decoded(np.arange(1))
             assert not decoder.lost
 
 
@@ -399,9 +422,9 @@ def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
 
 def test_they_end_with_a_killed_parent() -> None:
     code = (
-        "from acclimate.data.decoders import Decoders\n"
+        "from acclimate.data.decoders import Decoders, Images\n"
         "import time\n"
-        "made = Decoders(2, 8, 10**6)\n"
+        "made = Decoders(2, 8, 10**6, Images.at([]))\n"
         "while made._free.qsize() < 2: time.sleep(0.05)\n"
         "print(made._free.get().pid, made._free.get().pid, flush=True)\n"
         "time.sleep(60)\n"

@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
@@ -262,7 +264,8 @@ def test_processes_write_at_once_and_one_is_killed(folder: Path, decoded: list[o
     assert torch.equal(kept, everything(opened(folder, gib=0.0, cache=0.0)))
 
 
-def test_images_stay_on_the_device(folder: Path, decoded: list[object]) -> None:
+@pytest.mark.parametrize("by", [False, True])
+def test_images_stay_on_the_device(by: bool, folder: Path, decoded: list[object]) -> None:
     source = opened(folder, gib=0.0, cache=0.0)
     bad = source.manifest.image_source(4)
     assert isinstance(bad, Path)
@@ -271,7 +274,10 @@ def test_images_stay_on_the_device(folder: Path, decoded: list[object]) -> None:
     expected, good = opened(folder).take(np.arange(COUNT))
     decoded.clear()
     for rows in ([1, 2, 1, 4], list(range(COUNT)), [11, 0, 4]):
-        stored, fine = device.take(np.array(rows))
+        way = torch.zeros((len(rows), 3, SIDE, SIDE), dtype=torch.uint8) if by else None
+        stored, fine = device.take(np.array(rows), way)
+        if way is not None:  # the last ones were there already
+            assert way.any() == (rows[0] != 11)
         assert fine.tolist() == good[rows].tolist()
         readable = torch.from_numpy(fine)
         assert torch.equal(stored[readable], expected[rows][readable])
@@ -290,13 +296,13 @@ def test_threads_bring_images_side_by_side_and_wait_for_each_other(
     device = OnDevice(source, torch.device("cpu"))
     usual, held_up, brought = OnDevice._bring, threading.Event(), []
 
-    def bring(self: OnDevice, images: np.ndarray) -> None:
+    def bring(self: OnDevice, images: np.ndarray, by: Tensor | None) -> None:
         brought.append(images.tolist())
         if len(brought) == 1:
             assert held_up.wait(60)
             if fails:
                 raise OSError("the first fails")
-        usual(self, images)
+        usual(self, images, by)
         held_up.set()
 
     monkeypatch.setattr(OnDevice, "_bring", bring)
@@ -322,12 +328,14 @@ def test_files_of_a_pack_know_what_was_written(folder: Path) -> None:
     assert isinstance(pack, Pack)
     stored, _ = source.take(np.arange(3))
     image, into = int(source.image[1]), np.empty((3, SIDE, SIDE), np.uint8)
-    slot, identity = int(pack.slot[image]), pack.identities[image]
-    assert pack.files.find(slot, identity, into) and (into == stored[1].numpy()).all()
-    assert not pack.files.find(slot, b"x" * 32, into), "another image's place"
-    assert not pack.files.find(int(pack.slot[5]), pack.identities[5], into), "never written"
-    os.pwrite(pack.files.pixels, b"\x00\x01", slot * into.nbytes)
-    assert not pack.files.find(slot, identity, into), "not as it was written"
+    files = pack.files
+    assert files.find(image, into) and (into == stored[1].numpy()).all()
+    assert not files.find(5, into), "never written"
+    slot = files.slot.copy()
+    slot[5] = slot[image]
+    assert not replace(files, slot=slot).find(5, into), "another image's place"
+    os.pwrite(files.pixels, b"\x00\x01", int(files.slot[image]) * into.nbytes)
+    assert not files.find(image, into), "not as it was written"
 
 
 def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:

@@ -10,10 +10,11 @@ from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
 from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import EMBEDDINGS
-from acclimate.learn.models import build_backbone
+from acclimate.learn.models import build_backbone, piecewise
 from acclimate.learn.models.backbones import Backbone, Preprocess
 from acclimate.learn.models.piecewise import BATCH, SMALL
 from acclimate.learn.objective import Objective
+from fixtures.gpu import on_gpu
 from fixtures.objectives import CLASSES, DOMAINS, FEATURES, MU, batch_for, make_algorithm
 
 DIVISIBLE = [name for name in names() if choose(name).build.divisible]
@@ -137,3 +138,40 @@ def test_not_where_they_are_normalised_by_each_other_or_learned_from() -> None:
     norm.training = False
     backbone(x)
     assert body.counts == [BATCH + 1, BATCH + 1]
+
+
+class Small(nn.Module):
+    """Has room for so many images."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.counts = room, list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts.append(len(x))
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("too much")
+        return x.mean((2, 3))
+
+
+def test_on_a_gpu_as_many_as_fit() -> None:
+    body, x = Small(2), torch.rand(7, 3, 5, 5)
+    found = piecewise._as_many_as_fit(body, body.eval(), x)
+    assert body.counts == [7, 4, 2, 2, 3, 2, 1]
+    assert torch.equal(found, x.mean((2, 3)))
+    with pytest.raises(torch.OutOfMemoryError):
+        piecewise._as_many_as_fit(Small(0), body, x)
+    body.counts.clear()
+    with pytest.raises(torch.OutOfMemoryError):  # each would be normalised by other ones
+        piecewise._as_many_as_fit(body, body.train(), x)
+    assert body.counts == [7]
+
+
+@on_gpu
+def test_a_backbone_on_a_gpu_passes_as_many_as_fit() -> None:
+    body, x = Small(2), torch.rand(7, 3, 5, 5, device="cuda")
+    backbone, _ = seeing(body)
+    with torch.no_grad():
+        found = backbone.cuda().eval()(x)
+    assert max(body.counts[-2:]) <= 2
+    torch.testing.assert_close(found, ((x - 0.5) / 0.25).mean((2, 3)))

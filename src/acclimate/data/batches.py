@@ -22,7 +22,7 @@ from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
 from acclimate.data.augment import Draws, draw
-from acclimate.data.on_device import SideStream, sent
+from acclimate.data.on_device import OnDevice, SideStream, sent
 from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import ImageSource, Source, to_float
 
@@ -304,7 +304,7 @@ class Loader:
         staging: Callable[[tuple[int, ...]], Tensor] | None,
     ) -> tuple[Tensor, np.ndarray]:
         """An unreadable row gives way to the next readable one of its domain."""
-        if staging is not None and isinstance(self.source, ImageSource):
+        if staging is not None and isinstance(self.source, ImageSource | OnDevice):
             size = self.source.size
             stored, good = self.source.take(rows, staging((len(rows), 3, size, size)))
         else:

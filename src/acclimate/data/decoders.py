@@ -2,7 +2,7 @@
 
 Threads do it with less ado. But every image takes a little work under the interpreter lock, and
 beside a GPU so does every step of training: past a thousand images a second both wait for the lock
-more than they work. A process is sent the paths of some images, and leaves their pixels in memory
+more than they work. A process is sent the numbers of some images, and leaves their pixels in memory
 that it shares with us; where there is a pack, it looks for them there first, and keeps them there.
 What it does not manage, for whatever reason, we decode ourselves.
 
@@ -41,7 +41,7 @@ from acclimate.data import effort
 from acclimate.data.pack import PackFiles
 from acclimate.data.pixels import read_pixels, squashed
 
-MOST = 16  # images that a process decodes at a time
+MOST = 32  # images that a process decodes at a time
 LARGEST = 25_000_000  # pixels; larger images are for our threads, which count them together
 FAILED, DECODED, KEPT = range(3)  # what became of an image
 WAIT = 5.0  # seconds, for processes to end that have nothing to do any more
@@ -49,12 +49,28 @@ START, PATIENCE = 60.0, 600.0  # seconds, until one is ready, and for an answer:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An image: its file, and where there is a pack its place and identity in it."""
+class Images:
+    """The images that there are to decode, which a copy knows as we do, so that they are asked for
+    by number. In few and large pieces: a copy that looked at an object for each of them would write
+    to those, and come to hold them all once more."""
 
-    file: str
-    slot: int | None = None
-    identity: bytes = b""
+    paths: bytes
+    ends: np.ndarray  # [n]: where in `paths` each one's path ends
+    pack: PackFiles | None = None  # where they are found or put, by the same numbers
+
+    @classmethod
+    def at(cls, files: Sequence[str | None], pack: PackFiles | None = None) -> "Images":
+        """None: an image that is in no file, and not for processes."""
+        paths = [b"" if file is None else os.fsencode(file) for file in files]
+        return cls(b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64), pack)
+
+    def file(self, image: int) -> Path:
+        start = self.ends[image - 1] if image else 0
+        return Path(os.fsdecode(self.paths[start : self.ends[image]]))
+
+    def in_files(self) -> np.ndarray:
+        """[n] bool"""
+        return np.asarray(np.diff(self.ends, prepend=0) > 0)
 
 
 @dataclass(frozen=True)
@@ -87,12 +103,12 @@ class Decoder:
             self.lost = True
             return None
 
-    def decoded(self, wanted: Sequence[Wanted]) -> Managed:
-        """Of at most MOST images."""
-        asked = json.dumps([(one.file, one.slot, one.identity.hex()) for one in wanted])
+    def decoded(self, images: np.ndarray, *, keep: bool = True) -> Managed:
+        """At most MOST images, by number; without `keep` past the pack."""
+        asked = json.dumps([images.tolist(), keep])
         with suppress(OSError):  # then there will be no answer
             self.line.sendall(f"{asked}\n".encode())
-        found, problem = self._answer() or ([FAILED] * len(wanted), None)
+        found, problem = self._answer() or ([FAILED] * len(images), None)
         codes = np.array(found)
         return Managed(
             codes != FAILED,
@@ -113,18 +129,16 @@ class Decoder:
 class Decoders:
     """Several of them, which start while we go on."""
 
-    def __init__(
-        self, count: int, size: int, max_pixels: int, files: PackFiles | None = None
-    ) -> None:
-        """`files` are those of a pack."""
+    def __init__(self, count: int, size: int, max_pixels: int, images: Images) -> None:
         most = min(max_pixels, LARGEST)
+        self.in_files = images.in_files()
         self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
         shared = np.frombuffer(mmap.mmap(-1, count * MOST * 3 * size**2), np.uint8)
         pixels = shared.reshape(count, MOST, 3, size, size)
         lines = [socket.socketpair() for _ in range(count)]
         theirs = [line for _, line in lines]
         try:
-            first = _forked(partial(_copies, theirs, pixels, most, files))
+            first = _forked(partial(_copies, theirs, pixels, most, images))
         finally:
             for line in theirs:
                 line.close()
@@ -215,7 +229,7 @@ def _without_handlers() -> None:
 
 
 def _copies(
-    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, pack: PackFiles | None
+    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, images: Images
 ) -> None:
     """In the first copy, which makes the others and waits for them."""
     os.setpgid(0, 0)  # to be ended together
@@ -225,7 +239,7 @@ def _copies(
     made = 0
     with suppress(OSError):  # there may be no more processes
         for line, part in zip(lines, pixels, strict=True):
-            _forked(partial(_work, line, part, max_pixels, pack))
+            _forked(partial(_work, line, part, max_pixels, images))
             made += 1
     _close_all_but([])  # not before: what libraries do in a copy may take files
     for _ in range(made):
@@ -243,8 +257,8 @@ def _close_all_but(kept: Sequence[int]) -> None:
                 os.close(file)
 
 
-def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, pack: PackFiles | None) -> None:
-    packed = [] if pack is None else [pack.records, pack.pixels]
+def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, images: Images) -> None:
+    packed = [] if images.pack is None else [images.pack.records, images.pack.pixels]
     _close_all_but([line.fileno(), *packed])
     squashed(np.zeros((9, 9, 3), np.uint8), 8)  # what hangs is to hang before it is asked
     with line.makefile("rwb") as talk:
@@ -254,22 +268,22 @@ def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, pack: PackFi
             talk.flush()
 
         say(os.getpid(), None)
-        for asked in talk:
-            found, problem = [], None
-            for into, (file, slot, name) in zip(pixels, json.loads(asked), strict=False):
-                own, identity = None if slot is None else pack, bytes.fromhex(name)
-                if own is not None and own.find(slot, identity, into):
+        for line_read in talk:
+            asked, keep = json.loads(line_read)
+            found, problem, pack = [], None, images.pack if keep else None
+            for into, image in zip(pixels, asked, strict=False):
+                if pack is not None and pack.find(image, into):
                     found.append(KEPT)
                     continue
                 try:
-                    into[:] = read_pixels(Path(file), into.shape[-1], max_pixels=max_pixels)
+                    into[:] = read_pixels(images.file(image), into.shape[-1], max_pixels=max_pixels)
                 except ImageError:
                     found.append(FAILED)
                     continue
                 try:
-                    if own is not None:
-                        own.put(slot, identity, into)
-                    found.append(DECODED if own is None else KEPT)
+                    if pack is not None:
+                        pack.put(image, into)
+                    found.append(DECODED if pack is None else KEPT)
                 except OSError as error:
                     found.append(DECODED)
                     problem = [error.errno or errno.EIO, error.strerror or str(error)]

@@ -29,7 +29,7 @@ class OnDevice:
 
     def __init__(self, source: "ImageSource", device: torch.device) -> None:
         self.source, self.device = source, device
-        self.labels, self.image = source.labels, source.image
+        self.labels, self.image, self.size = source.labels, source.image, source.size
         images = len(source.first)
         shape = (images, 3, source.size, source.size)
         self.held = torch.empty(shape, dtype=torch.uint8, device=device)
@@ -38,13 +38,14 @@ class OnDevice:
         self._changed = threading.Condition()
 
     def take(self, rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
+        """By way of `out` [n, 3, size, size], memory of the host, where it is given."""
         shown = self.source.image[rows]
         if not self.there[shown].all():
-            self._complete(np.unique(shown))
+            self._complete(np.unique(shown), out)
         places = sent(torch.from_numpy(shown), self.device)
         return self.held.index_select(0, places), ~self.source.unreadable[shown]
 
-    def _complete(self, images: np.ndarray) -> None:
+    def _complete(self, images: np.ndarray, by: Tensor | None) -> None:
         """Bring what is missing of `images`, and wait for what other threads are bringing."""
         while True:
             with self._changed:
@@ -57,15 +58,16 @@ class OnDevice:
                     continue
                 self._coming[mine] = True
             try:
-                self._bring(mine)
+                self._bring(mine, None if by is None else by[: len(mine)])
             finally:
                 with self._changed:
                     self._coming[mine] = False
                     self._changed.notify_all()
 
-    def _bring(self, images: np.ndarray) -> None:
-        stored, good = self.source.take_images(images)
-        self.held[torch.from_numpy(images).to(self.device)] = stored.to(self.device)
+    def _bring(self, images: np.ndarray, by: Tensor | None) -> None:
+        stored, good = self.source.take_images(images, by)
+        places = sent(torch.from_numpy(images), self.device)
+        self.held.index_copy_(0, places, sent(stored, self.device))
         if self.device.type == "cuda":  # others read it on streams of their own
             torch.cuda.current_stream(self.device).synchronize()
         self.there[images[good]] = True

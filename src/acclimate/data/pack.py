@@ -35,37 +35,43 @@ from acclimate.data.pixels import VECTORISED
 from acclimate.data.user_cache import GIB, image_identity
 
 FORMAT = 2  # of the pixels: another way of decoding or resizing is another number
-RECORD = 36
+RECORD, IDENTITY = 36, 32  # bytes
 LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
 
 
 @dataclass(frozen=True)
 class PackFiles:
-    """The open files of a pack, for whoever reads and writes images by their places."""
+    """The open files of a pack, for whoever reads and writes the images that the caller numbers."""
 
     records: int
     pixels: int
+    slot: np.ndarray  # [n]: the place of each image in the files
+    identities: bytes  # [n, 32]
 
-    def find(self, slot: int, identity: bytes, into: np.ndarray) -> bool:
+    def find(self, image: int, into: np.ndarray) -> bool:
         """Whether that image is there as it was written; then `into` [3, size, size] has it."""
-        record = self.record(slot, identity)
+        record = self.record(image)
         if record is None:
             return False
         with suppress(OSError):  # of a failing disk: then it is decoded again
-            read = os.preadv(self.pixels, [into.data], slot * into.nbytes)
-            return read == into.nbytes and record == _record(identity, into)
+            read = os.preadv(self.pixels, [into.data], int(self.slot[image]) * into.nbytes)
+            return read == into.nbytes and record == _record(self.identity(image), into)
         return False
 
-    def record(self, slot: int, identity: bytes) -> bytes | None:
+    def record(self, image: int) -> bytes | None:
         """What was written down of that image, if it was the last in its place."""
         with suppress(OSError):
-            found = os.pread(self.records, RECORD, slot * RECORD)
-            return found if found[:32] == identity else None
+            found = os.pread(self.records, RECORD, int(self.slot[image]) * RECORD)
+            return found if found[:IDENTITY] == self.identity(image) else None
         return None
 
-    def put(self, slot: int, identity: bytes, pixels: np.ndarray) -> None:
+    def put(self, image: int, pixels: np.ndarray) -> None:
+        slot = int(self.slot[image])
         _write(self.pixels, pixels.tobytes(), slot * pixels.nbytes)
-        _write(self.records, _record(identity, pixels), slot * RECORD)
+        _write(self.records, _record(self.identity(image), pixels), slot * RECORD)
+
+    def identity(self, image: int) -> bytes:
+        return self.identities[image * IDENTITY : (image + 1) * IDENTITY]
 
 
 @dataclass(eq=False)
@@ -76,7 +82,7 @@ class Pack:
     """
 
     folder: Path
-    identities: Sequence[bytes]
+    identities: bytes  # [n, 32]
     slot: np.ndarray  # [n]: the place of each image in the files
     pixels: Tensor  # [n, 3, size, size], mapped
     _files: tuple[int, int, int]  # records, pixels, and the lock that says the pack is in use
@@ -87,13 +93,13 @@ class Pack:
     problem: OSError | None = field(init=False, default=None)  # since which nothing is kept
 
     def __post_init__(self) -> None:
-        self.have = np.zeros(len(self.identities), dtype=bool)
+        self.have = np.zeros(len(self.slot), dtype=bool)
         self.recorded, self._sums = self._records()
         self.close = weakref.finalize(self, _close, self._files)
 
     @property
     def files(self) -> PackFiles:
-        return PackFiles(*self._files[:2])
+        return PackFiles(*self._files[:2], self.slot, self.identities)
 
     def _records(self) -> tuple[np.ndarray, np.ndarray]:
         whole, records = len(self.slot) * RECORD, b""
@@ -102,9 +108,9 @@ class Pack:
         if len(records) < whole:  # cut short since, or not to be read
             records = bytes(whole)
         there = np.frombuffer(records, np.uint8).reshape(-1, RECORD)[self.slot]
-        own = np.frombuffer(b"".join(self.identities), np.uint8).reshape(-1, 32)
-        sums = np.ascontiguousarray(there[:, 32:]).view("<u4")[:, 0]
-        return (there[:, :32] == own).all(1), sums
+        own = np.frombuffer(self.identities, np.uint8).reshape(-1, IDENTITY)
+        sums = np.ascontiguousarray(there[:, IDENTITY:]).view("<u4")[:, 0]
+        return (there[:, :IDENTITY] == own).all(1), sums
 
     def lacking(self) -> int:
         """How many images had no record, whatever their pixels are like."""
@@ -112,10 +118,10 @@ class Pack:
 
     def find(self, image: int) -> bool:
         """Whether it is there as it was written, of the file that is there now."""
-        slot, identity = int(self.slot[image]), self.identities[image]
-        pixels = self.pixels.numpy()[slot]
+        files = self.files
+        identity, pixels = files.identity(image), self.pixels.numpy()[self.slot[image]]
         if not (self.recorded[image] and _checksum(identity, pixels) == self._sums[image]):
-            record = self.files.record(slot, identity)  # somebody else may have put it since
+            record = files.record(image)  # somebody else may have put it since
             if record is None or record != _record(identity, pixels):
                 return False
         self.have[image] = True
@@ -126,7 +132,7 @@ class Pack:
         if self.problem is not None:
             return
         try:
-            self.files.put(int(self.slot[image]), self.identities[image], pixels)
+            self.files.put(image, pixels)
         except OSError as error:
             self.problem = error
             return
@@ -182,7 +188,8 @@ def open_pack(
             raise write_error(folder, error) from None
         return None
     records, pixels, lock = files
-    return Pack(folder, identities, slot, torch.from_numpy(mapped), (records, pixels, lock))
+    mapping = torch.from_numpy(mapped)
+    return Pack(folder, b"".join(identities), slot, mapping, (records, pixels, lock))
 
 
 def _identified(images: Iterable[str | bytes]) -> tuple[list[bytes], list[bytes]]:

@@ -193,7 +193,6 @@ class ImageSource:
         self.workers = config.workers or max(by_cores, 1)
         self.pool = ThreadPoolExecutor(self.workers, "decode")
         self.decoders: decoders.Decoders | None = None
-        self.files: Sequence[str | None] = ()  # where images lie, once processes decode them
         self._starting = threading.Lock()
 
     def _kept(self, *, keep: bool) -> Kept | None:
@@ -298,33 +297,26 @@ class ImageSource:
             self.get_ready()
         if self.decoders is None:
             return managed
-        files = [self.files[image] is not None for image in images]
-        asked = np.flatnonzero(files & ~self.unreadable[images])
+        asked = np.flatnonzero(self.decoders.in_files[images] & ~self.unreadable[images])
         if not len(asked):
             return managed
         with self.decoders.one() as decoder:
             if decoder is None:
                 return managed
-            found = decoder.decoded([self._wanted(image) for image in images[asked]])
+            keep = isinstance(self.kept, Pack) and self.kept.problem is None
+            found = decoder.decoded(images[asked], keep=keep)
             managed[asked] = found.good
             _copied(found.pixels, found.good, out, places[asked])
             self._keep(images[asked], found)
         return managed
 
-    def _wanted(self, image: int) -> decoders.Wanted:
-        file, kept = self.files[image], self.kept
-        assert file is not None
-        if not isinstance(kept, Pack) or kept.problem is not None:
-            return decoders.Wanted(file)
-        return decoders.Wanted(file, int(kept.slot[image]), kept.identities[image])
-
     def _keep(self, images: np.ndarray, found: decoders.Managed) -> None:
         if isinstance(self.kept, Pack):
             self.kept.have[images[found.kept]] = True
             self.kept.problem = self.kept.problem or found.problem
-        elif self.kept is not None:
-            for image, pixels in zip(images[found.good], found.pixels[found.good], strict=True):
-                self.kept.put(int(image), pixels)
+        elif isinstance(self.kept, InMemory):
+            _copied(found.pixels, found.good, self.kept.pixels.numpy(), images)
+            self.kept.have[images[found.good]] = True
 
     def get_ready(self) -> None:
         """Start the processes that decode, if there are to be any."""
@@ -332,10 +324,10 @@ class ImageSource:
             if not self.processes or self.decoders is not None:
                 return
             files = self.kept.files if isinstance(self.kept, Pack) else None
+            images = decoders.Images.at(self.manifest.image_files(self.first), files)
             try:
-                self.files = self.manifest.image_files(self.first)
                 self.decoders = decoders.Decoders(
-                    self.workers, self.size, self.config.max_pixels, files
+                    self.workers, self.size, self.config.max_pixels, images
                 )
             except OSError:  # no process or file may be opened any more: threads will do
                 self.processes = False
@@ -344,10 +336,12 @@ class ImageSource:
 def _copied(pixels: np.ndarray, good: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
     """`out[places] = pixels`, of the good ones; in one go where their places follow each other."""
     start = int(places[0])
-    if good.all() and np.array_equal(places, np.arange(start, start + len(places))):
+    if not good.all():
+        out[places[good]] = pixels[good]
+    elif np.array_equal(places, np.arange(start, start + len(places))):
         np.copyto(out[start : start + len(places)], pixels)
     else:
-        out[places[good]] = pixels[good]
+        out[places] = pixels
 
 
 def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from acclimate.config import EmbeddingConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.generators import turns
 from acclimate.data.batches import Batch
+from acclimate.data.source import EVALUATION_BATCH
 from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.frozen import BATCH
 from acclimate.learn.model import build_extractor, build_networks
@@ -64,6 +65,8 @@ def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> T
         with Parts(embedding, parts, lambda line: None):
             step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
     predictor.eval()
+    if device.type == "cuda":  # as many as are scored at a time: they take memory, too
+        batch = _batch(plan, device, shape, 1, EVALUATION_BATCH, 1, mu_dim)
 
     def forward(step: int) -> None:
         with torch.no_grad():

@@ -19,16 +19,29 @@ BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take 
 
 
 def few_at_a_time(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
-    """[b, ...] -> [b, f], large images on a CPU in pieces of at most `BATCH`.
+    """[b, ...] -> [b, f], large images on a CPU in pieces of at most `BATCH`, and on a GPU as many
+    as fit into its memory.
 
     EfficientNet-Lite0, 256 images of 224 px on 1 core: 4.4 GiB and 17 images/s at once, 0.5 GiB and
     26 images/s in pieces.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return pass_on(x)
+    if x.device.type != "cpu":
+        return _as_many_as_fit(pass_on, network, x)
     if x.ndim < 4 or x.shape[-1] <= SMALL or len(x) <= BATCH or _normalises_by_batch(network):
         return pass_on(x)
     return torch.cat([pass_on(piece) for piece in x.tensor_split(ceil(len(x) / BATCH))])
+
+
+def _as_many_as_fit(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return pass_on(x)
+    except torch.OutOfMemoryError:
+        if len(x) == 1 or _normalises_by_batch(network):
+            raise
+    # Not before the error, and all that it holds, is gone.
+    return torch.cat([_as_many_as_fit(pass_on, network, half) for half in x.tensor_split(2)])
 
 
 def in_parts(
