@@ -71,7 +71,7 @@ def opened(
 
 def started(images: ImageSource) -> int:
     assert images.decoders is not None
-    return images.decoders._free.qsize()
+    return len(images.decoders._team.idle)
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -84,11 +84,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 def processes(images: ImageSource) -> list[int]:
     assert images.decoders is not None
-    free = images.decoders._free
-    found = [free.get() for _ in range(free.qsize())]
-    for one in found:
-        free.put(one)
-    return [one.pid for one in found]
+    return [one.pid for one in images.decoders._team.idle]
 
 
 @contextmanager
@@ -96,7 +92,7 @@ def copies(count: int, size: int = 8, file: str = "/nowhere") -> Iterator[decode
     """So many that are ready, for one image."""
     made = decoders.Decoders(count, size, 10**6, decoders.Images.at([file]))
     try:
-        wait_for(lambda: made._free.qsize() == count)
+        wait_for(lambda: len(made._team.idle) == count)
         yield made
     finally:
         made.end()
@@ -282,7 +278,9 @@ def test_what_a_pack_cannot_give_is_decoded(
         assert len(here) == 1 + 2 * len(manifest)  # the unreadable one, and the reference's own
 
 
-def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
+def test_locks_that_others_held_are_open_in_a_copy(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held, done = threading.Event(), threading.Event()
 
     def decode() -> None:  # some thread is at it just now
@@ -295,11 +293,10 @@ def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
     held.wait(60)
     try:
         file = next(path for path in manifest.image_files(np.arange(5)) if path)
-        with copies(1, 32, file) as made, made.one() as decoder:
-            assert decoder is not None
-            decoder.line.settimeout(10)
-            found = decoder.decoded(np.arange(1))
-            assert found.good.all() and not decoder.lost
+        with copies(1, 32, file) as made:
+            monkeypatch.setattr(decoders, "PATIENCE", 10)
+            ((_, found),) = made.managed(np.arange(1), keep=False)
+            assert found.good.all() and len(made._team.idle) == 1
     finally:
         done.set()
         thread.join()
@@ -308,10 +305,10 @@ def test_locks_that_others_held_are_open_in_a_copy(manifest: Manifest) -> None:
 def test_handlers_of_ours_run_here_alone(tmp_path: Path) -> None:
     usual = signal.signal(signal.SIGUSR1, lambda *told: (tmp_path / "ran").touch())
     try:
-        with copies(1) as made, made.one() as decoder:
-            assert decoder is not None
-            os.kill(decoder.pid, signal.SIGUSR1)
-            wait_for(lambda: gone([decoder.pid]))
+        with copies(1) as made:
+            (copy,) = made._team.idle
+            os.kill(copy.pid, signal.SIGUSR1)
+            wait_for(lambda: gone([copy.pid]))
     finally:
         signal.signal(signal.SIGUSR1, usual)
     assert not (tmp_path / "ran").exists()
@@ -334,10 +331,8 @@ def test_a_copy_that_somebody_else_made_does_not_end_them() -> None:
             made.end()
             os._exit(0)
         os.waitpid(copy, 0)
-        with made.one() as decoder:
-            assert decoder is not None
-            decoder.decoded(np.arange(1))
-            assert not decoder.lost
+        ((_, found),) = made.managed(np.arange(1), keep=False)
+        assert not found.good.any() and len(made._team.idle) == 1, "it cannot read it, and says so"
 
 
 def test_without_standard_files_a_pack_is_still_written(manifest: Manifest, tmp_path: Path) -> None:
@@ -359,7 +354,7 @@ def test_without_standard_files_a_pack_is_still_written(manifest: Manifest, tmp_
         "    manifest, 32, config, quarantine, keep=True, processes=True)\n"
         "images.get_ready()\n"
         "import time\n"
-        "while images.decoders._free.qsize() < 2: time.sleep(0.05)\n"
+        "while len(images.decoders._team.idle) < 2: time.sleep(0.05)\n"
         "rows = np.arange(len(manifest))\n"
         "first, good = images.take(rows)\n"
         "assert images.kept.have.sum() == good.sum() == len(rows) - 1\n"
@@ -380,7 +375,7 @@ def test_libraries_that_see_to_copies_find_their_files() -> None:
     """pyarrow closes pipes of its own in every copy, and ends it where they are closed already."""
     csv.read_csv(io.BytesIO(b"a,b\n1,2\n"))
     with copies(2) as made:
-        assert made._free.qsize() == 2
+        assert len(made._team.idle) == 2
 
 
 def test_copies_hold_none_of_our_files() -> None:
@@ -425,8 +420,8 @@ def test_they_end_with_a_killed_parent() -> None:
         "from acclimate.data.decoders import Decoders, Images\n"
         "import time\n"
         "made = Decoders(2, 8, 10**6, Images.at([]))\n"
-        "while made._free.qsize() < 2: time.sleep(0.05)\n"
-        "print(made._free.get().pid, made._free.get().pid, flush=True)\n"
+        "while len(made._team.idle) < 2: time.sleep(0.05)\n"
+        "print(*(one.pid for one in made._team.idle), flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

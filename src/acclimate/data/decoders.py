@@ -17,7 +17,7 @@ import gc
 import json
 import mmap
 import os
-import queue
+import select
 import selectors
 import signal
 import socket
@@ -26,10 +26,12 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +105,16 @@ class Decoder:
             self.lost = True
             return None
 
-    def decoded(self, images: np.ndarray, *, keep: bool = True) -> Managed:
-        """At most MOST images, by number; without `keep` past the pack."""
+    def ask(self, images: np.ndarray, *, keep: bool) -> None:
+        """For at most MOST images, by number; without `keep` past the pack."""
         asked = json.dumps([images.tolist(), keep])
         with suppress(OSError):  # then there will be no answer
             self.line.sendall(f"{asked}\n".encode())
-        found, problem = self._answer() or ([FAILED] * len(images), None)
+
+    def managed(self, count: int) -> Managed:
+        """What became of those that it was asked for."""
+        answer = None if self.lost else self._answer()
+        found, problem = answer or ([FAILED] * count, None)
         codes = np.array(found)
         return Managed(
             codes != FAILED,
@@ -132,7 +138,7 @@ class Decoders:
     def __init__(self, count: int, size: int, max_pixels: int, images: Images) -> None:
         most = min(max_pixels, LARGEST)
         self.in_files = images.in_files()
-        self._free: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
+        self._team = _Team()
         shared = np.frombuffer(mmap.mmap(-1, count * MOST * 3 * size**2), np.uint8)
         pixels = shared.reshape(count, MOST, 3, size, size)
         lines = [socket.socketpair() for _ in range(count)]
@@ -145,22 +151,76 @@ class Decoders:
         decoders = [Decoder(line, part) for (line, _), part in zip(lines, pixels, strict=True)]
         self.end = weakref.finalize(self, _end, os.getpid(), first, decoders)
         threading.Thread(
-            target=_await, args=(decoders, self._free), name="decoders", daemon=True
+            target=_await, args=(decoders, self._team), name="decoders", daemon=True
         ).start()
 
-    @contextmanager
-    def one(self) -> Iterator[Decoder | None]:
-        """One that has nothing else to do, while there is one."""
+    def managed(self, images: np.ndarray, *, keep: bool) -> Iterator[tuple[slice, Managed]]:
+        """Some of the images after others, as they come: which, and what became of them. Those that
+        nobody is there for do not come.
+
+        Whoever asks waits here for all processes: a thread for each of them would want the
+        interpreter lock as often as there are answers, and so would those that it wakes.
+        """
+        each = max(1, min(ceil(len(images) / max(self._team.size, 1)), MOST))
+        waiting = deque(slice(start, start + each) for start in range(0, len(images), each))
+        asked: dict[int, tuple[Decoder, slice]] = {}
+        answers = select.poll()
         try:
-            decoder = self._free.get_nowait()
-        except queue.Empty:
-            yield None
-            return
-        try:
-            yield decoder
+            while waiting or asked:
+                while waiting and (decoder := self._team.take(wait=not asked)) is not None:
+                    if decoder.closed:  # we have hung up
+                        decoder.lost = True
+                        self._team.give_back(decoder)
+                        continue
+                    part, file = waiting.popleft(), decoder.line.fileno()
+                    asked[file] = decoder, part
+                    answers.register(file, select.POLLIN)
+                    decoder.ask(images[part], keep=keep)
+                if not asked:
+                    return
+                ready = [file for file, _ in answers.poll(1e3 * PATIENCE)]
+                for file in ready or list(asked):
+                    answers.unregister(file)
+                    decoder, part = asked.pop(file)
+                    decoder.lost |= not ready
+                    try:
+                        yield part, decoder.managed(len(images[part]))
+                    finally:
+                        self._team.give_back(decoder)
         finally:
-            if not decoder.lost:
-                self._free.put(decoder)
+            for decoder, part in asked.values():  # nobody wants to know any more
+                decoder.managed(len(images[part]))
+                self._team.give_back(decoder)
+
+
+class _Team:
+    """Those that can work: some are at it, and others wait."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.idle: deque[Decoder] = deque()
+        self._changed = threading.Condition()
+
+    def join(self, decoder: Decoder) -> None:
+        with self._changed:
+            self.size += 1
+            self.idle.append(decoder)
+            self._changed.notify()
+
+    def take(self, *, wait: bool) -> Decoder | None:
+        """One that has nothing to do; None where there is none, or none at all any more."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self.idle or not self.size)
+            return self.idle.popleft() if self.idle else None
+
+    def give_back(self, decoder: Decoder) -> None:
+        with self._changed:
+            if decoder.lost:
+                self.size -= 1
+            else:
+                self.idle.append(decoder)
+            self._changed.notify_all()
 
 
 def possible() -> bool:
@@ -168,7 +228,7 @@ def possible() -> bool:
     return sys.platform == "linux"
 
 
-def _await(decoders: Sequence[Decoder], free: "queue.SimpleQueue[Decoder]") -> None:
+def _await(decoders: Sequence[Decoder], team: _Team) -> None:
     """Those that do not hang, as they come."""
     until = time.monotonic() + START
     with selectors.DefaultSelector() as waiting, suppress(ValueError):  # we have hung up
@@ -178,7 +238,7 @@ def _await(decoders: Sequence[Decoder], free: "queue.SimpleQueue[Decoder]") -> N
             for key, _ in waiting.select(0.5):
                 waiting.unregister(key.fileobj)
                 if key.data.started():
-                    free.put(key.data)
+                    team.join(key.data)
 
 
 def _end(owner: int, first: int, decoders: Sequence[Decoder]) -> None:

@@ -165,7 +165,7 @@ class ImageSource:
     """One pool decodes for training and evaluation, which share what is kept.
 
     Its threads work mostly outside the interpreter lock. Where they would be in the way of whoever
-    asks for `processes`, each has one that decodes for it, once those have started.
+    asks for `processes`, those decode instead, once they have started.
     An image that many rows show is decoded once, and kept once.
     """
 
@@ -246,13 +246,14 @@ class ImageSource:
         return out, ~self.unreadable[shown]
 
     def _read_all(self, images: np.ndarray, out: Tensor, places: np.ndarray) -> None:
-        """Into `out[places]`, on all threads; what cannot be read is listed in that order."""
-        # Threads take a few at a time, and come back: some images take longer than others.
-        turns = 1 if self.processes else 4
-        each = max(1, min(ceil(len(images) / (turns * self.workers)), decoders.MOST))
-        parts = [slice(start, start + each) for start in range(0, len(images), each)]
+        """Into `out[places]`; what cannot be read is listed in that order."""
         # By numpy: torch would share out every copy over as many threads again.
         into = out.numpy()
+        left = np.flatnonzero(~self._by_processes(images, into, places))
+        images, places = images[left], places[left]
+        # Threads take a few at a time, and come back: some images take longer than others.
+        each = max(1, ceil(len(images) / (4 * self.workers)))
+        parts = [slice(start, start + each) for start in range(0, len(images), each)]
         found = self.pool.map(lambda part: self._read_part(images[part], into, places[part]), parts)
         for image, error in zip(images, chain.from_iterable(found), strict=True):
             if error is not None:
@@ -262,9 +263,8 @@ class ImageSource:
     def _read_part(
         self, images: np.ndarray, out: np.ndarray, places: np.ndarray
     ) -> list[ImageError | None]:
-        managed = self._by_process(images, out, places)
         errors: list[ImageError | None] = [None] * len(images)
-        for number in np.flatnonzero(~managed):
+        for number in range(len(images)):
             image, place = int(images[number]), out[places[number]]
             if self._found(image, place):
                 continue
@@ -290,24 +290,20 @@ class ImageSource:
         np.copyto(place, self.kept.pixels.numpy()[self.kept.slot[image]])
         return True
 
-    def _by_process(self, images: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Those of the images, bool, that a process has put in their places for us."""
+    def _by_processes(self, images: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Those of the images, bool, that processes have put in their places for us."""
         managed = np.zeros(len(images), dtype=bool)
         if self.decoders is None:
             self.get_ready()
         if self.decoders is None:
             return managed
         asked = np.flatnonzero(self.decoders.in_files[images] & ~self.unreadable[images])
-        if not len(asked):
-            return managed
-        with self.decoders.one() as decoder:
-            if decoder is None:
-                return managed
-            keep = isinstance(self.kept, Pack) and self.kept.problem is None
-            found = decoder.decoded(images[asked], keep=keep)
-            managed[asked] = found.good
-            _copied(found.pixels, found.good, out, places[asked])
-            self._keep(images[asked], found)
+        wanted, into = images[asked], places[asked]
+        keep = isinstance(self.kept, Pack) and self.kept.problem is None
+        for part, found in self.decoders.managed(wanted, keep=keep):
+            managed[asked[part]] = found.good
+            _copied(found.pixels, found.good, out, into[part])
+            self._keep(wanted[part], found)
         return managed
 
     def _keep(self, images: np.ndarray, found: decoders.Managed) -> None:
