@@ -2,12 +2,13 @@
 
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -358,42 +359,51 @@ def test_too_many_unreadable_images_stop_the_loader(folder: Path) -> None:
         list(loader(source, source.manifest).batches(0, 5))
 
 
+class Event:
+    """Of a GPU that there is not; it happens when it is told to, or waited for."""
+
+    happened = False
+
+    def query(self) -> bool:
+        return self.happened
+
+    def synchronize(self) -> None:
+        self.happened = True
+
+
 class Stream:
-    """Of a GPU that there is not; writes down what is waited for."""
-
-    waited: ClassVar[list[int]] = []
-    events = 0
-
     def __init__(self, *told: object, **more: object) -> None:
-        pass
+        self.events: list[Event] = []
+        self.waited: list[Event] = []
 
-    def record_event(self) -> int:
-        Stream.events += 1
-        return Stream.events
+    def record_event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
 
-    def wait_event(self, event: int) -> None:
-        Stream.waited.append(event)
+    def wait_event(self, event: Event) -> None:
+        self.waited.append(event)
+
+
+@dataclass
+class Streams:
+    now: Stream = field(default_factory=Stream)  # of whoever trains
+    side: Stream = field(default_factory=Stream)
 
 
 @pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Stream]]:
-    """As if there were a GPU: tensors, and the streams that use them."""
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """As if there were a GPU."""
+    made = Streams()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *told, **more: made.side)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    now = Stream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
-    found: list[tuple[Tensor, Stream]] = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *told: found.append(told))
-    Stream.waited.clear()
-    Stream.events = 0
-    return found
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.now)
+    return made
 
 
 def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
-    folder: Path, used: list[tuple[Tensor, Stream]]
+    folder: Path, streams: Streams
 ) -> None:
     """If it has been loaded: nobody waits for it."""
-    now = torch.cuda.current_stream(CPU)
     source = open_images(folder)
     loading = loader(source, source.manifest, augmented=True)
     futures: list[Future[_Loaded]] = [Future() for _ in range(5)]
@@ -407,19 +417,50 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
     for step, begun, more in ((0, 2, ()), (1, 2, (2, 3, 4)), (2, 4, ()), (3, 5, ()), (4, 5, ())):
         batch = next(batches)
         assert same(batch, loading.batch(step))
-        assert {id(x) for x, stream in used if stream is now} >= {id(batch.x), id(batch.y)}
-        loaded = futures[step].result()
-        aside = {id(x) for x, stream in used if stream is not now}
-        assert aside >= {id(loaded.stored), id(loaded.y)}
-        assert Stream.events == begun
-        assert Stream.waited == list(range(1, step + 2))
+        assert len(streams.side.events) == begun
+        assert streams.now.waited == streams.side.events[: step + 1]
+        assert len(streams.now.events) == step, "one for each that was used before"
         load(*more)
     with pytest.raises(StopIteration):
         next(batches)
 
 
+def test_what_a_gpu_works_on_stays_there(folder: Path, streams: Streams) -> None:
+    """Images as they were stored until they are augmented, and batches until their step is done,
+    however far ahead the host is."""
+    source = open_images(folder)
+    loading = loader(source, source.manifest, augmented=True)
+    stored: list[weakref.ref[Tensor]] = []
+
+    def loaded() -> Iterator[tuple[int, Future[_Loaded]]]:
+        for step in range(8):
+            future: Future[_Loaded] = Future()
+            future.set_result(loading._loaded(step))
+            stored.append(weakref.ref(future.result().stored))
+            yield step, future
+
+    def there(refs: Sequence["weakref.ref[Tensor]"]) -> int:
+        return sum(ref() is not None for ref in refs)
+
+    batches = loading._finished_ahead(loaded())
+    used = [weakref.ref(next(batches).x) for _ in range(4)]
+    assert (there(used), there(stored)) == (4, 5)
+    for event in streams.side.events:
+        event.happened = True
+    for event in streams.now.events[:2]:
+        event.happened = True
+    next(batches)
+    assert (there(used[:2]), there(used[2:])) == (0, 2)
+    assert there(stored) < 5
+    batches.close()
+    assert all(event.happened for event in (*streams.side.events, *streams.now.events))
+    assert len(streams.now.events) == 5, "the last one was in use, too"
+    del batches
+    assert there(used) == there(stored) == 0
+
+
 def test_what_a_step_left_no_memory_for_is_loaded_after_it(
-    folder: Path, used: list[tuple[Tensor, Stream]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_images(folder)
     loading = loader(source, source.manifest, augmented=True)

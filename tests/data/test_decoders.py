@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -182,6 +183,41 @@ def test_large_images_are_left_to_our_own_threads(
     assert good.sum() == len(good) - 1
     # Of each site those of 46 to 51 rows, and the one that nobody can read.
     assert len(here) == 2 * 6 + 1
+
+
+def test_threads_that_ask_at_once_share_them(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds all at work waits for one, rather than to decode by itself."""
+    usual, images = decoded_by_threads(manifest), opened()
+    images.unreadable[5] = True  # which nobody is asked for
+    here = watch_decoding(monkeypatch)
+    orders = [np.random.default_rng(seed).permutation(len(manifest)) for seed in range(24)]
+    with ThreadPoolExecutor(3) as pool:
+        for rows, (pixels, _) in zip(orders, pool.map(images.take, orders), strict=True):
+            assert (pixels == usual[rows]).all()
+    assert not here and started(images) == 2
+
+
+def test_they_can_be_asked_again_by_others_once_one_has_lost_interest(manifest: Manifest) -> None:
+    files = decoders.Images.at(manifest.image_files(np.arange(len(manifest))))
+    made = decoders.Decoders(2, 32, 10**6, files)
+    try:
+        wait_for(lambda: len(made._team.idle) == 2)
+        asking = made.managed(np.arange(5), keep=False)
+        next(asking)
+        assert len(made._team.idle) == 0
+        asking.close()
+        assert len(made._team.idle) == 2
+        found = dict(enumerate(made.managed(np.arange(5), keep=False)))
+        assert sorted(part.start for part, _ in found.values()) == [0, 3]
+        usual = decoded_by_threads(manifest)
+        # Of their pixels, those of the answer that came last are still in place.
+        part, last = found[len(found) - 1]
+        assert (last.pixels == usual[:5][part].numpy()).all()
+    finally:
+        made.end()
+    assert list(made.managed(np.arange(5), keep=False)) == [], "nobody is there any more"
 
 
 PACKED = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)

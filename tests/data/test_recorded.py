@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acclimate.core.randomness import stream
 from acclimate.data import recorded
-from acclimate.data.augment import Draws, augment, draw
+from acclimate.data.augment import Numbers, augment, draw
 from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import to_float
 from fixtures.gpu import on_gpu
@@ -19,10 +19,10 @@ from fixtures.gpu import on_gpu
 SIDE = 20
 
 
-def some(number: int, count: int = 6, device: str = "cpu") -> tuple[Tensor, Draws]:
+def some(number: int, count: int = 6, device: str = "cpu") -> tuple[Tensor, Numbers]:
     rng = stream(number, "images")
     stored = torch.from_numpy(rng.integers(0, 256, (count, 3, SIDE, SIDE), np.uint8))
-    return stored.to(device), draw(count, SIDE, SIDE, rng)
+    return stored.to(device), draw(count, SIDE, SIDE, rng).sent(torch.device(device))
 
 
 def on_a_side_stream(record: Callable[[], None]) -> None:
@@ -34,10 +34,10 @@ def on_a_side_stream(record: Callable[[], None]) -> None:
 def test_without_a_gpu_nothing_is_recorded() -> None:
     recorder = Recorder()
     for number in range(3):
-        stored, draws = some(number)
-        expected = augment(to_float(stored, torch.device("cpu")), draws)
-        assert torch.equal(recorder(stored, draws), expected)
-        assert torch.equal(augmented_images(stored, draws), expected)
+        stored, numbers = some(number)
+        expected = augment(to_float(stored, torch.device("cpu")), numbers)
+        assert torch.equal(recorder(stored, numbers), expected)
+        assert torch.equal(augmented_images(stored, numbers), expected)
 
 
 @on_gpu
@@ -46,9 +46,9 @@ def test_every_order_is_played_as_it_would_be_done() -> None:
         recorder, made = Recorder(), []
         orders = list(itertools.permutations(some(0)[1].order))
         for number, order in enumerate([*orders, *orders]):
-            stored, draws = some(number, device="cuda")
-            draws = replace(draws, order=order)
-            made.append((recorder(stored, draws), augmented_images(stored, draws)))
+            stored, numbers = some(number, device="cuda")
+            numbers = replace(numbers, order=order)
+            made.append((recorder(stored, numbers), augmented_images(stored, numbers)))
         assert recorder._tape is not None and len(recorder._tape.graphs) == len(orders)
         for played, done in made:  # of those that came before, too
             assert torch.equal(played, done)
@@ -62,8 +62,8 @@ def test_images_of_another_number_are_done_as_ever() -> None:
     def check() -> None:
         recorder = Recorder()
         for number, count in enumerate((6, 6, 5, 6)):
-            stored, draws = some(number, count, device="cuda")
-            assert torch.equal(recorder(stored, draws), augmented_images(stored, draws))
+            stored, numbers = some(number, count, device="cuda")
+            assert torch.equal(recorder(stored, numbers), augmented_images(stored, numbers))
 
     on_a_side_stream(check)
 
@@ -75,24 +75,26 @@ def test_without_room_to_record_all_is_done_as_ever(
 ) -> None:
     """Which is known before, or found out in the middle of it; then no memory stays taken."""
 
-    def too_large(*arguments: object) -> Tensor:
+    def too_large(images: Tensor, numbers: Numbers) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing():
+            return augment(images, numbers)
         tried.append(torch.empty(1000, device="cuda"))
         raise torch.OutOfMemoryError
 
     tried: list[object] = []
     monkeypatch.setattr(recorded, "NEEDED", needed)
-    monkeypatch.setattr(recorded, "augment_by", too_large)
+    monkeypatch.setattr(recorded, "augment", too_large)
 
     def check() -> None:
         recorder = Recorder()
         for number in range(4):
-            stored, draws = some(number, device="cuda")
-            assert torch.equal(recorder(stored, draws), augmented_images(stored, draws))
+            stored, numbers = some(number, device="cuda")
+            assert torch.equal(recorder(stored, numbers), augmented_images(stored, numbers))
         tried.clear()
         before = torch.cuda.memory_allocated()
         for number in range(20):
-            stored, draws = some(number, count=500, device="cuda")
-            made = recorder(stored, draws)
+            stored, numbers = some(number, count=500, device="cuda")
+            made = recorder(stored, numbers)
             made.record_stream(torch.cuda.default_stream())
             del made, stored
         torch.cuda.synchronize()

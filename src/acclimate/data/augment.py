@@ -57,6 +57,11 @@ class Draws:
         """The numbers of some of the samples, in the order of `indices`."""
         return Draws(self.size, self.order, *(getattr(self, name)[indices] for name in _ARRAYS))
 
+    def sent(self, device: torch.device) -> "Numbers":
+        """Where the images are. Nobody waits for them."""
+        values = torch.from_numpy(self.packed()).to(device, non_blocking=True)
+        return Numbers(self.size, self.order, values)
+
     def packed(self) -> np.ndarray:
         """float32 [NUMBERS,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
         _JITTERS (hue in sixths of a turn), and whether grey."""
@@ -65,6 +70,15 @@ class Draws:
         crop = (mirrored, tall, 2 * left, 2 * top, wide, tall)
         jitter = (self.brightness, self.contrast, self.saturation, 6 * self.hue)
         return np.stack([*crop, *jitter, self.grey.astype(np.float32)])
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """`Draws` as `augment` takes them."""
+
+    size: tuple[int, int]
+    order: tuple[str, ...]
+    values: Tensor  # [NUMBERS,k]
 
 
 def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws:
@@ -107,32 +121,29 @@ def _boxes(count: int, height: int, width: int, rng: np.random.Generator) -> np.
     return np.where(fits.any(axis=1, keepdims=True), tried, centre)
 
 
-def augment(images: Tensor, draws: Draws) -> Tensor:
-    """[b,3,h,w] floats in 0..1 -> the same shape and range; `images` is left as it is."""
-    if tuple(images.shape[2:]) != draws.size or len(images) != len(draws):
-        raise ValueError(f"draws for {len(draws)} of {draws.size}, images {list(images.shape)}")
-    numbers = torch.from_numpy(draws.packed()).to(images.device, non_blocking=True)
-    return augment_by(images, numbers, draws.order)
-
-
 @torch.no_grad()
-def augment_by(images: Tensor, numbers: Tensor, order: Sequence[str]) -> Tensor:
-    """The same by numbers that are packed, and where the images are."""
+def augment(images: Tensor, numbers: Numbers) -> Tensor:
+    """[b,3,h,w] floats in 0..1 -> the same shape and range; `images` is left as it is."""
+    values, order = numbers.values, numbers.order
+    if tuple(images.shape[2:]) != numbers.size or len(images) != values.shape[1]:
+        raise ValueError(
+            f"numbers for {values.shape[1]} of {numbers.size}, images {list(images.shape)}"
+        )
     height, width = images.shape[2:]
     on_cpu = images.device.type == "cpu"
     chunk = max(1, (_CPU_PIXELS if on_cpu else _GPU_PIXELS) // (height * width))
     if not on_cpu and len(images) <= chunk:
-        return _augment(images, numbers, order)
+        return _augment(images, values, order)
     out = torch.empty_like(images)
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
-        out[part] = _augment(images[part], numbers[:, part], order)
+        out[part] = _augment(images[part], values[:, part], order)
     return out
 
 
-def _augment(images: Tensor, numbers: Tensor, order: Sequence[str]) -> Tensor:
-    out = crop_and_flip(images, numbers[:6])
-    *factors, grey = numbers[6:, :, None, None, None].unbind()
+def _augment(images: Tensor, values: Tensor, order: Sequence[str]) -> Tensor:
+    out = crop_and_flip(images, values[:6])
+    *factors, grey = values[6:, :, None, None, None].unbind()
     for name in order:
         out = _OPERATIONS[name](out, factors[_JITTERS.index(name)])
     return torch.lerp(out, luminance(out), grey)  # by 0 or 1: the one or the other

@@ -21,8 +21,8 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
-from acclimate.data.augment import Draws, draw
-from acclimate.data.on_device import OnDevice, SideStream, sent
+from acclimate.data.augment import Draws, Numbers, draw
+from acclimate.data.on_device import Held, OnDevice, SideStream, sent
 from acclimate.data.recorded import Recorder, augmented_images
 from acclimate.data.source import ImageSource, Source, to_float
 
@@ -177,7 +177,7 @@ class _Loaded:
     stored: Tensor
     y: Tensor
     domain: Tensor
-    draws: Draws | None  # of images that are to be augmented
+    numbers: Numbers | None  # of images that are to be augmented
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Loader:
         beside the step before, on a stream of its own."""
         device = self.world.device
         side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        recorder, again = Recorder(), self._loaded_aside()
+        recorder, again, held = Recorder(), self._loaded_aside(), Held()
 
         def begun(step: int, future: "Future[_Loaded]") -> tuple[Batch, torch.cuda.Event]:
             try:
@@ -236,27 +236,28 @@ class Loader:
             except torch.OutOfMemoryError:  # in the middle of a step; now there is none
                 found = again(step)
             with torch.cuda.stream(side):
-                for part in (found.stored, found.y):  # made on a third one, whose thread has waited
-                    part.record_stream(side)
-                batch = self._finished(found, recorder)
-                return batch, side.record_event()
+                batch, there = self._finished(found, recorder), side.record_event()
+            held.until(there, found)  # which was made on a third stream, and is there
+            return batch, there
 
-        def arrived(batch: Batch, there: torch.cuda.Event) -> Batch:
+        def given(batch: Batch, there: torch.cuda.Event) -> Iterator[Batch]:
             now = torch.cuda.current_stream(device)
             now.wait_event(there)
-            for part in (batch.x, batch.y):  # not to be reused before this stream has done with it
-                part.record_stream(now)
-            return batch
+            try:
+                yield batch
+            finally:
+                held.until(now.record_event(), batch)
 
         ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
-        for step, future in loaded:
-            if ahead and not future.done():  # nobody waits for the next but one
-                yield arrived(*ahead.popleft())
-            ahead.append(begun(step, future))
-            if len(ahead) > 1:
-                yield arrived(*ahead.popleft())
-        while ahead:
-            yield arrived(*ahead.popleft())
+        with held:
+            for step, future in loaded:
+                if ahead and not future.done():  # nobody waits for the next but one
+                    yield from given(*ahead.popleft())
+                ahead.append(begun(step, future))
+                if len(ahead) > 1:
+                    yield from given(*ahead.popleft())
+            while ahead:
+                yield from given(*ahead.popleft())
 
     def _loaded_aside(self) -> Callable[[int], _Loaded]:
         """On a stream of each thread's own."""
@@ -280,18 +281,18 @@ class Loader:
         rows, domains = self.sampler.rows(step)
         share = self.world.share(len(rows))
         stored, labels = self._readable(rows[share], domains[share], staging)
-        draws = self._draws(step, len(rows), stored.shape[-1], share) if self.augmented else None
-        device = self.world.device
+        device, side = self.world.device, stored.shape[-1]
+        numbers = self._draws(step, len(rows), side, share).sent(device) if self.augmented else None
         y = sent(torch.from_numpy(labels), device)
-        return _Loaded(sent(stored, device), y, torch.from_numpy(domains[share]), draws)
+        return _Loaded(sent(stored, device), y, torch.from_numpy(domains[share]), numbers)
 
     def _finished(
-        self, loaded: _Loaded, by: Callable[[Tensor, Draws], Tensor] = augmented_images
+        self, loaded: _Loaded, by: Callable[[Tensor, Numbers], Tensor] = augmented_images
     ) -> Batch:
-        if loaded.draws is None:
+        if loaded.numbers is None:
             x = to_float(loaded.stored, self.world.device)
         else:
-            x = by(loaded.stored, loaded.draws)
+            x = by(loaded.stored, loaded.numbers)
         return Batch(x, loaded.y, loaded.domain)
 
     def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:

@@ -27,7 +27,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -154,7 +154,7 @@ class Decoders:
             target=_await, args=(decoders, self._team), name="decoders", daemon=True
         ).start()
 
-    def managed(self, images: np.ndarray, *, keep: bool) -> Iterator[tuple[slice, Managed]]:
+    def managed(self, images: np.ndarray, *, keep: bool) -> Generator[tuple[slice, Managed]]:
         """Some of the images after others, as they come: which, and what became of them. Those that
         nobody is there for do not come.
 

@@ -1,9 +1,10 @@
 """Images and batches on a GPU: small sets whole, others through pinned memory beside the work."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import torch
@@ -111,3 +112,28 @@ class SideStream:
             made = make()
         self._stream.synchronize()  # waits in its own thread; the pinned memory is free again
         return made
+
+
+class Held:
+    """What one stream of a GPU has made stays in memory until another one has done with it.
+
+    `Tensor.record_stream` would do. But until the GPU has come that far, and as a rule it lags
+    behind what the host asks for, torch asks it about that before each tensor that is made, of
+    which a step has a thousand.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[torch.cuda.Event, object]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def until(self, done: torch.cuda.Event, made: object) -> None:
+        while self._held and self._held[0][0].query():  # type: ignore[no-untyped-call]
+            self._held.popleft()
+        self._held.append((done, made))
+
+    def __exit__(self, *_: object) -> None:
+        for done, _made in self._held:
+            done.synchronize()
+        self._held.clear()

@@ -5,21 +5,21 @@ them; and the host has a network to ask for at the same time. So they are record
 one for each order of the jitter, and played again with the next images and numbers.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from acclimate.data.augment import NUMBERS, Draws, augment, augment_by
+from acclimate.data.augment import Numbers, augment
 from acclimate.data.on_device import free_on
 from acclimate.data.source import to_float
 
 NEEDED = 16  # times the memory of the images, more than it takes
 
 
-def augmented_images(stored: Tensor, draws: Draws) -> Tensor:
+def augmented_images(stored: Tensor, numbers: Numbers) -> Tensor:
     """uint8 images as a network takes them."""
-    x = augment(to_float(stored, stored.device), draws)
+    x = augment(to_float(stored, stored.device), numbers)
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
 
 
@@ -30,38 +30,39 @@ class Recorder:
         self._tape: _Tape | None = None
         self._room = True
 
-    def __call__(self, stored: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, stored: Tensor, numbers: Numbers) -> Tensor:
         if self._tape is not None and self._tape.stored.shape == stored.shape:
             try:
-                return self._tape.played(stored, draws)
+                return self._tape.played(stored, numbers)
             except torch.OutOfMemoryError:
                 self._room, self._tape = False, None
         elif self._tape is None and self._room and stored.is_cuda:
             # This first time makes what is kept, and loads what is to be called.
-            self._tape = _Tape(stored)
-        return augmented_images(stored, draws)
+            self._tape = _Tape(stored, numbers)
+        return augmented_images(stored, numbers)
 
 
 class _Tape:
     """Graphs read and write the same memory each time, and share what they need in between."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.stored = torch.empty_like(like)
-        self.numbers = torch.empty((NUMBERS, len(like)), device=like.device)
-        made = torch.empty(like.shape, device=like.device)
+    def __init__(self, stored: Tensor, numbers: Numbers) -> None:
+        """For images and numbers like these."""
+        self.stored = torch.empty_like(stored)
+        self.numbers = replace(numbers, values=torch.empty_like(numbers.values))
+        made = torch.empty(stored.shape, device=stored.device)
         self.out = made.to(memory_format=torch.channels_last)
-        self.graphs: dict[Sequence[str], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[str, ...], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def played(self, stored: Tensor, draws: Draws) -> Tensor:
+    def played(self, stored: Tensor, numbers: Numbers) -> Tensor:
         self.stored.copy_(stored)
-        self.numbers.copy_(torch.from_numpy(draws.packed()), non_blocking=True)
-        if draws.order not in self.graphs:
-            self.graphs[draws.order] = self._recorded(draws.order)
-        self.graphs[draws.order].replay()
+        self.numbers.values.copy_(numbers.values)
+        if numbers.order not in self.graphs:
+            self.graphs[numbers.order] = self._recorded(numbers.order)
+        self.graphs[numbers.order].replay()
         return self.out.clone()  # what was played before may still be in use
 
-    def _recorded(self, order: Sequence[str]) -> torch.cuda.CUDAGraph:
+    def _recorded(self, order: tuple[str, ...]) -> torch.cuda.CUDAGraph:
         # Memory that is kept for others cannot be given back meanwhile.
         device = self.out.device
         if not self.graphs and free_on(device) < NEEDED * self.out.nbytes:
@@ -71,7 +72,7 @@ class _Tape:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             x = to_float(self.stored, device)
-            self.out.copy_(augment_by(x, self.numbers, order))
+            self.out.copy_(augment(x, replace(self.numbers, order=order)))
         finally:
             graph.capture_end()
         return graph
