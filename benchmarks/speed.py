@@ -42,6 +42,7 @@ from acclimate.core.files import write_json
 from acclimate.core.randomness import stream
 from acclimate.core.tensors import save_tensors
 from acclimate.data import jpeg
+from acclimate.data import source as sources
 from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader
 from acclimate.data.images import as_pixels
 from acclimate.data.manifest import Manifest
@@ -340,10 +341,32 @@ def decoding(bench: Bench) -> list[Row]:
                 taken = bench.seconds(lambda: list(pool.map(way, data)), 2)  # noqa: B023
             row[f"{threads} threads"] = count / taken
         rows.append(row)
+    rows.append(by_processes(bench, count))
     if bench.device.type == "cuda" and "torchvision, decoded only" in ways:
         taken = bench.seconds(lambda: image_io.decode_jpeg(tensors, device=bench.device), 2)  # type: ignore[union-attr]
         rows.append({"decoder": "torchvision on the GPU, decoded only", "1 threads": count / taken})
     return rows
+
+
+def by_processes(bench: Bench, count: int) -> Row:
+    """The same by processes, as beside a GPU, and what of it is our own processor's time."""
+    quarantine, cold = Quarantine.lenient(len(bench.manifest)), DataConfig(cache_gib=0, pack_gib=0)
+    with mock.patch.multiple(sources, LEAST_IMAGES=1, LEAST_CORES=1):
+        source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
+    batches = np.array_split(np.arange(count), max(count // 96, 1))
+    source.get_ready()
+    time.sleep(3)  # until they have started
+    for rows in batches:
+        source.take(rows)
+    started, own, turns = time.perf_counter(), time.process_time(), 10
+    for rows in batches * turns:
+        source.take(rows)
+    own, taken = time.process_time() - own, time.perf_counter() - started
+    return {
+        "decoder": f"ours, by {source.workers} processes",
+        "images/s": turns * count / taken,
+        "our own µs an image": 1e6 * own / (turns * count),
+    }
 
 
 FIVE = ("prior", "t3a")  # none, and what is told the truth or goes by its confusions, come along
