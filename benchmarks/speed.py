@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import harmonic_mean
+from statistics import harmonic_mean, median
 from typing import Any
 from unittest import mock
 
@@ -217,9 +217,11 @@ def say(name: str, found: object) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"{name}: {found}")
 
 
-def rates_beside(bench: Bench, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Images per second of runs with these settings, and of the step alone, in turn: a machine is
-    not equally fast all the time. The most of each."""
+def rates_beside(
+    bench: Bench, ways: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[float, float]]:
+    """Images per second of runs with these settings, and of the step alone, and the share of that,
+    in turn: a machine is not equally fast all the time. The medians of the turns."""
     steps = max(bench.scale.steps // 2, 1)
     short = {"train.steps": steps, "train.checkpoint_every": max(steps // 3, 1)}
     found: dict[str, list[float]] = {name: [] for name in (*ways, CEILING)}
@@ -229,7 +231,8 @@ def rates_beside(bench: Bench, ways: Mapping[str, Mapping[str, Any]]) -> dict[st
             with one_batch() if name == CEILING else nullcontext():
                 rates.append(rate_of(bench.trained(f"{name}, turn {turn}", config)[0]))
         say("images/s", {name: rates[-1] for name, rates in found.items()})
-    return {name: max(rates) for name, rates in found.items()}
+    shares = {name: np.divide(rates, found[CEILING]) for name, rates in found.items()}
+    return {name: (median(rates), float(np.median(shares[name]))) for name, rates in found.items()}
 
 
 def training(bench: Bench) -> list[Row]:
@@ -266,11 +269,10 @@ def training(bench: Bench) -> list[Row]:
     say("end to end", [ended, cold_end])
     pack_images(manifest, scale.size, DataConfig(), Quarantine.lenient(len(manifest)))
     ways = {"cold": NONE_KEPT, "cached": {}, "packed": {"data.cache_gib": 0.0}}
-    rates = rates_beside(bench, ways)
-    ceiling = rates[CEILING]
-    for name, rate in {"incumbent": theirs["images/s"], **rates}.items():
+    rows.append({"steps": "incumbent", "images/s": theirs["images/s"], "x": 1.0})
+    for name, (rate, share) in rates_beside(bench, ways).items():
         beside = rate / theirs["images/s"]
-        rows.append({"steps": name, "images/s": rate, "x": beside, "of ceiling": rate / ceiling})
+        rows.append({"steps": name, "images/s": rate, "x": beside, "of ceiling": share})
     ends = {"incumbent": theirs["seconds"], "ours": ended, "ours, nothing kept": cold_end}
     for name, seconds in ends.items():
         beside = ends["incumbent"] / seconds
