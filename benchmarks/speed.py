@@ -200,11 +200,11 @@ def one_batch() -> Iterator[None]:
 @contextmanager
 def every_other(stretch: int) -> Iterator[None]:
     """Training as ever for some steps, then as many on a batch that is already there, and so on:
-    what slows the machine down slows both."""
+    what slows the machine down slows both. Three batches are made ready before each stretch."""
     usual, load = Loader.batches, Loader.batch
 
     def batches(self: Loader, start: int, stop: int) -> Iterator[Batch]:
-        there, real = load(self, 0), usual(self, 0, (stop - start) // 2)
+        there, real = load(self, 0), usual(self, start, stop)
         for step in range(stop - start):
             yield there if step // stretch % 2 else next(real)
 
@@ -355,15 +355,15 @@ def by_processes(bench: Bench, count: int) -> Row:
     quarantine, cold = Quarantine.lenient(len(bench.manifest)), DataConfig(cache_gib=0, pack_gib=0)
     with mock.patch.multiple(sources, LEAST_IMAGES=1, LEAST_CORES=1):
         source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
-    batches = np.array_split(np.arange(count), max(count // 96, 1))
+    batches, turns = np.array_split(np.arange(count), max(count // 96, 1)), 10
     source.get_ready()
-    time.sleep(3)  # until they have started
-    for rows in batches:
-        source.take(rows)
-    started, own, turns = time.perf_counter(), time.process_time(), 10
-    for rows in batches * turns:
-        source.take(rows)
-    own, taken = time.process_time() - own, time.perf_counter() - started
+    while source.decoders is None or len(source.decoders._team.idle) < source.workers:
+        time.sleep(0.1)
+    with ThreadPoolExecutor(2) as askers:  # as many as load batches
+        list(askers.map(source.take, batches))
+        started, own = time.perf_counter(), time.process_time()
+        list(askers.map(source.take, batches * turns))
+        own, taken = time.process_time() - own, time.perf_counter() - started
     return {
         "decoder": f"ours, by {source.workers} processes",
         "images/s": turns * count / taken,
@@ -454,7 +454,8 @@ def long_tail(bench: Bench) -> list[Row]:
         decoded.append(len(images))
         usual(self, images, *into)
 
-    steps, stretch = 5 * scale.steps, max(scale.steps // 3, 1)
+    stretch = max(scale.steps // 3, 1)
+    steps = 15 * stretch
     # As a run of half the steps has it, which is not worth compiling.
     changes = {"train.steps": 2 * steps, "train.compile": "off"}
     every = {"train.evaluate_every": steps, "train.checkpoint_every": stretch}

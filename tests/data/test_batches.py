@@ -19,6 +19,7 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError, TooManyUnreadable
+from acclimate.data import on_device
 from acclimate.data import source as sources
 from acclimate.data.batches import (
     Batch,
@@ -425,7 +426,9 @@ def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
         next(batches)
 
 
-def test_what_a_gpu_works_on_stays_there(folder: Path, streams: Streams) -> None:
+def test_what_a_gpu_works_on_stays_there(
+    folder: Path, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Images as they were stored until they are augmented, and batches until their step is done,
     however far ahead the host is."""
     source = open_images(folder)
@@ -452,9 +455,15 @@ def test_what_a_gpu_works_on_stays_there(folder: Path, streams: Streams) -> None
     next(batches)
     assert (there(used[:2]), there(used[2:])) == (0, 2)
     assert there(stored) < 5
+    monkeypatch.setattr(on_device, "MOST_HELD", 4)
+    for event in streams.side.events:
+        event.happened = True
+    assert not streams.now.events[2].happened
+    next(batches)
+    assert streams.now.events[2].happened, "it was waited for: too many were held"
     batches.close()
     assert all(event.happened for event in (*streams.side.events, *streams.now.events))
-    assert len(streams.now.events) == 5, "the last one was in use, too"
+    assert len(streams.now.events) == 6, "the last one was in use, too"
     del batches
     assert there(used) == there(stored) == 0
 
@@ -502,6 +511,19 @@ def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
     for step, batch in enumerate(loading.batches(0, 60)):  # most are played from a record
         assert batch.x.device == gpu
         assert same(batch, loading.batch(step))
+
+
+@on_gpu
+def test_batches_stay_what_they_are_while_a_gpu_lags_behind(folder: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    source = open_images(folder)
+    loading = loader(source, source.manifest, world=World(device=gpu), augmented=True)
+    copied = []
+    for batch in loading.batches(0, 40):
+        torch.cuda._sleep(20_000_000)  # some ten milliseconds
+        copied.append(batch.x.clone())
+    for step, x in enumerate(copied):
+        assert torch.equal(x, loading.batch(step).x)
 
 
 @on_gpu

@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -91,7 +92,7 @@ def processes(images: ImageSource) -> list[int]:
 @contextmanager
 def copies(count: int, size: int = 8, file: str = "/nowhere") -> Iterator[decoders.Decoders]:
     """So many that are ready, for one image."""
-    made = decoders.Decoders(count, size, 10**6, decoders.Images.at([file]))
+    made = decoders.Decoders(count, size, 10**6, decoders.Listing.at([file]))
     try:
         wait_for(lambda: len(made._team.idle) == count)
         yield made
@@ -127,10 +128,10 @@ def test_pixels_and_quarantine_are_those_of_threads(
 
 def test_images_are_known_by_number() -> None:
     files = [None, "/data/a dog.jpg", "/data/\udcff.jpg", None, "b"]
-    images = decoders.Images.at(files)
+    images = decoders.Listing.at(files)
     assert images.in_files().tolist() == [False, True, True, False, True]
     assert [str(images.file(place)) for place in (1, 2, 4)] == [files[1], files[2], files[4]]
-    assert not decoders.Images.at([]).in_files().any()
+    assert not decoders.Listing.at([]).in_files().any()
 
 
 def test_images_that_are_in_no_file_are_for_threads(
@@ -199,8 +200,8 @@ def test_threads_that_ask_at_once_share_them(
     assert not here and started(images) == 2
 
 
-def test_they_can_be_asked_again_by_others_once_one_has_lost_interest(manifest: Manifest) -> None:
-    files = decoders.Images.at(manifest.image_files(np.arange(len(manifest))))
+def test_who_loses_interest_leaves_no_answers_to_others(manifest: Manifest) -> None:
+    files = decoders.Listing.at(manifest.image_files(np.arange(len(manifest))))
     made = decoders.Decoders(2, 32, 10**6, files)
     try:
         wait_for(lambda: len(made._team.idle) == 2)
@@ -208,16 +209,74 @@ def test_they_can_be_asked_again_by_others_once_one_has_lost_interest(manifest: 
         next(asking)
         assert len(made._team.idle) == 0
         asking.close()
-        assert len(made._team.idle) == 2
-        found = dict(enumerate(made.managed(np.arange(5), keep=False)))
-        assert sorted(part.start for part, _ in found.values()) == [0, 3]
+        assert len(made._team.idle) == made._team.size == 1
         usual = decoded_by_threads(manifest)
-        # Of their pixels, those of the answer that came last are still in place.
-        part, last = found[len(found) - 1]
-        assert (last.pixels == usual[:5][part].numpy()).all()
+        for part, found in made.managed(np.arange(5), keep=False):
+            assert (found.pixels == usual[:5][part].numpy()).all()
     finally:
         made.end()
     assert list(made.managed(np.arange(5), keep=False)) == [], "nobody is there any more"
+
+
+def test_where_few_are_left_threads_do_it_all(
+    manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = opened()
+    assert images.decoders is not None
+    images.decoders._count = 3  # as if a third had died
+    here = watch_decoding(monkeypatch)
+    images.take(np.arange(len(manifest)))
+    assert len(here) == 1
+    images.decoders._team.size = 1
+    images.take(np.arange(len(manifest)))
+    assert len(here) == len(manifest), "all but the one that is known not to be readable"
+
+
+class Slow:
+    """Stands for a process: it answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.line, self.theirs = socket.socketpair()
+        self.lost, self.asked = False, list[int]()
+
+    def ask(self, images: np.ndarray, *, keep: bool) -> None:
+        self.asked.extend(images.tolist())
+
+    def answer(self) -> None:
+        self.theirs.send(b"x")
+
+    def managed(self, count: int) -> str:
+        self.line.recv(1)
+        return "done"
+
+    def close(self) -> None:
+        self.line.close()
+        self.theirs.close()
+
+
+def test_who_waits_for_one_is_told_of_others() -> None:
+    """One has asked both, and another comes: it gets the first that is free, and, while that one
+    works, the second."""
+    made, team = object.__new__(decoders.Decoders), decoders._Team()
+    made._count, made._team = 2, team
+    first, second = Slow(), Slow()
+    for one in (first, second):
+        team.join(one)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(lambda: list(made.managed(np.arange(2), keep=False)))
+        wait_for(lambda: bool(first.asked and second.asked))
+        other = pool.submit(lambda: list(made.managed(np.arange(10, 12), keep=False)))
+        first.answer()
+        wait_for(lambda: first.asked == [0, 10])
+        second.answer()
+        wait_for(lambda: second.asked == [1, 11])
+        assert len(one.result(60)) == 2 and not other.done()
+        first.answer()
+        second.answer()
+        assert len(other.result(60)) == 2
+    assert len(team.idle) == 2
+    first.close()
+    second.close()
 
 
 PACKED = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
@@ -354,7 +413,7 @@ def test_they_can_be_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     for _ in range(30):
-        decoders.Decoders(2, 8, 10**6, decoders.Images.at([])).end()
+        decoders.Decoders(2, 8, 10**6, decoders.Listing.at([])).end()
     wait_for(lambda: not any(thread.name == "decoders" for thread in threading.enumerate()))
     assert not failed
 
@@ -453,9 +512,9 @@ def test_they_end_with_their_source(opened: Callable[..., ImageSource]) -> None:
 
 def test_they_end_with_a_killed_parent() -> None:
     code = (
-        "from acclimate.data.decoders import Decoders, Images\n"
+        "from acclimate.data.decoders import Decoders, Listing\n"
         "import time\n"
-        "made = Decoders(2, 8, 10**6, Images.at([]))\n"
+        "made = Decoders(2, 8, 10**6, Listing.at([]))\n"
         "while len(made._team.idle) < 2: time.sleep(0.05)\n"
         "print(*(one.pid for one in made._team.idle), flush=True)\n"
         "time.sleep(60)\n"

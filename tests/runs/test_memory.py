@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ from PIL import Image
 from acclimate.config import RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
-from acclimate.data.batches import Batch
+from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import build_networks
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs import memory
 from acclimate.runs.checkpoint import parts_of
-from acclimate.runs.loop import Loop
+from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.memory import Stage, fitting_parts
 from acclimate.runs.optimisation import Stepper
 from acclimate.runs.parts import Parts
 from acclimate.runs.plan import make_plan
+from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 from acclimate.runs.trial import Need, tried
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -236,28 +237,67 @@ def test_a_gpu_that_is_too_small_gets_more_parts(tiny: Tiny, tree: Path) -> None
     )
 
 
-def test_a_step_that_finds_too_little_memory_later_says_how_to_go_on(
-    tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["step", "batches", "validation"])
+def test_what_finds_too_little_memory_later_says_how_to_go_on(
+    where: str, tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost: the same command trains to what it would have become."""
     config, data = tiny("erm"), Manifest.from_folder(tree)
-    usual = Loop._step
+    step, batches = Loop._step, Loader.batches
 
-    def fails(self: Loop, take: Stepper, batch: Batch, step: int) -> None:
-        if step == 4:
-            raise torch.OutOfMemoryError("too much")
-        usual(self, take, batch, step)
+    def fails(self: Loop, take: Stepper, batch: Batch, number: int) -> None:
+        if number == 4:
+            _fail()
+        step(self, take, batch, number)
+
+    def runs_out(self: Loader, start: int, stop: int) -> Iterator[Batch]:
+        yield from batches(self, start, 4)
+        _fail()
 
     with monkeypatch.context() as once:
-        once.setattr(Loop, "_step", fails)
-        with pytest.raises(RunError, match=r"step 5 found too little .* goes on at the last check"):
+        if where == "step":
+            once.setattr(Loop, "_step", fails)
+        elif where == "batches":
+            once.setattr(Loader, "batches", runs_out)
+        else:
+            once.setattr(Evaluator, "validation", lambda self, number: _fail())
+        with pytest.raises(
+            RunError, match=r"step \d found too little .* goes on at the last check"
+        ):
             train(config, data, tmp_path / "run", device="cpu")
     train(config, data, tmp_path / "run", device="cpu")
     train(config, data, tmp_path / "whole", device="cpu")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def _fail() -> None:
+def test_a_second_step_that_takes_more_gets_more_parts(
+    tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, tries = Loop._step, list[int]()
+
+    def fails(self: Loop, take: Stepper, batch: Batch, step: int) -> None:
+        tries.append(step)
+        if tries == [0, 1]:
+            _fail()
+        usual(self, take, batch, step)
+
+    monkeypatch.setattr(Loop, "_step", fails)
+    said: list[str] = []
+    train(tiny("erm"), Manifest.from_folder(tree), tmp_path, device="cpu", say=said.append)
+    assert tries[:4] == [0, 1, 1, 2]
+    assert "in 2 parts" in next(line for line in said if "too small" in line)
+
+
+def test_several_processes_are_told_of_parts(tiny: Tiny, tree: Path) -> None:
+    loop = object.__new__(Loop)
+    loop.world, loop.phase = World(size=2), Phase("main", 4, tiny("erm").train.optimiser, 2)
+    assert loop._too_little_memory(3) == (
+        "Step B: predictor: step 3 found too little of the GPU's memory; set train.parts, or lower "
+        "train.per_domain, embedding.per_domain or data.image_size, in a new run folder"
+    )
+
+
+def _fail() -> Any:
     raise torch.OutOfMemoryError("too much")
 
 

@@ -30,8 +30,6 @@ _CPU_PIXELS, _GPU_PIXELS = 16 * 224 * 224, 128 * 224 * 224
 _BILINEAR, _BORDER = 0, 1  # the ways of `torch.grid_sampler`
 _TINY = 2.0**-120  # below any difference of two channels, and not too small to be divided by
 
-NUMBERS = 11  # of an image
-
 _JITTERS = ("brightness", "contrast", "saturation", "hue")
 _ARRAYS = ("box", "flip", *_JITTERS, "grey")
 
@@ -63,7 +61,7 @@ class Draws:
         return Numbers(self.size, self.order, values)
 
     def packed(self) -> np.ndarray:
-        """float32 [NUMBERS,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
+        """float32 [11,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
         _JITTERS (hue in sixths of a turn), and whether grey."""
         top, left, tall, wide = self.box.T
         mirrored = np.where(self.flip, -wide, wide)
@@ -78,7 +76,7 @@ class Numbers:
 
     size: tuple[int, int]
     order: tuple[str, ...]
-    values: Tensor  # [NUMBERS,k]
+    values: Tensor  # [11,k]
 
 
 def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws:

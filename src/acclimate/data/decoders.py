@@ -27,7 +27,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ START, PATIENCE = 60.0, 600.0  # seconds, until one is ready, and for an answer:
 
 
 @dataclass(frozen=True)
-class Images:
+class Listing:
     """The images that there are to decode, which a copy knows as we do, so that they are asked for
     by number. In few and large pieces: a copy that looked at an object for each of them would write
     to those, and come to hold them all once more."""
@@ -61,7 +61,7 @@ class Images:
     pack: PackFiles | None = None  # where they are found or put, by the same numbers
 
     @classmethod
-    def at(cls, files: Sequence[str | None], pack: PackFiles | None = None) -> "Images":
+    def at(cls, files: Sequence[str | None], pack: PackFiles | None = None) -> "Listing":
         """None: an image that is in no file, and not for processes."""
         paths = [b"" if file is None else os.fsencode(file) for file in files]
         return cls(b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64), pack)
@@ -135,9 +135,9 @@ class Decoder:
 class Decoders:
     """Several of them, which start while we go on."""
 
-    def __init__(self, count: int, size: int, max_pixels: int, images: Images) -> None:
+    def __init__(self, count: int, size: int, max_pixels: int, images: Listing) -> None:
         most = min(max_pixels, LARGEST)
-        self.in_files = images.in_files()
+        self._count, self.in_files = count, images.in_files()
         self._team = _Team()
         shared = np.frombuffer(mmap.mmap(-1, count * MOST * 3 * size**2), np.uint8)
         pixels = shared.reshape(count, MOST, 3, size, size)
@@ -156,71 +156,94 @@ class Decoders:
 
     def managed(self, images: np.ndarray, *, keep: bool) -> Generator[tuple[slice, Managed]]:
         """Some of the images after others, as they come: which, and what became of them. Those that
-        nobody is there for do not come.
+        nobody is there for do not come; where few are left of those that were started, none do.
 
         Whoever asks waits here for all processes: a thread for each of them would want the
         interpreter lock as often as there are answers, and so would those that it wakes.
         """
-        each = max(1, min(ceil(len(images) / max(self._team.size, 1)), MOST))
+        team = self._team
+        if 2 * team.size < self._count:
+            return
+        each = max(1, min(ceil(len(images) / self._count), MOST))
         waiting = deque(slice(start, start + each) for start in range(0, len(images), each))
         asked: dict[int, tuple[Decoder, slice]] = {}
-        answers = select.poll()
         try:
             while waiting or asked:
-                while waiting and (decoder := self._team.take(wait=not asked)) is not None:
-                    if decoder.closed:  # we have hung up
+                while waiting and (decoder := team.take()) is not None:
+                    file = decoder.line.fileno()
+                    if file < 0:  # we have hung up
                         decoder.lost = True
-                        self._team.give_back(decoder)
+                        team.give_back(decoder)
                         continue
-                    part, file = waiting.popleft(), decoder.line.fileno()
+                    part = waiting.popleft()
                     asked[file] = decoder, part
-                    answers.register(file, select.POLLIN)
                     decoder.ask(images[part], keep=keep)
-                if not asked:
+                if not asked and not team.size:
                     return
-                ready = [file for file, _ in answers.poll(1e3 * PATIENCE)]
-                for file in ready or list(asked):
-                    answers.unregister(file)
+                ready = team.heard(asked, bell=bool(waiting))
+                if ready is None and not asked:
+                    return  # others have them all, and do not give them back
+                for file in list(asked) if ready is None else ready:
                     decoder, part = asked.pop(file)
-                    decoder.lost |= not ready
+                    decoder.lost |= ready is None
                     try:
                         yield part, decoder.managed(len(images[part]))
                     finally:
-                        self._team.give_back(decoder)
+                        team.give_back(decoder)
         finally:
-            for decoder, part in asked.values():  # nobody wants to know any more
-                decoder.managed(len(images[part]))
-                self._team.give_back(decoder)
+            for decoder, _ in asked.values():  # whose answers nobody wants any more
+                decoder.lost = True
+                team.give_back(decoder)
 
 
 class _Team:
-    """Those that can work: some are at it, and others wait."""
+    """Those that can work: some are at it, and others wait. A bell rings when one is free."""
 
     def __init__(self) -> None:
         self.size = 0
         self.idle: deque[Decoder] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._bell).atexit = False
 
     def join(self, decoder: Decoder) -> None:
-        with self._changed:
+        with self._lock:
             self.size += 1
             self.idle.append(decoder)
-            self._changed.notify()
+            self._ring()
 
-    def take(self, *, wait: bool) -> Decoder | None:
-        """One that has nothing to do; None where there is none, or none at all any more."""
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self.idle or not self.size)
-            return self.idle.popleft() if self.idle else None
+    def take(self) -> Decoder | None:
+        """One that has nothing to do."""
+        with self._lock:
+            found = self.idle.popleft() if self.idle else None
+            if self.idle:  # for others: who has heard the bell has silenced it
+                self._ring()
+            return found
 
     def give_back(self, decoder: Decoder) -> None:
-        with self._changed:
+        with self._lock:
             if decoder.lost:
                 self.size -= 1
             else:
                 self.idle.append(decoder)
-            self._changed.notify_all()
+            self._ring()
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def heard(self, files: Iterable[int], *, bell: bool) -> list[int] | None:
+        """Those of the files that have news, once there are any, or, with `bell`, once one is free;
+        None where nothing is heard for as long as we wait."""
+        news = select.poll()
+        for file in (*files, self._bell) if bell else files:
+            news.register(file, select.POLLIN)
+        found = [file for file, _ in news.poll(1e3 * PATIENCE)]
+        if self._bell in found:
+            found.remove(self._bell)
+            with suppress(BlockingIOError):  # another has silenced it
+                os.eventfd_read(self._bell)
+            return found
+        return found or None
 
 
 def possible() -> bool:
@@ -289,7 +312,7 @@ def _without_handlers() -> None:
 
 
 def _copies(
-    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, images: Images
+    lines: Sequence[socket.socket], pixels: np.ndarray, max_pixels: int, images: Listing
 ) -> None:
     """In the first copy, which makes the others and waits for them."""
     os.setpgid(0, 0)  # to be ended together
@@ -317,7 +340,7 @@ def _close_all_but(kept: Sequence[int]) -> None:
                 os.close(file)
 
 
-def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, images: Images) -> None:
+def _work(line: socket.socket, pixels: np.ndarray, max_pixels: int, images: Listing) -> None:
     packed = [] if images.pack is None else [images.pack.records, images.pack.pixels]
     _close_all_but([line.fileno(), *packed])
     squashed(np.zeros((9, 9, 3), np.uint8), 8)  # what hangs is to hang before it is asked

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # it opens what is here
     from acclimate.data.source import ImageSource
 
 T = TypeVar("T")
+MOST_HELD = 12  # of what a GPU works on, two things for each step that it has not done
 SHARE = 0.25  # of a GPU's free memory that images may take
 
 
@@ -129,6 +130,8 @@ class Held:
         return self
 
     def until(self, done: torch.cuda.Event, made: object) -> None:
+        if len(self._held) >= MOST_HELD:  # the host is far ahead: memory is not to grow with it
+            self._held[0][0].synchronize()
         while self._held and self._held[0][0].query():  # type: ignore[no-untyped-call]
             self._held.popleft()
         self._held.append((done, made))

@@ -320,7 +320,7 @@ class ImageSource:
             if not self.processes or self.decoders is not None:
                 return
             files = self.kept.files if isinstance(self.kept, Pack) else None
-            images = decoders.Images.at(self.manifest.image_files(self.first), files)
+            images = decoders.Listing.at(self.manifest.image_files(self.first), files)
             try:
                 self.decoders = decoders.Decoders(
                     self.workers, self.size, self.config.max_pixels, images

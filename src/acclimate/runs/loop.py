@@ -130,16 +130,20 @@ class Loop:
                 self.bf16,
                 faster,
             )
-            batches = self.loader.batches(progress.step, self.phase.steps)
             first = progress.step
-            for step, batch in enumerate(batches, start=first):
-                known = self.prepare(batch)
-                if step == first and self.world.size == 1:
-                    parts.until_it_fits(lambda: self._step(take, known, step), len(known))  # noqa: B023
-                else:
-                    self._later_step(take, known, step)
-                progress = self._after(optimiser, progress, step + 1, parts.count)
-                self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+            batches = self.loader.batches(first, self.phase.steps)
+            try:
+                for step, batch in enumerate(batches, start=first):
+                    known = self.prepare(batch)
+                    # The first makes what the optimiser keeps, so that the second takes more.
+                    if step <= first + 1 and self.world.size == 1:
+                        parts.until_it_fits(lambda: self._step(take, known, step), len(known))  # noqa: B023
+                    else:
+                        self._step(take, known, step)
+                    progress = self._after(optimiser, progress, step + 1, parts.count)
+                    self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+            except torch.OutOfMemoryError as error:  # statistics may be half a step further
+                raise RunError(self._too_little_memory(progress.step + 1)) from error
         self._agree()
         window = None if self._average is None else self._average.window
         if window is None and self.phase.keep == "best" and progress.best_step is not None:
@@ -192,16 +196,15 @@ class Loop:
         if self._average is not None:
             self._average.update(step + 1)
 
-    def _later_step(self, take: Stepper, batch: Batch, step: int) -> None:
-        try:
-            self._step(take, batch, step)
-        except torch.OutOfMemoryError as error:  # statistics may be half a step further
-            raise RunError(
-                f"{phase_name(self.phase.name)}: step {step + 1} found too little of the GPU's "
-                f"memory, perhaps because other work takes more of it now; the same command goes "
-                f"on at the last checkpoint and sees what fits; or lower train.per_domain, "
-                f"embedding.per_domain or data.image_size, in a new run folder"
-            ) from error
+    def _too_little_memory(self, step: int) -> str:
+        found = f"{phase_name(self.phase.name)}: step {step} found too little of the GPU's memory"
+        lower = "lower train.per_domain, embedding.per_domain or data.image_size"
+        if self.world.size > 1:
+            return f"{found}; set train.parts, or {lower}, in a new run folder"
+        return (
+            f"{found}, perhaps because other work takes more of it now; the same command goes on "
+            f"at the last checkpoint and sees what fits; or {lower}, in a new run folder"
+        )
 
     def _after(
         self, optimiser: torch.optim.Optimizer, progress: Position, done: int, parts: int

@@ -38,7 +38,7 @@ def _as_many_as_fit(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: 
     try:
         return pass_on(x)
     except torch.OutOfMemoryError:
-        if len(x) == 1 or _normalises_by_batch(network):
+        if len(x) <= 1 or _normalises_by_batch(network):
             raise
     # Not before the error, and all that it holds, is gone.
     return torch.cat([_as_many_as_fit(pass_on, network, half) for half in x.tensor_split(2)])
