@@ -157,10 +157,13 @@ class Small(nn.Module):
 def test_on_a_gpu_as_many_as_fit() -> None:
     body, x = Small(2), torch.rand(7, 3, 5, 5)
     found = piecewise._as_many_as_fit(body, body.eval(), x)
-    assert body.counts == [7, 4, 2, 2, 3, 2, 1]
+    assert body.counts == [7, 4, 2, 2, 2, 1]
     assert torch.equal(found, x.mean((2, 3)))
+    body.counts.clear()
+    assert torch.equal(piecewise._as_many_as_fit(body, body, x), found)
+    assert body.counts == [2, 2, 2, 1], "what does not fit is not tried again"
     with pytest.raises(torch.OutOfMemoryError):
-        piecewise._as_many_as_fit(Small(0), body, x)
+        piecewise._as_many_as_fit(Small(0), Small(0).eval(), x)
     body.counts.clear()
     with pytest.raises(torch.OutOfMemoryError):  # each would be normalised by other ones
         piecewise._as_many_as_fit(body, body.train(), x)

@@ -9,6 +9,7 @@ every loss and penalty is what it is without pieces.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 SMALL = 64  # pixels: at or below, what a network makes of an image takes little memory
 BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take more memory
+
+_FITTING: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # images, on small GPUs
 
 
 def few_at_a_time(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
@@ -35,12 +38,15 @@ def few_at_a_time(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Te
 
 
 def _as_many_as_fit(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
-    try:
-        return pass_on(x)
-    except torch.OutOfMemoryError:
-        if len(x) <= 1 or _normalises_by_batch(network):
-            raise
-    # Not before the error, and all that it holds, is gone.
+    """At once, unless as many have been found not to fit: then half of them at a time."""
+    if len(x) <= _FITTING.get(network, len(x)) or _normalises_by_batch(network):
+        try:
+            return pass_on(x)
+        except torch.OutOfMemoryError:
+            if len(x) <= 1 or _normalises_by_batch(network):
+                raise
+        # Not before the error, and all that it holds, is gone.
+        _FITTING[network] = ceil(len(x) / 2)
     return torch.cat([_as_many_as_fit(pass_on, network, half) for half in x.tensor_split(2)])
 
 
