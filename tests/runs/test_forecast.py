@@ -10,6 +10,7 @@ import torch
 from acclimate.config import RunConfig
 from acclimate.data import on_device
 from acclimate.data.manifest import Manifest
+from acclimate.learn.frozen import BATCH
 from acclimate.learn.model import build_networks
 from acclimate.runs import forecast as module
 from acclimate.runs.folder import RunFolder
@@ -161,3 +162,38 @@ def test_features_that_were_extracted_before_take_no_time(
     train(config, data, tmp_path / "other", device="cpu")
     after = forecast(make_plan(config, data), folder, "cpu").seconds
     assert set(before) - set(after) == {"features of 96 images"}
+
+
+class Passing:
+    """An extraction whose batches take as long as they are told to, by a clock of its own."""
+
+    def __init__(self, *takes: float) -> None:
+        self.takes, self.now = list(takes), 0.0
+
+    def passed(self, stored: torch.Tensor) -> None:
+        self.now += self.takes.pop(0)
+
+
+class Blank:
+    labels = np.zeros(0)
+
+    def take(self, rows: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        return torch.zeros(len(rows), 1), rows >= 0
+
+
+@pytest.mark.parametrize(
+    ("takes", "count", "expected"),
+    [
+        ((50, 6, 10, 1), 4 * BATCH, 16 / (2 * BATCH)),  # those between
+        ((50, 6), BATCH + 8, 56 / (BATCH + 8)),
+        ((7,), 5, 7 / 5),
+    ],
+)
+def test_extraction_is_timed_as_it_goes_on_for_long(
+    takes: tuple[float, ...], count: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = Passing(*takes)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: passing.now)
+    found = module._extracting(passing, Blank(), np.arange(count))  # type: ignore[arg-type]
+    assert found == pytest.approx(expected)
+    assert module._extracting(passing, Blank(), np.full(3, -1)) == 0, "none can be read"  # type: ignore[arg-type]
