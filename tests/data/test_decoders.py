@@ -150,6 +150,7 @@ def test_what_processes_decode_is_kept(opened: Callable[..., ImageSource]) -> No
     rows = np.arange(len(images.first))
     first, good = images.take(rows)
     assert images.kept is not None and (images.kept.have == good).all()
+    assert good.sum() == len(rows) - 1
     assert (images.kept.pixels[good] == first[good]).all()
     some = rows[good][::3]  # in another order, some being kept
     images.kept.have[some] = False
@@ -246,22 +247,55 @@ class Slow:
         self.theirs.send(b"x")
 
     def managed(self, count: int) -> str:
-        self.line.recv(1)
-        return "done"
+        return "lost" if self.lost else self.line.recv(1).decode()
 
     def close(self) -> None:
         self.line.close()
         self.theirs.close()
 
 
-def test_who_waits_for_one_is_told_of_others() -> None:
+@pytest.fixture
+def slow() -> Iterator[tuple[decoders.Decoders, Slow, Slow]]:
+    """Two of them."""
+    made = object.__new__(decoders.Decoders)
+    made._count, made._team = 2, decoders._Team()
+    both = Slow(), Slow()
+    for one in both:
+        made._team.join(one)  # type: ignore[arg-type]
+    yield made, *both
+    for one in both:
+        one.close()
+
+
+def test_all_that_do_not_answer_in_time_are_given_up_at_once(
+    slow: tuple[decoders.Decoders, Slow, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "PATIENCE", 0.05)
+    made, first, second = slow
+    assert [found for _, found in made.managed(np.arange(2), keep=False)] == ["lost", "lost"]
+    assert first.lost and second.lost and made._team.size == 0
+
+
+def test_a_bell_rings_on_for_others(
+    slow: tuple[decoders.Decoders, Slow, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has heard it takes one of two."""
+    monkeypatch.setattr(decoders, "PATIENCE", 0.05)
+    team = slow[0]._team
+    assert team.heard([], bell=True) == [] and team.heard([], bell=True) is None
+    assert team.take() is not None
+    assert team.heard([], bell=True) == []
+    assert team.take() is not None and team.take() is None
+    assert team.heard([], bell=True) is None
+
+
+def test_who_waits_for_one_is_told_of_others(
+    slow: tuple[decoders.Decoders, Slow, Slow],
+) -> None:
     """One has asked both, and another comes: it gets the first that is free, and, while that one
     works, the second."""
-    made, team = object.__new__(decoders.Decoders), decoders._Team()
-    made._count, made._team = 2, team
-    first, second = Slow(), Slow()
-    for one in (first, second):
-        team.join(one)  # type: ignore[arg-type]
+    made, first, second = slow
+    team = made._team
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(lambda: list(made.managed(np.arange(2), keep=False)))
         wait_for(lambda: bool(first.asked and second.asked))
@@ -275,8 +309,6 @@ def test_who_waits_for_one_is_told_of_others() -> None:
         second.answer()
         assert len(other.result(60)) == 2
     assert len(team.idle) == 2
-    first.close()
-    second.close()
 
 
 PACKED = DataConfig(cache_gib=0.0, pack_gib=1.0, workers=2)
@@ -320,6 +352,10 @@ def test_processes_put_images_into_a_pack_and_find_them_there(
     found.put(image, painted)
     images.kept.have[image] = False
     assert (images.take_images(np.array([image]))[0][0].numpy() == painted).all()
+    # Nor is it looked at any more once it has failed.
+    images.kept.problem, images.kept.have[image] = OSError("full"), False
+    assert (images.take_images(np.array([image]))[0][0] == pixels[good][0]).all()
+    assert not images.kept.have[image] and found.find(image)
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class ImageSource:
         keep = isinstance(self.kept, Pack) and self.kept.problem is None
         for part, found in self.decoders.managed(wanted, keep=keep):
             managed[asked[part]] = found.good
-            _copied(found.pixels, found.good, out, into[part])
+            _copied(found.pixels, out, into[part])  # ours will write over what is not good
             self._keep(wanted[part], found)
         return managed
 
@@ -311,7 +311,7 @@ class ImageSource:
             self.kept.have[images[found.kept]] = True
             self.kept.problem = self.kept.problem or found.problem
         elif isinstance(self.kept, InMemory):
-            _copied(found.pixels, found.good, self.kept.pixels.numpy(), images)
+            _copied(found.pixels, self.kept.pixels.numpy(), images)
             self.kept.have[images[found.good]] = True
 
     def get_ready(self) -> None:
@@ -329,12 +329,10 @@ class ImageSource:
                 self.processes = False
 
 
-def _copied(pixels: np.ndarray, good: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
-    """`out[places] = pixels`, of the good ones; in one go where their places follow each other."""
+def _copied(pixels: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+    """`out[places] = pixels`, in one go where their places follow each other."""
     start = int(places[0])
-    if not good.all():
-        out[places[good]] = pixels[good]
-    elif np.array_equal(places, np.arange(start, start + len(places))):
+    if np.array_equal(places, np.arange(start, start + len(places))):
         np.copyto(out[start : start + len(places)], pixels)
     else:
         out[places] = pixels
