@@ -148,8 +148,11 @@ def test_images_that_are_in_no_file_are_for_threads(
 def test_what_processes_decode_is_kept(opened: Callable[..., ImageSource]) -> None:
     images = opened(DataConfig(cache_gib=1.0, pack_gib=0.0, workers=2))
     rows = np.arange(len(images.first))
+    assert images.kept is not None
+    images.kept.pixels[~images.kept.have] = 77  # as if another thread had read it before
     first, good = images.take(rows)
-    assert images.kept is not None and (images.kept.have == good).all()
+    assert (images.kept.have == good).all()
+    assert (images.kept.pixels[~good] == 77).all(), "what processes do not manage is left alone"
     assert good.sum() == len(rows) - 1
     assert (images.kept.pixels[good] == first[good]).all()
     some = rows[good][::3]  # in another order, some being kept

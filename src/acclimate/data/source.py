@@ -311,8 +311,10 @@ class ImageSource:
             self.kept.have[images[found.kept]] = True
             self.kept.problem = self.kept.problem or found.problem
         elif isinstance(self.kept, InMemory):
-            _copied(found.pixels, self.kept.pixels.numpy(), images)
-            self.kept.have[images[found.good]] = True
+            # No others: another thread may have read and kept one of those meanwhile.
+            good = images[found.good]
+            self.kept.pixels.numpy()[good] = found.pixels[found.good]
+            self.kept.have[good] = True
 
     def get_ready(self) -> None:
         """Start the processes that decode, if there are to be any."""
