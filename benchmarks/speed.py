@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from statistics import harmonic_mean, median
 from typing import Any
@@ -231,8 +232,10 @@ def rates_beside(
             with one_batch() if name == CEILING else nullcontext():
                 rates.append(rate_of(bench.trained(f"{name}, turn {turn}", config)[0]))
         say("images/s", {name: rates[-1] for name, rates in found.items()})
-    shares = {name: np.divide(rates, found[CEILING]) for name, rates in found.items()}
-    return {name: (median(rates), float(np.median(shares[name]))) for name, rates in found.items()}
+    return {
+        name: (median(rates), median(map(truediv, rates, found[CEILING])))
+        for name, rates in found.items()
+    }
 
 
 def training(bench: Bench) -> list[Row]:
@@ -357,7 +360,11 @@ def by_processes(bench: Bench, count: int) -> Row:
         source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
     batches, turns = np.array_split(np.arange(count), max(count // 96, 1)), 10
     source.get_ready()
-    while source.decoders is None or len(source.decoders._team.idle) < source.workers:
+    if source.decoders is None:
+        return {"decoder": "ours, by processes: not on this system"}
+    for _ in range(100):
+        if len(source.decoders._team.idle) == source.workers:
+            break
         time.sleep(0.1)
     with ThreadPoolExecutor(2) as askers:  # as many as load batches
         list(askers.map(source.take, batches))
@@ -365,7 +372,7 @@ def by_processes(bench: Bench, count: int) -> Row:
         list(askers.map(source.take, batches * turns))
         own, taken = time.process_time() - own, time.perf_counter() - started
     return {
-        "decoder": f"ours, by {source.workers} processes",
+        "decoder": f"ours, by {source.decoders._team.size} processes",
         "images/s": turns * count / taken,
         "our own µs an image": 1e6 * own / (turns * count),
     }

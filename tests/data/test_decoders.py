@@ -241,7 +241,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.line, self.theirs = socket.socketpair()
-        self.lost, self.asked = False, list[int]()
+        self.lost, self.closed, self.asked = False, False, list[int]()
 
     def ask(self, images: np.ndarray, *, keep: bool) -> None:
         self.asked.extend(images.tolist())

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acclimate.data.on_device import sent
+
 SCALE = (0.7, 1.0)
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
@@ -56,9 +58,8 @@ class Draws:
         return Draws(self.size, self.order, *(getattr(self, name)[indices] for name in _ARRAYS))
 
     def sent(self, device: torch.device) -> "Numbers":
-        """Where the images are. Nobody waits for them."""
-        values = torch.from_numpy(self.packed()).to(device, non_blocking=True)
-        return Numbers(self.size, self.order, values)
+        """Where the images are."""
+        return Numbers(self.size, self.order, sent(torch.from_numpy(self.packed()), device))
 
     def packed(self) -> np.ndarray:
         """float32 [11,k], to be sent in one piece: what `crop_and_flip` takes, the factors of

@@ -170,13 +170,12 @@ class Decoders:
         try:
             while waiting or asked:
                 while waiting and (decoder := team.take()) is not None:
-                    file = decoder.line.fileno()
-                    if file < 0:  # we have hung up
+                    if decoder.closed:  # we have hung up
                         decoder.lost = True
                         team.give_back(decoder)
                         continue
                     part = waiting.popleft()
-                    asked[file] = decoder, part
+                    asked[decoder.line.fileno()] = decoder, part
                     decoder.ask(images[part], keep=keep)
                 if not asked and not team.size:
                     return

@@ -44,7 +44,7 @@ from acclimate.runs.optimisation import (
     learning_rate,
     make_optimiser,
 )
-from acclimate.runs.parts import Parts
+from acclimate.runs.parts import LOWER, Parts
 from acclimate.runs.records import Loss, Validated
 from acclimate.runs.swad import Swad
 
@@ -198,12 +198,11 @@ class Loop:
 
     def _too_little_memory(self, step: int) -> str:
         found = f"{phase_name(self.phase.name)}: step {step} found too little of the GPU's memory"
-        lower = "lower train.per_domain, embedding.per_domain or data.image_size"
         if self.world.size > 1:
-            return f"{found}; set train.parts, or {lower}, in a new run folder"
+            return f"{found}; set train.parts, or {LOWER}, in a new run folder"
         return (
             f"{found}, perhaps because other work takes more of it now; the same command goes on "
-            f"at the last checkpoint and sees what fits; or {lower}, in a new run folder"
+            f"at the last checkpoint and sees what fits; or {LOWER}, in a new run folder"
         )
 
     def _after(

@@ -10,6 +10,7 @@ from acclimate.learn.objective import Objective
 from acclimate.runs.compiling import trained_backbones
 
 LEAST = 2  # images of a part: batch norm takes no single one
+LOWER = "lower train.per_domain, embedding.per_domain or data.image_size"  # where nothing helps
 
 
 class Parts:
@@ -65,10 +66,7 @@ class Parts:
     def _too_large(self, images: int) -> str:
         name = type(self.objective).__name__
         why = "" if self.objective.divisible else f", and {name} cannot work it off in parts"
-        return (
-            f"the GPU's memory is too small for a batch of {images} images{why}; lower "
-            f"train.per_domain, embedding.per_domain or data.image_size"
-        )
+        return f"the GPU's memory is too small for a batch of {images} images{why}; {LOWER}"
 
 
 def said(parts: int) -> str:
