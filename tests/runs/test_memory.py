@@ -1,5 +1,6 @@
 """What a step takes is tried; a batch that does not fit is worked off in parts, or refused."""
 
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.model import build_networks
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses, Objective
-from acclimate.runs import memory
+from acclimate.runs import memory, trial
 from acclimate.runs.checkpoint import parts_of
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.memory import Stage, fitting_parts
@@ -321,17 +322,30 @@ print(peak() - before)
 
 @pytest.mark.slow
 def test_the_trial_tells_what_a_step_takes(tiny: Tiny) -> None:
-    """Within 15 %, from batches of a sixth and less."""
+    """Within 15 %, from batches of a sixth and less.
+
+    How the heap happens to be cut up adds up to a fifth to what a single process takes.
+    """
     settings = {"model.backbone": "efficientnet-lite0", "train.optimiser.lr": 1e-3}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        need = tried(tiny("erm", **settings), 2, 3, 128, embedding=False, bf16=False)
+        said = statistics.median(_said_of(24, tiny("erm", **settings)) for _ in range(3))
     finally:
         torch.set_num_threads(before)
+    assert said == pytest.approx(min(_taken() for _ in range(4)), rel=0.15)
+
+
+def _said_of(images: int, config: RunConfig) -> float:
+    trial._asked.cache_clear()
+    need = tried(config, 2, 3, 128, embedding=False, bf16=False)
     assert need is not None
+    return need.of(images)
+
+
+def _taken() -> int:
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
-    assert need.of(24) == pytest.approx(int(done.stdout), rel=0.15)
+    return int(done.stdout)
 
 
 def test_a_limit_below_the_machines_memory_counts(
