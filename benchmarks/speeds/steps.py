@@ -1,0 +1,166 @@
+"""What a step takes: penalties, memory, waits for the GPU."""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from acclimate.config import RunConfig, as_dict
+from acclimate.data.batches import Batch
+from acclimate.learn.algorithms import names
+from acclimate.learn.penalties import coral, irm, mmd2
+from acclimate.runs.folder import RunFolder
+from acclimate.runs.forecast import forecast
+from acclimate.runs.loop import Loop
+from acclimate.runs.plan import make_plan
+from acclimate.runs.training import train
+from speeds.bench import Bench, Row, one_batch, say
+
+
+def penalties(bench: Bench) -> list[Row]:
+    width, per_domain, classes = 256, 8, 16
+    rows = []
+    for domains in (4, 16, 64, 256, 512):
+        count = domains * per_domain
+        x = torch.randn(count, width, device=bench.device, requires_grad=True)
+        y = torch.randint(classes, (count,), device=bench.device)
+        domain = torch.arange(domains).repeat_interleave(per_domain)  # the host's, as in training
+        row: Row = {"domains": domains, "rows": count}
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "coral": lambda: coral(x, domain),  # noqa: B023
+            "mmd": lambda: mmd2(x, domain),  # noqa: B023
+            "irm": lambda: irm(x[:, :classes], y, domain),  # noqa: B023
+        }
+        for name, way in ways.items():
+            row[f"{name} ms"] = 1e3 * bench.seconds(lambda: way().sum().backward(), 3)  # noqa: B023
+        rows.append(row)
+    return rows
+
+
+def memory(bench: Bench) -> list[Row]:
+    """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
+    rows: list[Row] = []
+    few = {"train.steps": 20, "train.checkpoint_every": 20}
+    for name, config in {
+        "ERM": bench.config(**few),
+        "CORAL in 4 parts": bench.config("coral", **few, **{"train.parts": 4}),
+    }.items():
+        said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
+        row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}
+        rows.append({**row, "said / taken": said / taken})
+        say("memory", rows[-1])
+    return [*rows, *_squeezed(bench)] if bench.device.type == "cuda" else rows
+
+
+def _said_and_taken(bench: Bench, config: RunConfig, out: Path) -> tuple[float, float]:
+    """Bytes, as `acclimate train` says and takes them; on a CPU in a process of its own."""
+    if bench.device.type == "cuda":
+        plan = make_plan(config, bench.manifest, device=str(bench.device))
+        before = torch.cuda.memory_allocated(bench.device)
+        said = forecast(plan, RunFolder(out), str(bench.device)).memory
+        assert said is not None
+        return said - before, _taken(bench, config, out)
+    code = (
+        "import json, sys, torch; from pathlib import Path; "
+        "from acclimate.config import RunConfig, from_dict; "
+        "from acclimate.data.manifest import Manifest; "
+        "from acclimate.runs.folder import RunFolder; "
+        "from acclimate.runs.forecast import forecast; from acclimate.runs.plan import make_plan; "
+        "from acclimate.runs.training import train; from acclimate.runs.trial import peak; "
+        "settings, data, out, threads = json.load(sys.stdin); torch.set_num_threads(threads); "
+        "config = from_dict(RunConfig, settings, where='benchmark'); "
+        "data, out = Manifest.open(Path(data)), Path(out); "
+        "said = forecast(make_plan(config, data, device='cpu'), RunFolder(out), 'cpu').memory; "
+        "train(config, data, out, device='cpu'); print(json.dumps([said, peak()]))"
+    )
+    manifest = bench.folder / "memory.parquet"
+    bench.manifest.write(manifest)
+    asked = json.dumps([as_dict(config), str(manifest), str(out), torch.get_num_threads()])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    said, taken = json.loads(done.stdout.splitlines()[-1])
+    return said, taken
+
+
+def _taken(bench: Bench, config: RunConfig, out: Path) -> float:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(bench.device)
+    before = torch.cuda.memory_allocated(bench.device)
+    train(config, bench.manifest, out, device=str(bench.device))
+    return float(torch.cuda.max_memory_allocated(bench.device) - before)
+
+
+def _squeezed(bench: Bench) -> list[Row]:
+    """A batch four times as large, in a quarter of the memory that it would take whole."""
+    more = {"train.per_domain": 4 * bench.scale.per_domain, "train.steps": 20}
+    config = bench.config("coral", **more, **{"train.checkpoint_every": 20})
+    whole = _taken(bench, config, bench.folder / "whole")
+    total = torch.cuda.get_device_properties(bench.device).total_memory
+    lines: list[str] = []
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(bench.device)  # by other parts, which compile
+    share = (before + 0.25 * whole) / total
+    torch.cuda.set_per_process_memory_fraction(max(share, 0.02), bench.device)
+    try:
+        out = bench.folder / "squeezed"
+        train(config, bench.manifest, out, device=str(bench.device), say=lines.append)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
+    losses = [RunFolder(bench.folder / n).records().losses[-1] for n in ("whole", "squeezed")]
+    rows: list[Row] = [
+        {"work": name, "loss": loss.risk, "images/s": loss.images_per_second}
+        for name, loss in zip(("CORAL, a large batch", "in a quarter of it"), losses, strict=True)
+    ]
+    rows[0]["taken GiB"] = whole / 2**30
+    return [*rows, *({"work": line} for line in lines if "memory" in line)]
+
+
+def waits(bench: Bench) -> list[Row]:
+    """How often the host waits for the GPU in ten steps of training, by algorithm."""
+    if bench.device.type != "cuda":
+        return [{"algorithm": "only on a GPU"}]
+    rows = []
+    for name in names():
+        config = bench.config(
+            name,
+            **{
+                "model.backbone": "small-cnn",
+                "data.image_size": 32,
+                "train.steps": 10,
+                "train.checkpoint_every": 10,
+            },
+        )
+        with one_batch(), counted_waits() as found:
+            bench.trained(f"waits {name}", config)
+        places = ", ".join(dict.fromkeys(found))
+        rows.append({"algorithm": name, "waits in 10 steps": len(found), "where": places})
+    return rows
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[str]]:
+    """The places in the steps of Step B where the host waited for the GPU."""
+    found: list[str] = []
+    step = Loop._step
+
+    def watched(self: Loop, take: Any, batch: Batch, number: int) -> None:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn" if self.phase.name == "main" else before)
+            try:
+                step(self, take, batch, number)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        waited = (one for one in said if "called a synchronizing" in str(one.message))
+        found.extend(f"{Path(one.filename).name}:{one.lineno}" for one in waited)
+
+    with mock.patch.object(Loop, "_step", watched):
+        yield found
