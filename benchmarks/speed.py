@@ -84,13 +84,15 @@ def main() -> None:
     for name, type_ in Scale.__annotations__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type_)
     arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else list(PARTS)
+    if unknown := [part for part in wanted if part not in PARTS]:
+        parser.error(f"there is no part '{unknown[0]}'; use {', '.join(PARTS)}")
     device = pick_device(arguments.device)
     given = {name: getattr(arguments, name) for name in Scale.__annotations__}
     scale = replace(
         GPU if device.type == "cuda" else CPU,
         **{name: value for name, value in given.items() if value is not None},
     )
-    wanted = arguments.only.split(",") if arguments.only else list(PARTS)
     found: dict[str, Any] = {"machine": machine(device), "scale": vars(scale)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
