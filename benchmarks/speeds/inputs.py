@@ -72,6 +72,8 @@ def by_processes(bench: Bench, count: int) -> Row:
         if len(source.decoders._team.idle) == source.workers:
             break
         time.sleep(0.1)
+    else:
+        return {"decoder": "ours, by processes: they did not start"}
     with ThreadPoolExecutor(2) as askers:  # as many as load batches
         list(askers.map(source.take, batches))
         started, own = time.perf_counter(), time.process_time()

@@ -13,7 +13,6 @@ from unittest import mock
 import torch
 
 from acclimate.config import RunConfig, as_dict
-from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import names
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.runs.folder import RunFolder
@@ -150,13 +149,13 @@ def counted_waits() -> Iterator[list[str]]:
     found: list[str] = []
     step = Loop._step
 
-    def watched(self: Loop, take: Any, batch: Batch, number: int) -> None:
+    def watched(self: Loop, *given: Any) -> None:
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn" if self.phase.name == "main" else before)
             try:
-                step(self, take, batch, number)
+                step(self, *given)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         waited = (one for one in said if "called a synchronizing" in str(one.message))

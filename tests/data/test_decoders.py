@@ -292,6 +292,20 @@ def test_a_bell_rings_on_for_others(
     assert team.heard([], bell=True) is None
 
 
+def test_all_who_wait_hear_that_nobody_is_left(
+    slow: tuple[decoders.Decoders, Slow, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "PATIENCE", 0.05)
+    team = slow[0]._team
+    for one in slow[1:]:
+        assert team.take() is one  # type: ignore[comparison-overlap]
+        one.lost = True
+        team.give_back(one)  # type: ignore[arg-type]
+    for _ in range(3):
+        assert team.heard([], bell=True) == [] and team.take() is None
+    assert not team.size
+
+
 def test_who_waits_for_one_is_told_of_others(
     slow: tuple[decoders.Decoders, Slow, Slow],
 ) -> None:

@@ -21,6 +21,7 @@ from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs import memory, trial
 from acclimate.runs.checkpoint import parts_of
+from acclimate.runs.compiling import trained_backbones
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.memory import Stage, fitting_parts
 from acclimate.runs.optimisation import Stepper
@@ -244,12 +245,12 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
 ) -> None:
     """Nothing is lost: the same command trains to what it would have become."""
     config, data = tiny("erm"), Manifest.from_folder(tree)
-    step, batches = Loop._step, Loader.batches
+    gradients, batches = Stepper.gradients, Loader.batches
 
-    def fails(self: Loop, take: Stepper, batch: Batch, number: int) -> None:
+    def fails(self: Stepper, batch: Batch, number: int) -> list[Losses]:
         if number == 4:
             _fail()
-        step(self, take, batch, number)
+        return gradients(self, batch, number)
 
     def runs_out(self: Loader, start: int, stop: int) -> Iterator[Batch]:
         yield from batches(self, start, 4)
@@ -257,7 +258,7 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
 
     with monkeypatch.context() as once:
         if where == "step":
-            once.setattr(Loop, "_step", fails)
+            once.setattr(Stepper, "gradients", fails)
         elif where == "batches":
             once.setattr(Loader, "batches", runs_out)
         else:
@@ -270,22 +271,71 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_second_step_that_takes_more_gets_more_parts(
+class Small:
+    """A GPU that holds what the model's steps of so many parts take, by step, and no more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, least: dict[int, int]) -> None:
+        self.tries: list[int] = []
+        usual = Stepper.gradients
+
+        def gradients(stepper: Stepper, batch: Batch, step: int) -> list[Losses]:
+            self.tries.append(step)
+            found = usual(stepper, batch, step)  # to the end: all that it changes is to be put back
+            (backbone,) = trained_backbones(stepper.objective)
+            if backbone.parts < least.get(step, 1):
+                _fail()
+            return found
+
+        patch.setattr(Stepper, "gradients", gradients)
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "group-dro"])
+def test_a_first_step_becomes_what_it_would_have_in_so_many_parts(
+    algorithm: str, tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same random numbers, statistics and weights of domains."""
+    data, dropout = Manifest.from_folder(tree), {"model.dropout": 0.5}
+    with monkeypatch.context() as patch:
+        small = Small(patch, {0: 2})
+        train(tiny(algorithm, **dropout), data, tmp_path / "found", device="cpu")
+    assert small.tries[:3] == [0, 0, 1]
+    train(tiny(algorithm, **dropout, **{"train.parts": 2}), data, tmp_path / "told", device="cpu")
+    assert_same_weights(tmp_path / "found", tmp_path / "told")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "least", "tries"),
+    [
+        ("erm", {1: 4}, [0, 1, 1, 1, 2]),
+        # Two steps of the adversary, then the model's first; its second is the sixth.
+        ("dann", {2: 2, 5: 4}, [0, 1, 2, 2, 3, 4, 5, 5, 6]),
+    ],
+)
+def test_a_second_step_of_the_model_that_takes_more_gets_more_parts(
+    algorithm: str,
+    least: dict[int, int],
+    tries: list[int],
+    tiny: Tiny,
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"hparams.discriminator_steps": 2} if algorithm == "dann" else {}
+    small, said = Small(monkeypatch, least), list[str]()
+    config = tiny(algorithm, **own, **{"train.steps": 8})
+    train(config, Manifest.from_folder(tree), tmp_path, device="cpu", say=said.append)
+    assert small.tries[: len(tries)] == tries
+    assert "in 4 parts" in [line for line in said if "too small" in line][-1]
+
+
+def test_weights_that_moved_are_not_moved_again(
     tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, tries = Loop._step, list[int]()
-
-    def fails(self: Loop, take: Stepper, batch: Batch, step: int) -> None:
-        tries.append(step)
-        if tries == [0, 1]:
-            _fail()
-        usual(self, take, batch, step)
-
-    monkeypatch.setattr(Loop, "_step", fails)
-    said: list[str] = []
-    train(tiny("erm"), Manifest.from_folder(tree), tmp_path, device="cpu", say=said.append)
-    assert tries[:4] == [0, 1, 1, 2]
-    assert "in 2 parts" in next(line for line in said if "too small" in line)
+    small = Small(monkeypatch, {})
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: _fail())
+    with pytest.raises(RunError, match="step 1 found too little of the GPU's memory"):
+        train(tiny("erm"), Manifest.from_folder(tree), tmp_path, device="cpu")
+    assert small.tries == [0]
 
 
 def test_several_processes_are_told_of_parts(tiny: Tiny, tree: Path) -> None:

@@ -215,7 +215,8 @@ class _Team:
         """One that has nothing to do."""
         with self._lock:
             found = self.idle.popleft() if self.idle else None
-            if self.idle:  # for others: who has heard the bell has silenced it
+            # For others: who has heard the bell has silenced it. Nobody left is news to them, too.
+            if self.idle or not self.size:
                 self._ring()
             return found
 

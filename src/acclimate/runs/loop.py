@@ -135,11 +135,8 @@ class Loop:
             try:
                 for step, batch in enumerate(batches, start=first):
                     known = self.prepare(batch)
-                    # The first makes what the optimiser keeps, so that the second takes more.
-                    if step <= first + 1 and self.world.size == 1:
-                        parts.until_it_fits(lambda: self._step(take, known, step), len(known))  # noqa: B023
-                    else:
-                        self._step(take, known, step)
+                    tried = step < first + self._tries and self.world.size == 1
+                    self._step(take, known, step, parts if tried else None)
                     progress = self._after(optimiser, progress, step + 1, parts.count)
                     self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
             except torch.OutOfMemoryError as error:  # statistics may be half a step further
@@ -181,20 +178,32 @@ class Loop:
             if progress.best_step is None or path != self._best(progress.best_step):
                 path.unlink()
 
-    def _step(self, take: Stepper, batch: Batch, step: int) -> None:
+    @property
+    def _tries(self) -> int:
+        """Steps after which memory that was enough is enough. The model's first one makes what its
+        optimiser keeps, so that the second takes more; in an adversary's turns both take less."""
+        adversary = self.objective.adversary
+        return 2 if adversary is None else 2 * (adversary.steps + 1)
+
+    def _step(self, take: Stepper, batch: Batch, step: int, fitting: Parts | None) -> None:
         planned = self.phase.planned or self.phase.steps
         for group in take.optimiser.param_groups:
             group["lr"] = learning_rate(group["settings"], step, planned)
+        work = partial(self._gradients, take, batch, step)
+        found = work() if fitting is None else fitting.until_it_fits(work, len(batch))
+        take.move(step)
+        for losses in found:
+            penalised = not adversary_moves(self.objective, step)
+            self._add(losses, len(batch) / len(found), penalised=penalised)
+        if self._average is not None:
+            self._average.update(step + 1)
+
+    def _gradients(self, take: Stepper, batch: Batch, step: int) -> list[Losses]:
         # Dropout is seeded per step and process, so that nothing of it needs saving.
         name = self.phase.seeded_as or self.phase.name
         seed = derive(self.seed, name, "step", step, self.world.rank)
         with turns(seed) if self._in_turn else own_generator(seed, self.world.device):
-            parts = take(batch, step)
-        for losses in parts:
-            penalised = not adversary_moves(self.objective, step)
-            self._add(losses, len(batch) / len(parts), penalised=penalised)
-        if self._average is not None:
-            self._average.update(step + 1)
+            return take.gradients(batch, step)
 
     def _too_little_memory(self, step: int) -> str:
         found = f"{phase_name(self.phase.name)}: step {step} found too little of the GPU's memory"

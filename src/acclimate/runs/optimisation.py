@@ -35,12 +35,20 @@ class Stepper:
 
     def __call__(self, batch: Batch, step: int) -> list[Losses]:
         """What each part of the batch cost, all parts being of one size."""
+        found = self.gradients(batch, step)
+        self.move(step)
+        return found
+
+    def gradients(self, batch: Batch, step: int) -> list[Losses]:
+        """The first half, after which no parameter has moved."""
         parts = self.settings.accumulate
         self.objective.train()
         self.optimiser.zero_grad(set_to_none=True)
         if self.compiled:
             next_step()
-        found = [self._gradients(batch.part(part, parts), step, parts) for part in range(parts)]
+        return [self._gradients(batch.part(part, parts), step, parts) for part in range(parts)]
+
+    def move(self, step: int) -> None:
         moving = int(adversary_moves(self.objective, step))
         resting = [group for i, group in enumerate(self.optimiser.param_groups) if i != moving]
         for parameter in (p for group in resting for p in group["params"]):
@@ -48,7 +56,6 @@ class Stepper:
         if self.settings.clip:
             nn.utils.clip_grad_norm_(self.objective.parameters(), self.settings.clip)
         self.optimiser.step()
-        return found
 
     def _gradients(self, part: Batch, step: int, parts: int) -> Losses:
         device = self.device.type

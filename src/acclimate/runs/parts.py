@@ -6,7 +6,7 @@ from types import TracebackType
 import torch
 
 from acclimate.core.errors import RunError
-from acclimate.learn.objective import Objective
+from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.compiling import trained_backbones
 
 LEAST = 2  # images of a part: batch norm takes no single one
@@ -36,16 +36,17 @@ class Parts:
         for backbone in self.backbones:
             backbone.parts = count
 
-    def until_it_fits(self, step: Callable[[], None], images: int) -> None:
-        """Take a first step; as long as a GPU's memory is too small for it, in more parts.
+    def until_it_fits(self, gradients: Callable[[], list[Losses]], images: int) -> list[Losses]:
+        """What a step learns from so many images; as long as a GPU's memory is too small for it, in
+        more parts.
 
-        What a step that fails has changed by then, statistics and the like, is put back: the next
-        attempt is a first one again.
+        What an attempt that fails has changed by then, statistics and the like, is put back: the
+        next one is a first one again.
         """
         before = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         while True:
             try:
-                return step()
+                return gradients()
             except torch.OutOfMemoryError as error:
                 more = 2 * self.count
                 if not self.backbones or images // more < LEAST:
