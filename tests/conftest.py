@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from acclimate.config import RunConfig, from_dict, merged, nested
 from acclimate.data.manifest import Manifest
 from fixtures.settings import TINY
+
+settings.register_profile("unhurried", deadline=None)  # machines are not equally fast all the time
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

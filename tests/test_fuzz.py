@@ -70,14 +70,15 @@ def test_a_process_that_hangs_or_dies_is_a_failure(
 ) -> None:
     from fuzz import __main__ as harness
 
-    monkeypatch.setattr(harness, "HANG", 0.2)
     scripts = {
         "died": "import sys; print('{\"ready\": true}', flush=True); sys.exit(3)",
         "hang": "import time; print('{\"ready\": true}', flush=True); time.sleep(60)",
     }
     real = subprocess.Popen
     for outcome, script in scripts.items():
-        monkeypatch.setattr(harness, "_ends", lambda process: process.poll() is not None)
+        if outcome == "hang":
+            monkeypatch.setattr(harness, "HANG", 0.2)
+            monkeypatch.setattr(harness, "_ends", lambda process: process.poll() is not None)
 
         def start(task: object, _script: str = script, **options: object) -> object:
             return real([sys.executable, "-c", _script], **options)  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -357,11 +357,23 @@ def test_private_addresses_are_only_asked_when_told(server: str, tmp_path: Path)
     assert len(fetched(manifest).manifest) == 1  # now that it is allowed
 
 
-def test_waiting_for_our_turn_takes_no_time_from_an_attempt(server: str, tmp_path: Path) -> None:
-    """Eight answers of 0.05 s, one after the other, and 0.25 s for each."""
-    manifest = manifest_of({f"{n}.jpg": f"{server}/wait/{n}" for n in range(8)}, tmp_path)
-    settings = replace(ONCE, timeout=0.25, per_host=1)
-    assert fetched(manifest, settings, workers=8).reasons == {}
+def test_waiting_for_our_turn_takes_no_time_from_an_attempt(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our turn comes a thousand seconds late, by the clock that attempts go by."""
+    clock, host, late = time.monotonic, Downloader._host, 0.0
+
+    @contextmanager
+    def waited_for(self: Downloader, netloc: str) -> Iterator[None]:
+        nonlocal late
+        late += 1000.0
+        with host(self, netloc):
+            yield
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late)
+    monkeypatch.setattr(Downloader, "_host", waited_for)
+    with closing(Downloader(ONCE)) as fetcher:
+        assert fetcher.get(f"{server}/ok/1") == picture(1)
 
 
 def test_one_host_gets_only_so_many_connections(server: str, tmp_path: Path) -> None:

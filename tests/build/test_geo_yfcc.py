@@ -447,7 +447,7 @@ TAG = st.lists(
 ).map(b"".join)
 
 
-@effort(max_examples=200, deadline=None)
+@effort(max_examples=200)
 @given(st.lists(st.lists(TAG, min_size=1, max_size=5), min_size=1, max_size=6))
 def test_matching_in_bulk_is_matching_one_by_one(lists: list[list[bytes]]) -> None:
     words = ("t", "te", "tea", "t e", "a t", "é", "té", "at", "ea t")
@@ -552,7 +552,7 @@ def test_bad_labels(tmp_path: Path, text: str, message: str) -> None:
 # Files -------------------------------------------------------------------------------------------
 
 
-@effort(max_examples=60, deadline=None)
+@effort(max_examples=60)
 @given(
     st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=12),
     st.booleans(),

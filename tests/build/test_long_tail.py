@@ -128,7 +128,7 @@ ANY = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**ANY)
 def test_invariants(
     per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
@@ -165,7 +165,7 @@ def test_invariants(
     assert set(built.label_index) <= trained
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**ANY)
 def test_unseen_domains_and_caps_to_the_last_image(
     per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
@@ -193,7 +193,7 @@ def test_unseen_domains_and_caps_to_the_last_image(
     assert all(cap["fewest"] == pool[split] for split, cap in capped.items())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     only=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
     exclude=st.sets(st.sampled_from([*CLASSES, "nowhere"])),
@@ -220,7 +220,7 @@ def test_classes_come_from_the_lists(
     assert how["offered"] == 8
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     domains=st.integers(1, 12),
     per_class=st.integers(1, 20),
@@ -239,7 +239,7 @@ def test_constant_total_up_to_rounding(
     assert facts(built)["capped"] == {}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), pools=st.sampled_from(["random", "splits"]))
 def test_same_seed_same_table(seed: int, pools: str) -> None:
     pool = base()
@@ -251,7 +251,7 @@ def test_same_seed_same_table(seed: int, pools: str) -> None:
     assert sum(map(len, held)) == len(set().union(*held)), "an image is in one pool only"
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), fewer=st.integers(1, 5), more=st.integers(5, 9))
 def test_the_first_domains_do_not_depend_on_how_many_follow(
     seed: int, fewer: int, more: int

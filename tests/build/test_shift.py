@@ -77,7 +77,7 @@ shifts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(shifts)
 def test_invariants(made: Made, asked: dict[str, Any]) -> None:
     manifest = made(**asked, domains=6, classes=0)
@@ -126,7 +126,7 @@ def _swaps_by_its_latent(manifest: Manifest, domain: str, wanted: ShiftSettings)
         assert all(changed.get(other, one) == one for one, other in changed.items())
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(shifts)
 def test_the_same_seed_gives_the_same_data_and_another_gives_others(
     made: Made, asked: dict[str, Any]

@@ -538,10 +538,10 @@ def test_copies_hold_none_of_our_files() -> None:
 def test_a_process_that_hangs_is_given_up(
     manifest: Manifest, opened: Callable[..., ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoders, "PATIENCE", 0.5)
-    monkeypatch.setattr(decoders, "WAIT", 0.5)
     images = opened()
     pids = processes(images)
+    monkeypatch.setattr(decoders, "PATIENCE", 0.5)
+    monkeypatch.setattr(decoders, "WAIT", 0.5)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     pixels, _ = images.take(np.arange(len(manifest)))

@@ -142,7 +142,7 @@ def test_measures_by_hand() -> None:
     assert total_variation(np.array([0.5, 0.5]), np.array([0.25, 0.75])) == 0.25
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 6).flatmap(
         lambda k: st.tuples(*[st.lists(st.integers(0, 20), min_size=k, max_size=k).filter(any)] * 2)

@@ -23,7 +23,7 @@ from acclimate.data.checks import _spelling
 from acclimate.data.columns import conform
 from acclimate.data.manifest import Manifest
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 
 
 def plant(root: Path, *paths: str) -> Path:

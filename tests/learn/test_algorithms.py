@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -615,10 +614,7 @@ def test_only_one_side_moves_in_a_turn(name: str, turns: int, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_equal_one(processes: int, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(run_process, (processes, port, str(tmp_path)), nprocs=processes)  # type: ignore[no-untyped-call]
+    mp.spawn(run_process, (processes, str(tmp_path)), nprocs=processes)  # type: ignore[no-untyped-call]
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(processes)]
     for name, settings in PARALLEL.items():
         start = make(name, **settings).state_dict()

@@ -41,7 +41,7 @@ from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
 
 DIM = 3
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(max_examples=60)
 NEAR, FAR = [[0.0], [2.0]], [[10.0], [14.0]]
 
 

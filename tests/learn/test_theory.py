@@ -69,7 +69,7 @@ def test_images_needed_by_hand() -> None:
     assert images_needed(100.0, 2.0, 3.0, delta=delta) == 46
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     radius=st.floats(1e-3, 1e2),
     bound=st.floats(1e-2, 1e2),
@@ -189,7 +189,7 @@ POSITIVE = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(**POSITIVE)
 def test_each_term_falls_with_its_own_number(
     domains: int, points: int, variance: float, delta: float, holder: float
@@ -205,7 +205,7 @@ def test_each_term_falls_with_its_own_number(
     assert risk_terms(domains, points, variance=0.0).of_points == 0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(**POSITIVE)
 def test_at_a_fixed_budget_one_term_grows_and_the_other_shrinks(
     domains: int, points: int, variance: float, delta: float, holder: float
@@ -218,7 +218,7 @@ def test_at_a_fixed_budget_one_term_grows_and_the_other_shrinks(
     assert many.of_domains < few.of_domains
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     total=st.integers(1, 400),
     ratio=st.floats(1e-3, 1e2),

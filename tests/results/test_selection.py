@@ -413,13 +413,13 @@ def brute_force(runs: list[Candidate]) -> dict[str, int | None]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(grids())
 def test_leave_one_out_equals_brute_force(runs: list[Candidate]) -> None:
     assert chosen(select(runs, "leave-one-out")) == brute_force(runs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids(), st.randoms(), st.sampled_from(sorted(RULES)))
 def test_the_order_of_the_runs_does_not_matter(
     runs: list[Candidate], random: Random, rule: str

@@ -117,17 +117,18 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out(
     of a run that is killed and goes on from the first, are the same as ever."""
     config = tiny("erm", **{"train.steps": 4, "train.checkpoint_every": 1, "train.keep": "last"})
     train(config, features, tmp_path / "usual", device="cpu")
-    go, written = threading.Event(), []
+    begun, go, written = threading.Event(), threading.Event(), []
 
     def slow(path: Path, tensors: Any, metadata: Any = None) -> None:
         if path.name.startswith("checkpoint"):
             written.append(json.loads(metadata["progress"])["step"])
+            begun.set()
             assert go.wait(60)
         save_tensors(path, tensors, metadata)
 
     def watch(phase: str, done: int, total: int, note: str) -> None:
         if (phase, done) == ("main", 3):
-            assert written == [1]
+            assert begun.wait(60) and written == [1]
             go.set()
         if (phase, done) == ("main", 3) and killed:
             raise KeyboardInterrupt
@@ -135,6 +136,7 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_left_out(
     monkeypatch.setattr(behind, "save_tensors", slow)
     monkeypatch.setattr(loop, "saver", lambda world: Behind(world.device))
     for killed in (False, True):
+        begun.clear()
         go.clear()
         written.clear()
         out = tmp_path / str(killed)
@@ -190,8 +192,10 @@ def test_a_full_disk_ends_the_run(
     with monkeypatch.context() as patch:
         patch.setattr("acclimate.runs.loop.saver", lambda world: Behind(world.device))
         patch.setattr(behind, "save_tensors", full)
-        with pytest.raises(AcclimateError, match="no space left"):
+        before = set(threading.enumerate())
+        with pytest.raises(AcclimateError, match="no space left") as caught:
             train(tiny("erm", test_domains=["site-4"]), features, tmp_path / "run")
+        assert caught.value and set(threading.enumerate()) <= before, "though the error is held"
     config = tiny("erm", test_domains=["site-4"])
     train(config, features, tmp_path / "run")
     train(config, features, tmp_path / "undisturbed")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,7 +71,7 @@ def test_killed_with_signal_9_it_resumes_to_the_same_weights(
 ) -> None:
     data = tmp_path / "features.parquet"
     features.write(data)
-    settings = TINY | {"train.steps": 400, "embedding.steps": 300, "train.checkpoint_every": 10}
+    settings = TINY | {"train.steps": 1000, "embedding.steps": 300, "train.checkpoint_every": 10}
     flags = ["--test-domains", "site-4", "--algorithm", "da-erm", *as_flags(settings)]
     command = [sys.executable, "-m", "acclimate", "train", str(data), *flags, "--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
@@ -95,13 +96,18 @@ def test_killed_with_signal_9_it_resumes_to_the_same_weights(
 
 def wait_for_progress(process: subprocess.Popen[bytes], run: Path, seconds: float) -> None:
     """Wait until the process works in its run folder, then `seconds` more."""
-    before = sorted((p.name, p.stat().st_mtime_ns) for p in run.glob("*"))
-    while process.poll() is None:
-        now = sorted((p.name, p.stat().st_mtime_ns) for p in run.glob("*") if p.exists())
-        if now != before:
-            break
+    before = stamps(run)
+    while process.poll() is None and stamps(run) == before:
         time.sleep(0.01)
     time.sleep(seconds)
+
+
+def stamps(run: Path) -> dict[str, int]:
+    found = {}
+    for path in run.glob("*"):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def test_a_finished_run_is_left_alone(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:

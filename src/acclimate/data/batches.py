@@ -192,7 +192,7 @@ class Loader:
     augmented: bool
     ahead: int = 2
 
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, start: int, stop: int) -> Generator[Batch]:
         """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
         # Closed here: an error that comes out of a future keeps all frames that it went through.
         if self.world.device.type == "cuda":

@@ -5,7 +5,7 @@ so a killed run resumes to the same weights."""
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -131,14 +131,14 @@ class Loop:
                 faster,
             )
             first = progress.step
-            batches = self.loader.batches(first, self.phase.steps)
             try:
-                for step, batch in enumerate(batches, start=first):
-                    known = self.prepare(batch)
-                    tried = step < first + self._tries and self.world.size == 1
-                    self._step(take, known, step, parts if tried else None)
-                    progress = self._after(optimiser, progress, step + 1, parts.count)
-                    self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+                with closing(self.loader.batches(first, self.phase.steps)) as batches:
+                    for step, batch in enumerate(batches, start=first):
+                        known = self.prepare(batch)
+                        tried = step < first + self._tries and self.world.size == 1
+                        self._step(take, known, step, parts if tried else None)
+                        progress = self._after(optimiser, progress, step + 1, parts.count)
+                        self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
             except torch.OutOfMemoryError as error:  # statistics may be half a step further
                 raise RunError(self._too_little_memory(progress.step + 1)) from error
         self._agree()
