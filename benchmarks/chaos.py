@@ -149,8 +149,7 @@ def main() -> None:
     data = small_digits(out / "digits.parquet")
     sizes = {"trials": arguments.trials, "draws": arguments.draws}
     began = time.perf_counter()
-    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(command(data, out / "quiet", **sizes), check=True, **nowhere)
+    subprocess.run(command(data, out / "quiet", **sizes), check=True, capture_output=True)
     quiet = time.perf_counter() - began
     hit = disturbed(
         command(data, out / "chaos", **sizes), arguments.kills, random.Random(arguments.seed)

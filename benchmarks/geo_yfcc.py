@@ -99,8 +99,8 @@ def main() -> None:
         builds = [_build(Path(folder), rows, "") for rows in given.rows]
         if given.compressed_rows:
             builds += [_build(Path(folder), given.compressed_rows, s) for s in (".gz", ".bz2")]
-    header = ("input", "rows", "MB", "seconds", "rows/s", "peak MiB", "photos", "as known")
-    _say(header, builds)
+    columns = ("input", "rows", "MB", "seconds", "rows/s", "peak MiB", "photos", "as known")
+    _say(columns, builds)
     sources: list[Path | None] = [None, *given.polygons]
     found = [_apart(_geocode, path, given.points) for path in sources]
     header = (
@@ -138,8 +138,9 @@ def _generate(data: Path, rows: int, suffix: str, settings: dict[str, int]) -> d
     return {"rows": answer.rows, "lost": lost, "late": right["lost"], "photos": right["photos"]}
 
 
-def _timed(data: Path, settings: dict[str, int]) -> tuple[float, float, dict[str, Any]]:
-    from acclimate.build.geo_yfcc.builder import GeoSettings, GeoSources, GeoYfcc
+def _timed(data: Path, settings: dict[str, Any]) -> tuple[float, float, dict[str, Any]]:
+    from acclimate.build.geo_yfcc.builder import GeoSources, GeoYfcc
+    from acclimate.build.geo_yfcc.stages import GeoSettings
     from acclimate.core.watch import unwatched
 
     sources = GeoSources(

@@ -89,7 +89,7 @@ class Incumbent:
         y = torch.cat([labels for _, labels in parts])
         loss = F.cross_entropy(self.network(x), y)
         self.optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         return loss.item()
 

@@ -42,7 +42,8 @@ KEPT = {"staticmethod", "classmethod"}  # which a copy needs, to be called as it
 NEVER = {"abstractmethod", "overload"}
 NOTICED = {"killed", "timeout", "segfault", "caught by type check"}
 OPEN = "not checked"
-MYPY = [sys.executable, "-m", "mypy", "--output", "json", "--disable-error-code", "unused-ignore"]
+MYPY = [sys.executable, "-m", "mypy", "src", "--output", "json"]
+MYPY += ["--disable-error-code", "unused-ignore"]
 # What else mypy says of a mutant may come of there being copies, and not of what was changed.
 WRONG_TYPES = {
     "arg-type", "assignment", "attr-defined", "call-arg", "call-overload", "dict-item", "index",
@@ -163,12 +164,12 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="of what is there; run nothing")
     chosen = parser.parse_args()
     mutation.MutationVisitor._skip_node_and_children = _skip  # type: ignore[method-assign]
-    mutation.function_trampoline_arrangement = _arrangement  # type: ignore[assignment]
+    mutation.function_trampoline_arrangement = _arrangement
     # mutmut 3.8 reads a private name that pytest 9.2 no longer has.
     pytest.Item._nodeid = property(lambda self: self.nodeid)  # type: ignore[attr-defined]
-    command.filter_mutants_with_type_checker = _caught_by_types
+    command.filter_mutants_with_type_checker = _caught_by_types  # type: ignore[attr-defined]
     config().type_check_command = MYPY
-    ForkRunner.submit = _submit  # type: ignore[method-assign]
+    ForkRunner.submit = _submit  # type: ignore[assignment, method-assign]
     start = time.monotonic()
     if not chosen.report:
         command._run(

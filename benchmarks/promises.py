@@ -120,12 +120,12 @@ def draw(found: Sequence[Point]) -> Drawing:
             va="center",
             parse_math=False,
         )
-    for place, group in enumerate(groups):
-        ax.plot([], [], "o", color=canvas.INKS[canvas.CYCLE[place % 6]], label=group)
+    for number, group in enumerate(groups):
+        ax.plot([], [], "o", color=canvas.INKS[canvas.CYCLE[number % 6]], label=group)
     for chain, marker in CHAINS.items():
         if any(point.chain == chain for point in found):
-            hollow = {"color": canvas.INKS["ink"], "markerfacecolor": "white"}
-            ax.plot([], [], marker, label=chain, **hollow)
+            ink = canvas.INKS["ink"]
+            ax.plot([], [], marker, label=chain, color=ink, markerfacecolor="white")
     ax.plot([], [], "o", color=canvas.INKS["ink"], label="filled: used by auto")
     ax.set_xlim(*ends)
     ax.set_ylim(*ends)
@@ -198,8 +198,8 @@ def _as_expected(result: Row) -> Iterator[bool]:
 
 def table(results: Sequence[Row]) -> Grid:
     """A row for each data set: plain, the best single method, auto, the highest ceiling."""
-    header = ("Data", "Images", "Plain", "Best single method", "Auto", "Auto − plain")
-    header += ("Auto − best", "Told the truth", "Gap closed, %")
+    compared = ("Plain", "Best single method", "Auto", "Auto − plain", "Auto − best")
+    header = ("Data", "Images", *compared, "Told the truth", "Gap closed, %")
     rows = (_cells(name, found) for name, found in by_data(results).items())
     return Grid(header, tuple(tuple(cells) for cells in rows))
 
@@ -214,7 +214,7 @@ def _cells(name: str, found: Sequence[Row]) -> Iterator[Cell]:
     yield Cell(DASH if best is None else f"{in_percent(best.unseen)} ({best.key.label})")
     yield accuracy(auto.unseen)
     yield difference(_gain(summary, AUTO))
-    less = None if best is None else auto.unseen.mean - best.unseen.mean
+    less = None if best is None else _mean(auto) - _mean(best)
     yield Cell(DASH if less is None else signed(less), less)
     yield accuracy(None if ceiling is None else ceiling.unseen)
     yield accuracy(summary.gap_closed.get(AUTO))
@@ -228,7 +228,12 @@ def _gain(summary: Summary, key: Key) -> Estimate | None:
 def _best(summary: Summary, kind: str) -> Line | None:
     """The one of the highest mean, apart from plain and auto."""
     able = [one for one in summary.lines if one.key.kind == kind and one.key not in (ERM, AUTO)]
-    return max((one for one in able if one.unseen), key=lambda one: one.unseen.mean, default=None)
+    return max((one for one in able if one.unseen), key=_mean, default=None)
+
+
+def _mean(line: Line) -> float:
+    assert line.unseen is not None, "of what was scored on unseen domains"
+    return line.unseen.mean
 
 
 def line_of(summary: Summary, key: Key) -> Line:

@@ -186,10 +186,10 @@ def pages(rates: Rates, inside: float, between: float) -> Iterator[str]:
         further = ["DA-ERM in all", "of it, scoring", "read per GPU", "cores per GPU, no pack"]
         yield table([*columns, *further], rows)
     yield "\n"
-    rows = []
+    packs = []
     for task in (GEO, LT):
         size, alone = task.images * PIXELS, task.images / rates.decode / 3600
-        rows.append(
+        packs.append(
             (
                 task.name,
                 f"{size / 1e9:.0f} GB",
@@ -198,7 +198,9 @@ def pages(rates: Rates, inside: float, between: float) -> Iterator[str]:
                 duration(alone / 16),
             )
         )
-    yield table(["pack", "size", "`data.pack_gib` at least", "made by 1 core", "by 16 cores"], rows)
+    yield table(
+        ["pack", "size", "`data.pack_gib` at least", "made by 1 core", "by 16 cores"], packs
+    )
 
 
 def duration(hours: float) -> str:

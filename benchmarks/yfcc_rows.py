@@ -62,7 +62,13 @@ class World:
 
     def geojson(self) -> dict[str, object]:
         features = [self._feature(country) for country in self.countries]
-        corners = [[-180, -90], [180, -90], [180, -75], [-180, -75], [-180, -90]]
+        corners = [
+            [-180.0, -90.0],
+            [180.0, -90.0],
+            [180.0, -75.0],
+            [-180.0, -75.0],
+            [-180.0, -90.0],
+        ]
         features.append(_feature(POLE, [[corners]]))
         return {"type": "FeatureCollection", "features": features}
 
@@ -128,7 +134,9 @@ USERS = [f"{10000000 + 7919 * i % 89999999}@N0{i % 8}" for i in range(1 << 14)]
 
 def labels_file() -> dict[str, tuple[str, ...]]:
     """Label -> lemmas; two labels share the word "shrine", and one has three lemmas."""
-    labels = {f"x{number:08d}": (word,) for number, word in enumerate(WORDS)}
+    labels: dict[str, tuple[str, ...]] = {
+        f"x{number:08d}": (word,) for number, word in enumerate(WORDS)
+    }
     labels["x00000000"] = ("temple", "house of worship", "fane")
     labels["x00008888"] = (ENDEMIC,)
     labels["x00009999"] = ("sanctum", "shrine")
@@ -174,7 +182,8 @@ class Writer:
             self.drawn = iter(self.rng.choices(self.kinds, self.odds, k=4096))
             kind = next(self.drawn)
         self.answer.rows += 1
-        return getattr(self, f"_{kind}")()
+        made: bytes = getattr(self, f"_{kind}")()
+        return made
 
     def _line(
         self,

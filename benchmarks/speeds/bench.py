@@ -47,7 +47,7 @@ class Scale:
 GPU = Scale("resnet50", 224, 400, 32, 300, 30, 100, 8, 50000, 3)
 CPU = Scale("resnet18", 64, 40, 8, 8, 2, 4, 1, 160, 1)
 CEILING = "ceiling (one batch)"
-NONE_KEPT = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
+NONE_KEPT: dict[str, Any] = {"data.cache_gib": 0.0, "data.pack_gib": 0.0}
 
 
 @dataclass

@@ -90,7 +90,7 @@ def samplers(bench: Bench) -> list[Row]:
     rows = []
     for domains in (10, 100, 1000, 10000):
         parts = [np.arange(100 * i, 100 * i + 100) for i in range(domains)]
-        kinds = {
+        kinds: dict[str, Callable[[], DomainSampler | EpisodeSampler]] = {
             "domains": lambda: DomainSampler(parts, per_domain=8, domains_per_step=64, seed=0),  # noqa: B023
             "episodes": lambda: EpisodeSampler(
                 parts,  # noqa: B023

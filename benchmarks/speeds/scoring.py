@@ -105,10 +105,10 @@ def long_tail(bench: Bench) -> list[Row]:
     stretch = max(scale.steps // 3, 1)
     steps = 15 * stretch
     # As a run of half the steps has it, which is not worth compiling.
-    changes = {"train.steps": 2 * steps, "train.compile": "off"}
-    every = {"train.evaluate_every": steps, "train.checkpoint_every": stretch}
+    changes: dict[str, Any] = {"train.steps": 2 * steps, "train.compile": "off"}
+    every: dict[str, Any] = {"train.evaluate_every": steps, "train.checkpoint_every": stretch}
     with one_batch():  # what a process does once, on a GPU, before anything
-        here.trained("warm", here.config(**NONE_KEPT, **{"train.steps": scale.warm}))
+        here.trained("warm", here.config(**{**NONE_KEPT, "train.steps": scale.warm}))
     with mock.patch.object(ImageSource, "_read_all", counted), every_other(stretch):
         run, _ = here.trained("cached", here.config(**changes, **every))
     rates = [float(loss.images_per_second or 0) for loss in RunFolder(run).records().losses]

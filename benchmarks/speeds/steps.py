@@ -38,7 +38,7 @@ def penalties(bench: Bench) -> list[Row]:
             "irm": lambda: irm(x[:, :classes], y, domain),  # noqa: B023
         }
         for name, way in ways.items():
-            row[f"{name} ms"] = 1e3 * bench.seconds(lambda: way().sum().backward(), 3)  # noqa: B023
+            row[f"{name} ms"] = 1e3 * bench.seconds(lambda: way().sum().backward(), 3)  # type: ignore[no-untyped-call]  # noqa: B023
         rows.append(row)
     return rows
 
@@ -46,7 +46,7 @@ def penalties(bench: Bench) -> list[Row]:
 def memory(bench: Bench) -> list[Row]:
     """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
     rows: list[Row] = []
-    few = {"train.steps": 20, "train.checkpoint_every": 20}
+    few: dict[str, Any] = {"train.steps": 20, "train.checkpoint_every": 20}
     for name, config in {
         "ERM": bench.config(**few),
         "CORAL in 4 parts": bench.config("coral", **few, **{"train.parts": 4}),

@@ -24,7 +24,7 @@ def rates_beside(
     """Images per second of runs with these settings, and of the step alone, and the share of that,
     in turn: a machine is not equally fast all the time. The medians of the turns."""
     steps = max(bench.scale.steps // 2, 1)
-    short = {"train.steps": steps, "train.checkpoint_every": max(steps // 3, 1)}
+    short: dict[str, Any] = {"train.steps": steps, "train.checkpoint_every": max(steps // 3, 1)}
     found: dict[str, list[float]] = {name: [] for name in (*ways, CEILING)}
     for turn in range(bench.scale.turns):
         for name, rates in found.items():
@@ -66,7 +66,7 @@ def training(bench: Bench) -> list[Row]:
     bench.incumbent.update(theirs)
     # As the library comes: everything decoded once, and on the GPU where it fits. The time of
     # validation and checkpoints is in the ends, and not in the rates.
-    plan = {"train.evaluate_every": scale.validate_every}
+    plan: dict[str, Any] = {"train.evaluate_every": scale.validate_every}
     _, ended = bench.trained("end to end", bench.config(**plan))
     _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **NONE_KEPT))
     say("end to end", [ended, cold_end])
