@@ -1,5 +1,6 @@
 """A batch in pieces is the batch: rows, losses and gradients; what is kept for them is less."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -154,7 +155,7 @@ class Small(nn.Module):
         return x.mean((2, 3))
 
 
-def test_on_a_gpu_as_many_as_fit() -> None:
+def test_on_a_gpu_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     body, x = Small(2), torch.rand(7, 3, 5, 5)
     found = piecewise._as_many_as_fit(body, body.eval(), x)
     assert body.counts == [7, 4, 2, 2, 2, 1]
@@ -162,6 +163,12 @@ def test_on_a_gpu_as_many_as_fit() -> None:
     body.counts.clear()
     assert torch.equal(piecewise._as_many_as_fit(body, body, x), found)
     assert body.counts == [2, 2, 2, 1], "what does not fit is not tried again"
+    body.room, later = 7, time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    body.counts.clear()
+    assert torch.equal(piecewise._as_many_as_fit(body, body, x), found)
+    assert body.counts == [7], "unless others may have given memory back"
+    body.room = 2
     with pytest.raises(torch.OutOfMemoryError):
         piecewise._as_many_as_fit(Small(0), Small(0).eval(), x)
     body.counts.clear()

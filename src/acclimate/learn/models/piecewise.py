@@ -6,6 +6,7 @@ forward pass, for the memory of one piece. Whoever uses the features sees the wh
 every loss and penalty is what it is without pieces.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
@@ -18,7 +19,10 @@ from torch.utils.checkpoint import checkpoint
 SMALL = 64  # pixels: at or below, what a network makes of an image takes little memory
 BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take more memory
 
-_FITTING: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # images, on small GPUs
+REMEMBERED = 60.0  # seconds for which a GPU without enough memory is not asked for it again
+
+# On small GPUs, and those that others use as well: images that fit, and until when that is taken.
+_FITTING: WeakKeyDictionary[nn.Module, tuple[int, float]] = WeakKeyDictionary()
 
 
 def few_at_a_time(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
@@ -38,15 +42,16 @@ def few_at_a_time(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Te
 
 
 def _as_many_as_fit(pass_on: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:
-    """At once, unless as many have been found not to fit: then half of them at a time."""
-    if len(x) <= _FITTING.get(network, len(x)) or _normalises_by_batch(network):
+    """At once, unless as many were just found not to fit: then half of them at a time."""
+    most, until = _FITTING.get(network, (len(x), 0.0))
+    if len(x) <= most or time.monotonic() > until or _normalises_by_batch(network):
         try:
             return pass_on(x)
         except torch.OutOfMemoryError:
             if len(x) <= 1 or _normalises_by_batch(network):
                 raise
         # Not before the error, and all that it holds, is gone.
-        _FITTING[network] = ceil(len(x) / 2)
+        _FITTING[network] = ceil(len(x) / 2), time.monotonic() + REMEMBERED
     return torch.cat([_as_many_as_fit(pass_on, network, half) for half in x.tensor_split(2)])
 
 
