@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="domain/class/image folder of JPEGs")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help=f"parts, of {', '.join(PARTS)}")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}; commas between")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-speed" / "speed.json")
     for name, type_ in Scale.__annotations__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type_)

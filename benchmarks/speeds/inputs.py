@@ -47,7 +47,7 @@ def decoding(bench: Bench) -> list[Row]:
     rows = []
     for name, way in ways.items():
         row: Row = {"decoder": name}
-        for threads in dict.fromkeys([1, 4, 8, os.cpu_count() or 1]):
+        for threads in sorted({1, 4, 8, os.cpu_count() or 1}):
             with ThreadPoolExecutor(threads) as pool:
                 taken = bench.seconds(lambda: list(pool.map(way, data)), 2)  # noqa: B023
             row[f"{threads} threads"] = count / taken

@@ -187,6 +187,36 @@ def test_small_sets_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert isinstance(opened(folder).kept, InMemory)
 
 
+def test_what_was_made_to_be_kept_is_used_however_small(
+    folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by those who would make none, unless packs are not wanted at all."""
+    monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
+    manifest, quarantine = Manifest.from_folder(folder), Quarantine.lenient(COUNT)
+    for make in (True, False):
+        for size in (SIDE, SIDE - 1):
+            source = ImageSource(manifest, size, DataConfig(), quarantine, make_pack=make)
+            assert isinstance(source.kept, InMemory)
+    made = pack_images(manifest, SIDE, DataConfig(), quarantine)
+    decoded.clear()
+    for make in (True, False):
+        source = ImageSource(manifest, SIDE, DataConfig(), quarantine, make_pack=make)
+        assert isinstance(source.kept, Pack) and source.kept.folder == made.folder
+        assert torch.equal(everything(source), made.pixels[torch.from_numpy(made.slot)])
+        source = ImageSource(manifest, SIDE - 1, DataConfig(), quarantine, make_pack=make)
+        assert isinstance(source.kept, InMemory)
+    assert not decoded
+    assert isinstance(opened(folder, gib=0.0).kept, InMemory)
+
+
+def test_without_being_asked_to_make_one_there_is_none(folder: Path) -> None:
+    quarantine = Quarantine.lenient(COUNT)
+    source = ImageSource(
+        Manifest.from_folder(folder), SIDE, DataConfig(), quarantine, make_pack=False
+    )
+    assert isinstance(source.kept, InMemory)
+
+
 def test_a_disk_that_is_nearly_full_gets_no_pack(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from acclimate.core.errors import ConfigError
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.graph import NETWORK
 from acclimate.learn.models import Backbone, Preprocess, accelerate, engine_used
@@ -124,6 +125,9 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     one = backbone()
     accelerate(one)
     assert one.engines is None
+    monkeypatch.setenv("ACCLIMATE_ENGINE", "onnx")
+    with pytest.raises(ConfigError, match="ACCLIMATE_ENGINE is 'onnx'; set it to torch, or"):
+        accelerate(one)
 
 
 def test_copies_may_get_other_weights_and_start_without() -> None:

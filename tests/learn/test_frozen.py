@@ -17,10 +17,11 @@ from acclimate.core.errors import ConfigError, TooManyUnreadable
 from acclimate.data.feature_cache import FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import NoQuarantine, Quarantine
-from acclimate.data.source import open_source, to_float
+from acclimate.data.source import open_source, pack_images, to_float
 from acclimate.data.user_cache import image_identity
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.models import Backbone, build_backbone
+from fixtures.decoding import watch_decoding
 
 SIDE = 16
 
@@ -246,9 +247,28 @@ def test_features_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError) as error:
         FeatureCache(tmp_path / "key", 1 << 18).begin({}, 1024)
     assert str(error.value) == (
-        f"features of 1024 images take 1.0 GiB, and {tmp_path}/key has 0.5 GiB left; set "
+        f"features of 1024 images take 1,024 MiB, and {tmp_path}/key has 512 MiB left; set "
         f"ACCLIMATE_CACHE to a folder on a larger disk"
     )
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as error:
+        FeatureCache(tmp_path / "file" / "key", 4).begin({}, 1)
+    assert str(error.value) == (
+        f"features cannot be kept in {tmp_path}/file/key (Not a directory); set ACCLIMATE_CACHE to "
+        f"a folder that can be written to"
+    )
+
+
+def test_a_pack_that_was_made_is_used(
+    extractor: Backbone, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    decoded = watch_decoding(monkeypatch)
+    pack_images(manifest, SIDE, DataConfig(), Quarantine.lenient(len(manifest)))
+    assert len(decoded) == 96
+    decoded.clear()
+    extract(extractor, manifest, tmp_path)
+    assert not decoded
 
 
 def test_where_features_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -26,8 +26,9 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.files import clear_temporary, write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
-from acclimate.data.user_cache import GIB, VARIABLE, user_cache
+from acclimate.data.user_cache import VARIABLE, user_cache
 
+MIB = 1 << 20
 ENDING = ".safetensors"
 IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
 
@@ -46,13 +47,19 @@ class FeatureCache:
 
     def begin(self, about: Mapping[str, Any], images: int) -> None:
         """Make the folder, and refuse one on a disk without room for so many `images` more."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"features cannot be kept in {self.folder} ({error.strerror}); set {VARIABLE} to a "
+                f"folder that can be written to"
+            ) from error
         clear_temporary(self.folder)
         needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free
         if needed > free:
             raise ConfigError(
-                f"features of {images} images take {needed / GIB:.1f} GiB, and {self.folder} has "
-                f"{free / GIB:.1f} GiB left; set {VARIABLE} to a folder on a larger disk"
+                f"features of {images} images take {needed / MIB:,.0f} MiB, and {self.folder} has "
+                f"{free / MIB:,.0f} MiB left; set {VARIABLE} to a folder on a larger disk"
             )
         if not (self.folder / "about.json").exists():
             write_json(self.folder / "about.json", about)

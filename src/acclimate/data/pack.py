@@ -149,15 +149,18 @@ def open_pack(
     budget: float,
     about: str,
     keep: bool = False,
+    make: bool = True,
 ) -> Pack | None:
     """The pack of `count` images (absolute paths, or encoded) at `size`; None where it is not worth
     it, exceeds `budget` bytes or the disk, or where there can be none.
 
-    What was made with `keep` is used whatever the budget, and never makes room for another; a disk
-    that does not take it is an error.
+    What was made with `keep` is used as long as there is a budget at all, however large it is, and
+    never makes room for another; a disk that does not take it is an error. Without `make` only such
+    a one is used.
     """
     needed = count * 3 * size**2
-    if not keep and (needed < LEAST or budget <= 0):
+    make = make and needed >= LEAST
+    if not keep and (budget <= 0 or not (make or _any_kept(root))):
         return None
     identities, names = _identified(images)
     order = sorted(range(len(names)), key=names.__getitem__)
@@ -168,7 +171,7 @@ def open_pack(
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]
     known = _about(folder)
-    if not (keep or known.get("keep")) and not _room(root, folder, needed, budget):
+    if not (keep or known.get("keep")) and not (make and _room(root, folder, needed, budget)):
         return None
     said = {"data": about, "images": count, "size": size, "gib": round(needed / GIB, 3)}
     files: list[int] = []
@@ -249,6 +252,10 @@ def _bytes(folder: Path) -> int:
         return (folder / "pixels").stat().st_blocks * 512
     except OSError:
         return 0
+
+
+def _any_kept(root: Path) -> bool:
+    return root.is_dir() and any(_about(folder).get("keep") for folder in root.iterdir())
 
 
 def _close(files: Sequence[int]) -> None:

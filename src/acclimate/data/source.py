@@ -177,14 +177,16 @@ class ImageSource:
         quarantine: Quarantine,
         *,
         keep: bool = False,
+        make_pack: bool = True,
         processes: bool = False,
     ) -> None:
-        """With `keep` there is a pack on disk that stays, whatever the budgets."""
+        """With `keep` there is a pack on disk that stays, whatever the budgets; without `make_pack`
+        one that was made so is used, and no other."""
         self.manifest, self.size, self.config, self.quarantine = manifest, size, config, quarantine
         self.labels = manifest.label_index
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
-        self.kept = self._kept(keep=keep)
+        self.kept = self._kept(keep=keep, make=make_pack)
         own = max(cores() // local_processes(), 1)
         able = processes and own >= LEAST_CORES and decoders.possible()
         self.processes = able and self._lacking() >= LEAST_IMAGES
@@ -195,7 +197,7 @@ class ImageSource:
         self.decoders: decoders.Decoders | None = None
         self._starting = threading.Lock()
 
-    def _kept(self, *, keep: bool) -> Kept | None:
+    def _kept(self, *, keep: bool, make: bool) -> Kept | None:
         needed = len(self.first) * 3 * self.size**2
         folder = user_cache("images")
         if folder is not None and isinstance(self.manifest, Manifest):
@@ -208,6 +210,7 @@ class ImageSource:
                 budget=self.config.pack_gib * GIB,
                 about=self.manifest.source,
                 keep=keep,
+                make=make,
             )
             if pack is not None:
                 return pack

@@ -100,8 +100,9 @@ class Extraction:
         source = ImageSource(
             manifest,
             self.size,
-            replace(config, cache_gib=0.0, pack_gib=0.0),
+            replace(config, cache_gib=0.0),
             quarantine,
+            make_pack=False,
             processes=world.device.type == "cuda",
         )
         work = _Work(self, cache, source, images, first)

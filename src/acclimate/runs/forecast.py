@@ -133,27 +133,25 @@ def what_it_learns_from(plan: Plan) -> str:
 def _measured(
     plan: Plan, folder: RunFolder, device: torch.device
 ) -> tuple[dict[str, float], float]:
-    config, images = plan.config, len(np.unique(plan.manifest.image_ids[plan.rows]))
+    config, images = plan.config, _images(plan)
     seconds: dict[str, float] = {}
     width, size, before = plan.in_features, 0, resident()
     networks: list[Predictor | Embedding] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     if plan.frozen:
-        extraction = _extraction(plan, device)
-        width, size = extraction.network.features, extraction.size
-        missing = images - extraction.kept(plan.manifest, plan.rows, beside=folder.path)
-        if missing:
-            took = missing * _per_image(plan, size, extraction)
-            seconds[f"features of {count(missing, 'image')}"] = took
+        lacking = to_extract(plan, device, beside=folder.path)
+        width, size = lacking.width, lacking.size
+        if lacking.images:
+            seconds[f"features of {count(lacking.images, 'image')}"] = lacking.seconds
     elif width is None:
         counts = len(plan.classes), len(plan.train_domains), None
-        built = build_networks(config, *counts, pretrained=False)
+        built = build_networks(config, *counts, pretrained=True)  # or say now that none are there
         networks = [one for one in built if one is not None]
         backbone = built[0].backbone
         width, size = backbone.features, config.data.image_size or backbone.size
         seconds[f"reading {count(images, 'image')}"] = images * _per_image(plan, size)
-    timing = time_plan(plan, device, extracting=False)
+    timing = time_plan(plan, device)
     if device.type == "cuda":  # what it has freed counts as free
         torch.cuda.empty_cache()
     if plan.algorithm.adaptive and not folder.phi.exists():
@@ -173,12 +171,29 @@ def _left(plan: Plan, folder: RunFolder) -> float:
     return 1 - max(done, default=0) / plan.config.train.steps
 
 
-def _extraction(plan: Plan, device: torch.device) -> Extraction:
+@dataclass(frozen=True, kw_only=True)
+class ToExtract:
+    """Of images of `size` px, those whose features no run has kept, and how long they will take."""
+
+    images: int
+    seconds: float
+    width: int
+    size: int
+
+
+@turns()
+def to_extract(plan: Plan, device: torch.device, *, beside: Path) -> ToExtract:
     network = build_extractor(plan.config, pretrained=True)
     size = plan.config.data.image_size or int(network.size)
     extraction = Extraction(network, plan.config.model.backbone, size)
     extraction.on(device)
-    return extraction
+    lacking = _images(plan) - extraction.kept(plan.manifest, plan.rows, beside=beside)
+    each = _per_image(plan, size, extraction) if lacking else 0.0
+    return ToExtract(images=lacking, seconds=lacking * each, width=network.features, size=size)
+
+
+def _images(plan: Plan) -> int:
+    return len(np.unique(plan.manifest.image_ids[plan.rows]))
 
 
 def _per_image(plan: Plan, size: int, extraction: Extraction | None = None) -> float:

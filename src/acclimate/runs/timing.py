@@ -12,9 +12,7 @@ from acclimate.core.generators import turns
 from acclimate.data.batches import Batch
 from acclimate.data.source import EVALUATION_BATCH
 from acclimate.learn.embeddings import find_embedding
-from acclimate.learn.frozen import BATCH
 from acclimate.learn.model import build_extractor, build_networks
-from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
@@ -28,16 +26,15 @@ FEW = 2  # domains, and images of each, where a whole batch would take half a mi
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds per image: in Step A and Step B, in a forward pass, and once for frozen features."""
+    """Seconds per image: in Step A and Step B, and in a forward pass."""
 
     step_a: float
     step_b: float
     forward: float
-    extract: float = 0.0
 
 
 @turns()
-def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> Timing:
+def time_plan(plan: Plan, device: torch.device) -> Timing:
     """Build a plan's networks and time them; weights do not matter, so none are fetched."""
     config, world, width = plan.config, World(device=device), plan.in_features
     extractor = build_extractor(config, pretrained=False) if plan.frozen else None
@@ -68,16 +65,12 @@ def time_plan(plan: Plan, device: torch.device, *, extracting: bool = True) -> T
     if device.type == "cuda":  # as many as are scored at a time: they take memory, too
         batch = _batch(plan, device, shape, 1, EVALUATION_BATCH, 1, mu_dim)
 
-    def forward(step: int) -> None:
+    def score(step: int) -> None:
         with torch.no_grad():
             predictor(batch.x, batch.mu)
 
-    return Timing(
-        step_a=step_a,
-        step_b=step_b,
-        forward=_per_image(forward, len(batch), device),
-        extract=_extracting(extractor, size, device) if extractor and extracting else 0.0,
-    )
+    forward = _per_image(score, len(batch), device)
+    return Timing(step_a=step_a, step_b=step_b, forward=forward)
 
 
 def seconds_a(plan: Plan, timing: Timing) -> float:
@@ -108,19 +101,6 @@ def _learning(budget: EmbeddingConfig | TrainConfig, step: float, forward: float
         return budget.steps * batch * step
     fits = 2 if budget.last_fit else 1  # the last one is at most as long
     return fits * batch * (budget.steps * step + budget.probe.steps * forward)
-
-
-def _extracting(extractor: Backbone, size: int, device: torch.device) -> float:
-    """Per image, at as many at a time as are extracted."""
-    images = torch.rand(BATCH, 3, size, size).contiguous(memory_format=torch.channels_last)
-    x = images.to(device)
-    extractor.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def extract(step: int) -> None:
-        with torch.inference_mode():
-            extractor(x)
-
-    return _per_image(extract, BATCH, device)
 
 
 def _batch(

@@ -10,9 +10,11 @@ import torch
 
 from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import pick_device
+from acclimate.core.errors import WeightsError
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
+from acclimate.runs.forecast import to_extract
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.timing import Timing, seconds_a, seconds_b, time_plan
 from acclimate.sweep.checks import without_images
@@ -93,6 +95,10 @@ def expected_time(
             full_speed=full_speed,
             done=seconds,
         )
+    except WeightsError:
+        if not launch.elsewhere:
+            raise  # no job could start
+        return "the weights that features are extracted with are not here"
     except RuntimeError as error:  # no room on a GPU, as a rule: no reason not to start
         return f"steps cannot be timed: {str(error).partition(chr(10))[0]}"
     finally:
@@ -144,7 +150,9 @@ def _from_steps(
         seconds[phi.id] = seconds_a(plan, timing)
     firsts = {job.data: job for job in reversed(sweep.jobs)}
     for name, job in firsts.items():  # which extracts frozen features for all
-        seconds[job.id] += len(manifests[name]) * timings[job.dataset, _adaptive(job)].extract
+        plan = _plan(job, manifests[name])
+        if plan.frozen:
+            seconds[job.id] += to_extract(plan, device, beside=Path(job.id)).seconds
     return seconds
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_atomically
 from acclimate.data.user_cache import user_cache
 from acclimate.learn.models.piecewise import BATCH, SMALL
@@ -104,7 +105,10 @@ def engine_used(backbone: "Backbone") -> str:
 
 def available() -> bool:
     """Whether ONNX Runtime is there, with what makes graphs, and not switched off."""
-    if os.environ.get(VARIABLE, "").lower() == TORCH:
+    asked = os.environ.get(VARIABLE, "").lower()
+    if asked not in ("", TORCH):
+        raise ConfigError(f"{VARIABLE} is '{asked}'; set it to {TORCH}, or leave it out")
+    if asked == TORCH:
         return False
     return all(_version(package) for package in PACKAGES)
 
