@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,7 +149,15 @@ def some_of(manifest: Manifest, images: int) -> Manifest:
 
 def say(name: str, found: object) -> None:
     """At once: what is cut off before its table is made has not been in vain."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{name}: {found}")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{name}: {_in_words(found)}")
+
+
+def _in_words(found: object) -> str:
+    if isinstance(found, Mapping):
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in found.items())
+    if isinstance(found, Sequence) and not isinstance(found, str):
+        return " ".join(map(_in_words, found))
+    return f"{found:,.4g}" if isinstance(found, float) else str(found)
 
 
 def rate_of(run: Path) -> float:

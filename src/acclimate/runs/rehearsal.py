@@ -203,7 +203,8 @@ def feature_rows(now: Session, predictor: Plain) -> tuple[FeatureRows, Tensor, n
     images, x = rows[first], torch.zeros(len(first), 0, device=device)
     logits = torch.zeros(len(first), len(plan.classes), device=device)
     there = np.zeros(len(first), dtype=bool)
-    for places, stored in readable(now.source, images, _named(now.watch, "features")):
+    watch = unwatched if plan.on_features else _named(now.watch, "features")
+    for places, stored in readable(now.source, images, watch):
         found = to_float(stored, device)
         if found.ndim > 2:  # one pass: the head goes on from the backbone's features
             found = predictor.backbone(found)
