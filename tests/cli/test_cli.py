@@ -488,7 +488,11 @@ def test_names_that_would_break_a_table_or_a_terminal(
 @pytest.mark.parametrize(
     ("expected", "said"),
     [
-        ((0.4, 0.99), "expected accuracy here, in nine cases of ten: 40.0 to 99.0 %"),
+        (
+            (0.4, 0.99),
+            "expected accuracy here, by these images and the rehearsed sites, in nine cases of "
+            "ten: 40.0 to 99.0 %",
+        ),
         (
             (0.2, 0.9),
             "what accuracy to expect here is not known: the sites that played a new one were too "

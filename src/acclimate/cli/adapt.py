@@ -135,7 +135,10 @@ def _show_expected(low: float, high: float) -> None:
             "few, or too unlike each other"
         )
     else:
-        say(f"expected accuracy here, in nine cases of ten: {percent(low)} to {percent(high)} %")
+        say(
+            f"expected accuracy here, by these images and the rehearsed sites, in nine cases of "
+            f"ten: {percent(low)} to {percent(high)} %"
+        )
 
 
 def _show_place(trust: Any) -> None:
