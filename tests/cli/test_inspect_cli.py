@@ -22,6 +22,8 @@ def test_messy_folders(cli: Any, tree: Path, tmp_path: Path) -> None:
     ]
     assert notes[3] == "unreadable: east/red/scan.dcm: a DICOM file without an image in it"
     assert "98 images tried, 1 unreadable\n" in out
+    _, out, _ = cli("inspect", root, "--read", "20")
+    assert "20 images tried (--read -1 tries the other 78 as well), " in out
     _, out, _ = cli("inspect", root, "--json")
     assert json.loads(out)["duplicates"] == [
         {

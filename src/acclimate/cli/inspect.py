@@ -60,7 +60,9 @@ def inspect(
     for line in (*rare_formats(manifest), *sentences(copies, str(data))):
         say(f"note: {line}")
     if tried:
-        say(f"{tried} images tried, {len(unreadable)} unreadable")
+        others = len(manifest) - tried
+        rest = f" (--read -1 tries the other {others} as well)" if others else ""
+        say(f"{tried} images tried{rest}, {len(unreadable)} unreadable")
     for entry in unreadable[:3]:
         say(f"unreadable: {entry['image']}: {entry['reason']}")
     if len(unreadable) > 3:
