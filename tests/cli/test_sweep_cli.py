@@ -326,15 +326,21 @@ def test_without_a_terminal_long_jobs_are_spoken_of_now_and_then(
     queue.start("two")
     lines.heard(queue, Event(id="two", kind="started"))  # one step was done in another sitting
     append(place / "records.jsonl", Loss(phase="main", step=4, **loss))
-    for moments[0] in (0.0, 299.0, 300.0, 301.0, 599.0, 600.0):
+    # After 20 s, then more and more seldom, and every five minutes at least.
+    for moments[0] in (0.0, 19.0, 20.0, 21.0, 300.0, 333.0, 334.0, 6000.0, 6299.0, 6300.0):
         lines.heard(queue, None)
     lines.heard(queue, Event(id="two", kind="died", note="signal 9"))
-    moments[0] = 800.0
+    moments[0] = 6500.0
     lines.heard(queue, None)
+    lines.heard(queue, Event(id="phi", kind="done"))
     assert text.getvalue().splitlines() == [
+        "[1/2] running two (Step B: predictor 4/6); 20 s elapsed, about 13 s left",
         "[1/2] running two (Step B: predictor 4/6); 5 min 00 s elapsed, about 3 min 20 s left",
-        "[1/2] running two (Step B: predictor 4/6); 10 min 00 s elapsed, about 6 min 40 s left",
+        "[1/2] running two (Step B: predictor 4/6); 5 min 34 s elapsed, about 3 min 43 s left",
+        "[1/2] running two (Step B: predictor 4/6); 1 h 40 min elapsed, about 1 h 06 min left",
+        "[1/2] running two (Step B: predictor 4/6); 1 h 45 min elapsed, about 1 h 10 min left",
         "[1/2] died two: signal 9",
+        "[1/2] done the shared embedding phi",
     ]
 
 

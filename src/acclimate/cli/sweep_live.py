@@ -23,7 +23,8 @@ from acclimate.sweep.task import Progress, progress_of
 PLACES = ("done", "running", "failed", "waiting")
 LEAST_DONE = 0.5  # runs' worth of work, before which nothing is said of the time left
 SHOWN = 12  # running jobs that are shown one by one
-QUIET = 300.0  # seconds without a line after which one says how far the running jobs are
+# Seconds without a line after which one says how far the running jobs are: at first, and at most.
+SOON, QUIET = 20.0, 300.0
 
 
 @contextmanager
@@ -73,11 +74,14 @@ class _Lines:
     def heard(self, queue: Queue, event: Event | None) -> None:
         self.pace.note(event)
         if event is None:
-            if time.monotonic() - self.said >= QUIET:
+            now = time.monotonic()
+            if now - self.said >= min(QUIET, max(SOON, (now - self.pace.began) / 10)):
                 self._say(queue, self._under_way(queue))
         elif event.kind not in ("started", "busy"):
+            shared = any(phi.id == event.id for phi in self.sweep.embeddings)
             note = f": {event.note}" if event.note else ""
-            self._say(queue, f"{event.kind} {event.id}{note}")
+            of = "the shared embedding " if shared else ""
+            self._say(queue, f"{event.kind} {of}{event.id}{note}")
 
     def _say(self, queue: Queue, text: str) -> None:
         self.said = time.monotonic()
