@@ -62,13 +62,7 @@ class World:
 
     def geojson(self) -> dict[str, object]:
         features = [self._feature(country) for country in self.countries]
-        corners = [
-            [-180.0, -90.0],
-            [180.0, -90.0],
-            [180.0, -75.0],
-            [-180.0, -75.0],
-            [-180.0, -90.0],
-        ]
+        corners: list[list[float]] = [[-180, -90], [180, -90], [180, -75], [-180, -75], [-180, -90]]
         features.append(_feature(POLE, [[corners]]))
         return {"type": "FeatureCollection", "features": features}
 

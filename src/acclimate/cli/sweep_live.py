@@ -60,9 +60,12 @@ class _Pace:
         under_way, before = sum(map(done_share, jobs.values())), sum(self.before.values())
         return time_line(queue, now - self.began, self.already, under_way, before)
 
+    def is_embedding(self, id: str) -> bool:
+        return any(job.id == id for job in self.sweep.embeddings)
+
     def _progress(self, id: str) -> Progress:
-        here, shared = SweepFolder(self.folder), any(job.id == id for job in self.sweep.embeddings)
-        return progress_of(here.embedding(id) if shared else here.run(id))
+        here = SweepFolder(self.folder)
+        return progress_of(here.embedding(id) if self.is_embedding(id) else here.run(id))
 
 
 class _Lines:
@@ -78,9 +81,8 @@ class _Lines:
             if now - self.said >= min(QUIET, max(SOON, (now - self.pace.began) / 10)):
                 self._say(queue, self._under_way(queue))
         elif event.kind not in ("started", "busy"):
-            shared = any(phi.id == event.id for phi in self.sweep.embeddings)
             note = f": {event.note}" if event.note else ""
-            of = "the shared embedding " if shared else ""
+            of = "the shared embedding " if self.pace.is_embedding(event.id) else ""
             self._say(queue, f"{event.kind} {of}{event.id}{note}")
 
     def _say(self, queue: Queue, text: str) -> None:

@@ -26,9 +26,8 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.files import clear_temporary, write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
-from acclimate.data.user_cache import VARIABLE, user_cache
+from acclimate.data.user_cache import MIB, VARIABLE, user_cache
 
-MIB = 1 << 20
 ENDING = ".safetensors"
 IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
 

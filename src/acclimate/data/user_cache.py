@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "ACCLIMATE_CACHE"
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def user_cache(kind: str) -> Path | None:

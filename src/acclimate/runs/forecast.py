@@ -133,8 +133,7 @@ def what_it_learns_from(plan: Plan) -> str:
 def _measured(
     plan: Plan, folder: RunFolder, device: torch.device
 ) -> tuple[dict[str, float], float]:
-    config, images = plan.config, _images(plan)
-    seconds: dict[str, float] = {}
+    config, seconds = plan.config, dict[str, float]()
     width, size, before = plan.in_features, 0, resident()
     networks: list[Predictor | Embedding] = []
     if device.type == "cuda":
@@ -150,6 +149,7 @@ def _measured(
         networks = [one for one in built if one is not None]
         backbone = built[0].backbone
         width, size = backbone.features, config.data.image_size or backbone.size
+        images = _images(plan)
         seconds[f"reading {count(images, 'image')}"] = images * _per_image(plan, size)
     timing = time_plan(plan, device)
     if device.type == "cuda":  # what it has freed counts as free

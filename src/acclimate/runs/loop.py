@@ -131,12 +131,12 @@ class Loop:
                 faster,
             )
             first = progress.step
+            tried = first + (self._tries if self.world.size == 1 else 0)
             try:
                 with closing(self.loader.batches(first, self.phase.steps)) as batches:
                     for step, batch in enumerate(batches, start=first):
                         known = self.prepare(batch)
-                        tried = step < first + self._tries and self.world.size == 1
-                        self._step(take, known, step, parts if tried else None)
+                        self._step(take, known, step, parts if step < tried else None)
                         progress = self._after(optimiser, progress, step + 1, parts.count)
                         self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
             except torch.OutOfMemoryError as error:  # statistics may be half a step further

@@ -28,9 +28,8 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count
 from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
+from acclimate.data.user_cache import MIB
 from acclimate.data.writing import require_name, write_parts
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +127,7 @@ def _tables(family: Family, out: Path, workers: Executor, watch: Watch) -> Itera
         part = domain_table(family, domain, workers)
         if done == 1:  # nothing is written before the first domain is here
             size = part.nbytes * family.rows / part.num_rows
-            note = f"about {size / _MIB:.0f} MiB in all"
+            note = f"about {size / MIB:.0f} MiB in all"
             _require_space(out, size)
         watch("images of domains", done, len(family.domains), note)
         yield part
@@ -181,7 +180,7 @@ def _require_space(out: Path, size: float) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ManifestError(
-            f"{out.name} would take about {size / _MIB:.0f} MiB, and {free / _MIB:.0f} MiB are "
+            f"{out.name} would take about {size / MIB:.0f} MiB, and {free / MIB:.0f} MiB are "
             "free; lower --domains or --per-domain, or write it elsewhere"
         )
 
