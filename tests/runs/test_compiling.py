@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.config import ModelConfig
 from acclimate.core.distributed import World
-from acclimate.learn.algorithms import choose
-from acclimate.learn.models import Backbone, build_backbone, build_plain
-from acclimate.learn.objective import Objective
+from acclimate.learn.models import Backbone
 from acclimate.runs import compiling
 from acclimate.runs.compiling import Wish, compiled
+from fixtures.objectives import on_images
 
 GPU = World(device=torch.device("cuda"))
 WISH = Wish("auto", compiling.LEAST_STEPS, rows=4, parts=2, size=16, bf16=False)
@@ -52,17 +50,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return seen
 
 
-def objective(algorithm: str = "erm") -> Objective:
-    torch.manual_seed(0)
-    predictor = build_plain(build_backbone("small-cnn"), 3, ModelConfig())
-    chosen = choose(algorithm)
-    return chosen.build(predictor, chosen.settings, domains=2, classes=3, world=World(), seed=0)
-
-
 def test_it_is_used_in_training_alone_and_only_meanwhile(
     passes: list[int], wish: Wish, lines: list[str]
 ) -> None:
-    learned = objective()
+    learned = on_images()
     (backbone,) = compiling.trained_backbones(learned)
     x = torch.rand(4, 3, 16, 16)
     with compiled(learned, wish, GPU) as faster:
@@ -79,11 +70,11 @@ def test_it_is_used_in_training_alone_and_only_meanwhile(
     learned.train()
     assert torch.equal(backbone(x), found)
     assert passes[3:] == [4]
-    assert backbone.compiled is None and not lines
+    assert backbone.stand_in is None and not lines
 
 
 def test_trying_leaves_no_trace(passes: list[int], wish: Wish) -> None:
-    learned = objective()
+    learned = on_images()
     learned.eval()
     before = {name: value.clone() for name, value in learned.state_dict().items()}
     random = torch.get_rng_state()
@@ -103,7 +94,7 @@ def test_a_compiler_that_fails_is_done_without(
         raise RuntimeError("no C++\ncompiler " + "x" * 300)
 
     monkeypatch.setattr(compiling, "compile_body", broken)
-    learned = objective()
+    learned = on_images()
     with compiled(learned, wish, GPU) as faster:
         assert not faster
         learned.train()
@@ -127,7 +118,7 @@ def test_where_it_cannot_be(
     passes: list[int], wish: Wish, lines: list[str], algorithm: str, world: World, why: str
 ) -> None:
     for setting in ("auto", "on", "off"):
-        with compiled(objective(algorithm), replace(wish, setting=setting), world) as faster:
+        with compiled(on_images(algorithm), replace(wish, setting=setting), world) as faster:
             assert not faster
     assert lines == [f"not compiled: {why}"]  # only who asked for it is told
     assert not passes
@@ -135,15 +126,15 @@ def test_where_it_cannot_be(
 
 def test_short_runs_are_not_worth_it(passes: list[int], wish: Wish, lines: list[str]) -> None:
     short = replace(wish, steps=compiling.LEAST_STEPS - 1)
-    with compiled(objective(), short, GPU) as faster:
+    with compiled(on_images(), short, GPU) as faster:
         assert not faster
-    with compiled(objective(), replace(short, setting="on"), GPU) as faster:
+    with compiled(on_images(), replace(short, setting="on"), GPU) as faster:
         assert faster
     assert not lines
 
 
 def test_a_frozen_backbone_has_nothing_to_compile(wish: Wish, lines: list[str]) -> None:
-    learned = objective()
+    learned = on_images()
     for parameter in compiling.trained_backbones(learned)[0].parameters():
         parameter.requires_grad_(False)
     with compiled(learned, replace(wish, setting="on"), GPU) as faster:

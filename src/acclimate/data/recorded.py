@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from acclimate.core.graphs import recorded_graph
 from acclimate.data.augment import Numbers, augment
 from acclimate.data.on_device import free_on
 from acclimate.data.source import to_float
@@ -67,12 +68,9 @@ class _Tape:
         device = self.out.device
         if not self.graphs and free_on(device) < NEEDED * self.out.nbytes:
             raise torch.OutOfMemoryError
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may go on meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
+
+        def work() -> None:
             x = to_float(self.stored, device)
             self.out.copy_(augment(x, replace(self.numbers, order=order)))
-        finally:
-            graph.capture_end()
-        return graph
+
+        return recorded_graph(work, self._pool)

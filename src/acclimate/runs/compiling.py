@@ -38,7 +38,7 @@ def compiled(objective: Objective, wish: Wish | None, world: World) -> Iterator[
     if wish is None or wish.setting == "off":
         yield False
         return
-    why = _impossible(objective, world)
+    why = impossible(objective, world)
     if why or (wish.setting == "auto" and wish.steps < LEAST_STEPS):
         if why and wish.setting == "on":
             wish.say(f"not compiled: {why}")
@@ -51,7 +51,7 @@ def compiled(objective: Objective, wish: Wish | None, world: World) -> Iterator[
             wish.say(f"not compiled: {why}")
         yield not why
     finally:
-        backbone.compiled = None
+        backbone.stand_in = None
 
 
 def trained_backbones(objective: Objective) -> list[Backbone]:
@@ -64,7 +64,8 @@ def trained_backbones(objective: Objective) -> list[Backbone]:
     ]
 
 
-def _impossible(objective: Objective, world: World) -> str:
+def impossible(objective: Objective, world: World) -> str:
+    """Why neither compiled nor recorded steps can be, if so."""
     if world.device.type != "cuda":
         return "that is for GPUs"
     if world.size > 1:
@@ -82,13 +83,13 @@ def _tried(backbone: Backbone, wish: Wish, device: torch.device) -> str:
     buffers = {name: value.clone() for name, value in backbone.named_buffers()}
     modes = [(part, part.training) for part in backbone.modules()]
     try:
-        backbone.compiled = compile_body(backbone)
+        backbone.stand_in = compile_body(backbone)
         backbone.train()
         with turns():
             for _ in range(3):  # CUDA graphs are recorded after a first pass
                 _step_on_nothing(backbone, wish, device)
     except Exception as error:  # whatever the compiler and its tools raise
-        backbone.compiled = None
+        backbone.stand_in = None
         text = " ".join(str(error).split()) or type(error).__name__
         return text if len(text) <= 200 else f"{text[:200]}…"
     finally:

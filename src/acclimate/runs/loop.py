@@ -4,8 +4,8 @@ so a killed run resumes to the same weights."""
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from acclimate.runs.optimisation import (
     make_optimiser,
 )
 from acclimate.runs.parts import LOWER, Parts
+from acclimate.runs.recording import recorded
 from acclimate.runs.records import Loss, Validated
 from acclimate.runs.swad import Swad
 
@@ -120,7 +121,7 @@ class Loop:
         wish = None if parts.count > 1 else self.wish
         self._saver = saver(self.world)
         faster_steps = compiled(self.objective, wish, self.world)
-        with self._saver, parts, faster_steps as faster, self._eager(faster):
+        with self._saver, parts, faster_steps as faster, self._eager(faster, wish):
             take = Stepper(
                 self.objective,
                 module,
@@ -150,11 +151,17 @@ class Loop:
             self._agree()
         return progress if window is None else self._averaged(progress, window)
 
-    def _eager(self, faster: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _eager(self, faster: bool, wish: Wish | None) -> Iterator[None]:
         """What spares steps that are not compiled some work, where one gradient is enough."""
         if faster or not self.objective.compilable:
-            return nullcontext()
-        return layout_kept(self.objective, self.world.device)
+            yield
+            return
+        with (
+            layout_kept(self.objective, self.world.device),
+            recorded(self.objective, wish, self.world),
+        ):
+            yield
 
     def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
         """Validation of the mean over a window, which is neither the best nor the last weights."""

@@ -56,11 +56,11 @@ class Parts:
             with torch.no_grad():
                 for buffer, value in before:
                     buffer.copy_(value)
+            for backbone in self.backbones:
+                backbone.stand_in = None  # for batches of another size
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self.count = more
-            for backbone in self.backbones:
-                backbone.compiled = None  # for batches of another size
             self._set(more)
             self.say(f"the GPU's memory is too small for {images} images: {said(more)}")
 

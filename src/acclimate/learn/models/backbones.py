@@ -57,7 +57,7 @@ class Backbone(nn.Module):
     def __init__(self, body: nn.Module, features: int, preprocess: Preprocess) -> None:
         super().__init__()
         self.body = body
-        self.compiled: Callable[[Tensor], Tensor] | None = None  # while it is trained
+        self.stand_in: Callable[[Tensor], Tensor] | None = None  # for its body, in training
         self.parts = 1  # in which a batch is worked off while it is trained, to save memory
         self.extractor = None
         self.engines = None
@@ -82,8 +82,8 @@ class Backbone(nn.Module):
         if self.extractor is not None and x.ndim > 2:
             x = self.extractor(x)
         if self.training and torch.is_grad_enabled():
-            if self.compiled is not None:
-                return self.compiled(x)
+            if self.stand_in is not None:
+                return self.stand_in(x)
             if self.parts > 1:
                 return in_parts(self.normalised_body, self.body, x, self.parts)
         return few_at_a_time(self.normalised_body, self.body, x)
