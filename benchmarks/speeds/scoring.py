@@ -104,13 +104,15 @@ def long_tail(bench: Bench) -> list[Row]:
 
     stretch = max(scale.steps // 3, 1)
     steps = 15 * stretch
-    # As a run of half the steps has it, which is not worth compiling.
-    changes: dict[str, Any] = {"train.steps": 2 * steps, "train.compile": "off"}
-    every: dict[str, Any] = {"train.evaluate_every": steps, "train.checkpoint_every": stretch}
+    plan: dict[str, Any] = {
+        "train.steps": 2 * steps,
+        "train.evaluate_every": steps,
+        "train.checkpoint_every": stretch,
+    }
     with one_batch():  # what a process does once, on a GPU, before anything
         here.trained("warm", here.config(**{**NONE_KEPT, "train.steps": scale.warm}))
     with mock.patch.object(ImageSource, "_read_all", counted), every_other(stretch):
-        run, _ = here.trained("cached", here.config(**changes, **every))
+        run, _ = here.trained("cached", here.config(**plan))
     rates = [float(loss.images_per_second or 0) for loss in RunFolder(run).records().losses]
     say("images/s, and of the step alone", [rates[::2], rates[1::2]])
     images = len(np.unique(manifest.image_ids))

@@ -46,7 +46,8 @@ def penalties(bench: Bench) -> list[Row]:
 def memory(bench: Bench) -> list[Row]:
     """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
     rows: list[Row] = []
-    few: dict[str, Any] = {"train.steps": 20, "train.checkpoint_every": 20}
+    steps = max(bench.scale.steps, 20)  # on a GPU enough to be recorded
+    few: dict[str, Any] = {"train.steps": steps, "train.checkpoint_every": steps}
     for name, config in {
         "ERM": bench.config(**few),
         "CORAL in 4 parts": bench.config("coral", **few, **{"train.parts": 4}),
@@ -54,6 +55,8 @@ def memory(bench: Bench) -> list[Row]:
         said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
         row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}
         rows.append({**row, "said / taken": said / taken})
+        if bench.device.type == "cuda":
+            rows[-1]["held GiB"] = torch.cuda.max_memory_reserved(bench.device) / 2**30
         say("memory", rows[-1])
     return [*rows, *_squeezed(bench)] if bench.device.type == "cuda" else rows
 

@@ -1,5 +1,7 @@
 """What is said of a run before it starts, and that it is what the run then is."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from acclimate.runs.memory import GIB
 from acclimate.runs.plan import make_plan
 from acclimate.runs.timing import Timing
 from acclimate.runs.training import train
+from fixtures.gpu import on_gpu
 from fixtures.interruption import Killed
 
 Tiny = Callable[..., RunConfig]
@@ -197,3 +200,21 @@ def test_extraction_is_timed_as_it_goes_on_for_long(
     found = module._extracting(passing, Blank(), np.arange(count))  # type: ignore[arg-type]
     assert found == pytest.approx(expected)
     assert module._extracting(passing, Blank(), np.full(3, -1)) == 0, "none can be read"  # type: ignore[arg-type]
+
+
+@on_gpu
+def test_it_is_the_first_to_use_a_gpu(tree: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "acclimate",
+        "train",
+        str(tree),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    settings = ("test_domains=west", "model.backbone=small-cnn", "train.steps=100")
+    flags = [part for one in settings for part in ("--set", one)]
+    done = subprocess.run([*command, *flags, "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "memory" in done.stdout + done.stderr

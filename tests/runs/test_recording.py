@@ -1,6 +1,9 @@
 """Backbones whose passes are recorded: what they are without, number for number."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,16 @@ from torch import Tensor, nn
 
 from acclimate.config import RunConfig
 from acclimate.core.distributed import World
+from acclimate.core.graphs import give_back
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import Backbone
 from acclimate.learn.models.backbones import Preprocess, freeze_batch_norm
 from acclimate.runs import recording
 from acclimate.runs.compiling import Wish, trained_backbones
 from acclimate.runs.folder import RunFolder
+from acclimate.runs.plan import make_plan
 from acclimate.runs.recording import FIRST, LEAST_STEPS, SPARE, Recording, recorded
+from acclimate.runs.timing import time_plan
 from acclimate.runs.training import train
 from fixtures.gpu import on_gpu
 from fixtures.objectives import on_images
@@ -283,6 +289,16 @@ def test_a_backbone_that_draws_is_not_recorded() -> None:
         assert backbone.stand_in is None
 
 
+IMAGES: dict[str, Any] = {
+    "train.steps": LEAST_STEPS,
+    "train.checkpoint_every": 10,
+    "model.backbone": "resnet18",
+    "model.pretrained": False,
+    "model.freeze": "none",
+    "test_domains": ["west"],
+}
+
+
 @on_gpu
 @pytest.mark.parametrize("algorithm", ["erm", "da-coral", "da-dann", "irm"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -297,18 +313,40 @@ def test_a_run_is_the_same_with_and_without(
     found = {}
     for setting in ("off", "auto"):
         plays.clear()
-        changes = {
-            "train.compile": setting,
-            "train.precision": precision,
-            "train.steps": LEAST_STEPS,
-            "train.checkpoint_every": 10,
-            "model.backbone": "resnet18",
-            "model.pretrained": False,
-            "model.freeze": "none",
-            "test_domains": ["west"],
-        }
+        changes = {**IMAGES, "train.compile": setting, "train.precision": precision}
         train(tiny(algorithm, **changes), Manifest.open(tree), tmp_path / setting, device="cuda")
         assert bool(plays) == (setting == "auto")
         losses = RunFolder(tmp_path / setting).records().losses
         found[setting] = [(loss.risk, loss.penalty) for loss in losses]
     assert found["auto"] == found["off"]
+
+
+@on_gpu
+def test_steps_are_timed_as_they_will_be(
+    tree: Path, tiny: Callable[..., RunConfig], plays: list[str]
+) -> None:
+    for steps, recorded_once in ((LEAST_STEPS, 1), (LEAST_STEPS - 1, 0)):
+        plays.clear()
+        config = tiny("erm", **{**IMAGES, "train.steps": steps})
+        time_plan(make_plan(config, Manifest.open(tree), device="cuda"), torch.device("cuda"))
+        assert plays.count("record pass") == recorded_once
+
+
+@on_gpu
+def test_memory_is_given_back_while_another_thread_records() -> None:
+    """Which torch refuses at once: the one waits for the other."""
+
+    def work() -> None:
+        begun.set()
+        time.sleep(0.2)
+        made.append(torch.ones(1000, device="cuda") * 2)
+
+    begun, made = threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        torch.empty(1000, device="cuda")
+        recording_now = pool.submit(recording.recorder(torch.device("cuda")), work)
+        begun.wait(10)
+        give_back()
+        play = recording_now.result(10)
+    play()
+    assert made[0].sum().item() == 2000

@@ -13,9 +13,9 @@ from acclimate.core.generators import turns
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Objective
 
-# Compiling takes up to a minute, once on a machine, and makes a step some hundredth of a second
-# shorter. The whole run counts, not what is left of it: a resumed run must compute as before.
-LEAST_STEPS = 2000
+# Compiling takes half a minute and makes a step some thousandths of a second shorter than one that
+# is recorded. The whole run counts, not what is left of it: a resumed run must compute as before.
+LEAST_STEPS = 10_000
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 
 from acclimate.core.distributed import World, pick_device
 from acclimate.core.generators import turns
+from acclimate.core.graphs import give_back
 from acclimate.core.randomness import stream
 from acclimate.core.wording import count, duration
 from acclimate.data.on_device import fits_on, free_on
@@ -137,6 +138,7 @@ def _measured(
     width, size, before = plan.in_features, 0, resident()
     networks: list[Predictor | Embedding] = []
     if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # or there is nothing to reset yet
         torch.cuda.reset_peak_memory_stats(device)
     if plan.frozen:
         lacking = to_extract(plan, device, beside=folder.path)
@@ -152,8 +154,7 @@ def _measured(
         images = _images(plan)
         seconds[f"reading {count(images, 'image')}"] = images * _per_image(plan, size)
     timing = time_plan(plan, device)
-    if device.type == "cuda":  # what it has freed counts as free
-        torch.cuda.empty_cache()
+    give_back()  # what it has freed counts as free
     if plan.algorithm.adaptive and not folder.phi.exists():
         seconds["Step A"] = seconds_a(plan, timing)
     seconds["Step B"] = seconds_b(plan, timing) * _left(plan, folder)

@@ -4,8 +4,8 @@ so a killed run resumes to the same weights."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from acclimate.core.progress import phase_name
 from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
-from acclimate.learn.models import layout_kept, may_draw
+from acclimate.learn.models import may_draw
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.averaging import Average, Running
 from acclimate.runs.behind import Saver, saver
@@ -45,7 +45,7 @@ from acclimate.runs.optimisation import (
     make_optimiser,
 )
 from acclimate.runs.parts import LOWER, Parts
-from acclimate.runs.recording import recorded
+from acclimate.runs.recording import uncompiled
 from acclimate.runs.records import Loss, Validated
 from acclimate.runs.swad import Swad
 
@@ -120,8 +120,12 @@ class Loop:
         parts = Parts(self.objective, parts_of(self._checkpoint) or self.parts, self.say)
         wish = None if parts.count > 1 else self.wish
         self._saver = saver(self.world)
-        faster_steps = compiled(self.objective, wish, self.world)
-        with self._saver, parts, faster_steps as faster, self._eager(faster, wish):
+        with (
+            self._saver,
+            parts,
+            compiled(self.objective, wish, self.world) as faster,
+            nullcontext() if faster else uncompiled(self.objective, wish, self.world),
+        ):
             take = Stepper(
                 self.objective,
                 module,
@@ -150,18 +154,6 @@ class Loop:
             self._average.apply()
             self._agree()
         return progress if window is None else self._averaged(progress, window)
-
-    @contextmanager
-    def _eager(self, faster: bool, wish: Wish | None) -> Iterator[None]:
-        """What spares steps that are not compiled some work, where one gradient is enough."""
-        if faster or not self.objective.compilable:
-            yield
-            return
-        with (
-            layout_kept(self.objective, self.world.device),
-            recorded(self.objective, wish, self.world),
-        ):
-            yield
 
     def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
         """Validation of the mean over a window, which is neither the best nor the last weights."""

@@ -6,6 +6,7 @@ from types import TracebackType
 import torch
 
 from acclimate.core.errors import RunError
+from acclimate.core.graphs import give_back
 from acclimate.learn.objective import Losses, Objective
 from acclimate.runs.compiling import trained_backbones
 
@@ -58,8 +59,7 @@ class Parts:
                     buffer.copy_(value)
             for backbone in self.backbones:
                 backbone.stand_in = None  # for batches of another size
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            give_back()
             self.count = more
             self._set(more)
             self.say(f"the GPU's memory is too small for {images} images: {said(more)}")

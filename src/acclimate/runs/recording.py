@@ -16,15 +16,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from acclimate.core.distributed import World
-from acclimate.core.graphs import recorded_graph
+from acclimate.core.graphs import give_back, recorded_graph
 from acclimate.data.on_device import free_on
-from acclimate.learn.models import Backbone
+from acclimate.learn.models import Backbone, layout_kept
 from acclimate.learn.objective import Objective
 from acclimate.runs.compiling import Wish, impossible, trained_backbones
 
 LEAST_STEPS = 100  # as many as recording them saves seconds
 FIRST = 2  # batches that pass as ever: they load what is called, and show what memory it takes
 SPARE = 3  # times what a pass keeps for gradients; a recording takes less than two
+
+
+@contextmanager
+def uncompiled(objective: Objective, wish: Wish | None, world: World) -> Iterator[None]:
+    """Steps that are not compiled, spared some work where one gradient is enough."""
+    if not objective.compilable:
+        yield
+        return
+    with layout_kept(objective, world.device), recorded(objective, wish, world):
+        yield
 
 
 @contextmanager
@@ -76,6 +86,7 @@ class Recording:
         return found
 
     def _recorded(self, x: Tensor) -> "Tape | None":
+        give_back()  # what passes took that went as ever
         if spare(x.device) < SPARE * self._kept:
             return None
         try:

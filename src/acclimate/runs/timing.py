@@ -15,9 +15,11 @@ from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.objective import Objective
 from acclimate.runs.backbone_choice import SMALL
+from acclimate.runs.compiling import Wish
 from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
 from acclimate.runs.parts import Parts
 from acclimate.runs.plan import Plan
+from acclimate.runs.recording import FIRST, uncompiled
 from acclimate.runs.session import prepare
 
 ENOUGH_SECONDS, ENOUGH_STEPS, SLOW_SECONDS = 0.5, 5, 1.0
@@ -53,14 +55,12 @@ def time_plan(plan: Plan, device: torch.device) -> Timing:
     batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
     # On a CPU a few images stand for the batch, too few for parts.
     parts = max(train.parts, 1) if device.type == "cuda" else 1
-    with Parts(objective, parts, lambda line: None):
-        step_b = _per_image(_stepping(objective, batch, plan, device), len(batch), device)
+    step_b = _in_a_step(objective, batch, train.steps, parts, plan, device)
     step_a = 0.0
     if embedding is not None:
         learn = embedding.budget(config)
         rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
-        with Parts(embedding, parts, lambda line: None):
-            step_a = _per_image(_stepping(embedding, rows, plan, device), len(rows), device)
+        step_a = _in_a_step(embedding, rows, learn.steps, parts, plan, device)
     predictor.eval()
     if device.type == "cuda":  # as many as are scored at a time: they take memory, too
         batch = _batch(plan, device, shape, 1, EVALUATION_BATCH, 1, mu_dim)
@@ -127,25 +127,34 @@ def _batch(
     return Batch(x.to(device), y.to(device), domain, mu)
 
 
-def _stepping(
-    objective: Objective, batch: Batch, plan: Plan, device: torch.device
-) -> Callable[[int], object]:
-    """A step as the loop takes it, of the whole batch at once."""
-    settings = replace(plan.config.train.optimiser, accumulate=1)
+def _in_a_step(
+    objective: Objective, batch: Batch, steps: int, parts: int, plan: Plan, device: torch.device
+) -> float:
+    """Seconds an image, as a loop of so many steps takes them, of the whole batch at once."""
+    train = plan.config.train
+    settings = replace(train.optimiser, accumulate=1)
     optimiser = make_optimiser(objective, settings, objective.adversary)
-    bf16 = uses_bf16(plan.config.train, device)
+    bf16 = uses_bf16(train, device)
     take = Stepper(objective, objective, optimiser, settings, device, bf16)
-    return lambda number: take(batch, number)
+    wish = None
+    if parts == 1 and batch.x.ndim > 2:
+        wish = Wish(train.compile, steps, len(batch), parts, batch.x.shape[-1], bf16)
+    with (
+        Parts(objective, parts, lambda line: None),
+        uncompiled(objective, wish, World(device=device)),
+    ):
+        return _per_image(lambda number: take(batch, number), len(batch), device)
 
 
 def _per_image(step: Callable[[int], object], images: int, device: torch.device) -> float:
-    """The first step warms up and does not count, unless it is so slow that it is enough."""
-    seconds = [_timed(step, 0, device)]
+    """First steps warm up and do not count, unless one is so slow that it is enough."""
+    first = FIRST + 1 if device.type == "cuda" else 1  # the last of which is recorded
+    seconds = [_timed(step, number, device) for number in range(first)]
     if device.type == "cuda" or seconds[0] < SLOW_SECONDS:
         started = time.perf_counter()
-        seconds = [_timed(step, 1, device)]
+        seconds = [_timed(step, first, device)]
         while len(seconds) < ENOUGH_STEPS and time.perf_counter() - started < ENOUGH_SECONDS:
-            seconds.append(_timed(step, len(seconds) + 1, device))
+            seconds.append(_timed(step, first + len(seconds), device))
     return sum(seconds) / (len(seconds) * images)
 
 

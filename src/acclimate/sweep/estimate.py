@@ -11,6 +11,7 @@ import torch
 from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import WeightsError
+from acclimate.core.graphs import give_back
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -172,8 +173,7 @@ def _timings(
         if kind not in alike:
             alike[kind] = time_plan(plan, device)
         found[place] = alike[kind]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # this process outlives the timing, and the jobs need the room
+    give_back()  # this process outlives the timing, and the jobs need the room
     return found
 
 

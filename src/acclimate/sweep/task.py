@@ -82,6 +82,7 @@ def note_failure(sweep: Path, job: str, error: str, trace: str = "") -> TaskResu
 def _train(task: Task) -> None:
     import torch
 
+    from acclimate.core.graphs import give_back
     from acclimate.runs.training import train, train_embedding
 
     if task.threads:
@@ -98,8 +99,7 @@ def _train(task: Task) -> None:
             shared = SweepFolder(Path(task.sweep)).embedding(task.needs).path
         train(config, manifest, task.folder.path, device=task.device, embedding=shared)
     finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # others may share the GPU
+        give_back()  # others may share the GPU
 
 
 def _weights_of(task: Task) -> Path | None:
