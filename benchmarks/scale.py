@@ -30,11 +30,11 @@ MEASURED_BATCH = 96
 class Rates:
     """Images a second of ResNet-50 at 224 px on one GPU, and of one core that decodes."""
 
-    eager: float = 3394.0  # trained from a pack, bf16: docs/benchmarks.md, H200 with 16 cores
-    recorded: float = 5497.0  # the same in runs of one GPU: there
-    compiled: float = 6567.0  # compiled, kept on the GPU: there
-    inference: float = 9194.0  # the network alone, 256 at a time: there
-    decode: float = 1049.0  # 227 px, decoded and resized on one core: there
+    eager: float = 3986.0  # from a pack, bf16, not recorded: docs/benchmarks.md, H200 with 16 cores
+    recorded: float = 5483.0  # the same in runs of one GPU: there
+    compiled: float = 6714.0  # compiled, kept on the GPU: there
+    inference: float = 9253.0  # the network alone, 256 at a time: there
+    decode: float = 970.0  # 227 px, decoded and resized on one core: there
     source: str = "one H200 with 16 cores"
 
     @staticmethod
