@@ -2,8 +2,8 @@
 
 python benchmarks/scale.py [runs/bench-speed/speed.json] [--write]
 
-Without a file it takes the rates below, whose sources are named beside them. The model is
-arithmetic on purpose: a step takes as long as its images take at the measured rate, never less than
+Without a file it takes what was measured on an H200 (benchmarks/measured). The model is arithmetic
+on purpose: a step takes as long as its images take at the measured rate, never less than
 a step of 96 does; one that does not fit into a GPU takes a forward pass more; processes exchange
 gradients after it, and nothing is assumed to overlap.
 """
@@ -11,13 +11,17 @@ gradients after it, and nothing is assumed to overlap.
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from acclimate.runs.compiling import LEAST_STEPS as COMPILED_FROM
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
+HERE = Path(__file__).resolve().parent
+PAGE, MEASURED = HERE.parent / "docs" / "scale.md", HERE / "measured" / "h200.json"
+NEEDED = "training,compiled,adapting,decoding"
+INSIDE, BETWEEN = 300e9, 12.5e9  # bytes a second between GPUs of a machine, and between machines
 BEGIN, END = "<!-- generated: scale -->\n", "<!-- end -->\n"
 PIXELS = 3 * 224 * 224  # bytes of an image in a pack
 GRADIENTS = 4 * 25.6e6  # bytes, of ResNet-50
@@ -30,32 +34,32 @@ MEASURED_BATCH = 96
 class Rates:
     """Images a second of ResNet-50 at 224 px on one GPU, and of one core that decodes."""
 
-    eager: float = 3986.0  # from a pack, bf16, not recorded: docs/benchmarks.md, H200 with 16 cores
-    recorded: float = 5483.0  # the same in runs of one GPU: there
-    compiled: float = 6714.0  # compiled, kept on the GPU: there
-    inference: float = 9253.0  # the network alone, 256 at a time: there
-    decode: float = 970.0  # 227 px, decoded and resized on one core: there
-    source: str = "one H200 with 16 cores"
+    eager: float  # trained from a pack, bf16
+    recorded: float  # the same in runs of one GPU
+    compiled: float  # kept on the GPU
+    inference: float  # the network alone, 256 at a time
+    decode: float  # 227 px, decoded and resized on one core
+    source: str
 
     @staticmethod
     def read(path: Path) -> "Rates":
-        """What the file has; the rest as above."""
         found = json.loads(path.read_text())
 
-        def rate(part: str, key: str, name: str, column: str) -> float | None:
-            rows = (row for row in found.get(part, ()) if str(row.get(key, "")).startswith(name))
-            return next((float(row[column]) for row in rows if row.get(column)), None)
+        def rate(part: str, key: str, name: str, column: str = "images/s") -> float:
+            for row in found.get(part, ()):
+                if row.get(key) == name and row.get(column):
+                    return float(row[column])
+            sys.exit(f'{path} lacks "{name}": python benchmarks/speed.py --only "{NEEDED}"')
 
-        known = {
-            "eager": rate("training", "steps", "packed, not recorded", "images/s"),
-            "recorded": rate("training", "steps", "packed", "images/s"),
-            "compiled": rate("compiled", "steps, compiled", "cached", "images/s"),
-            "inference": rate("adapting", "work", "the network alone, plain", "images/s"),
-            "decode": rate("decoding", "decoder", "ours, decoded and resized", "1 threads"),
-        }
         machine = found["machine"]
-        named = f"{machine.get('gpu', machine['cpu'])} with {machine['cores']} cores ({path.name})"
-        return replace(Rates(), source=named, **{k: v for k, v in known.items() if v is not None})
+        return Rates(
+            eager=rate("training", "steps", "packed, not recorded"),
+            recorded=rate("training", "steps", "packed"),
+            compiled=rate("compiled", "steps, compiled", "cached"),
+            inference=rate("adapting", "work", "the network alone, plain"),
+            decode=rate("decoding", "decoder", "ours, decoded and resized", "1 threads"),
+            source=f"{machine.get('gpu', machine['cpu'])} with {machine['cores']} cores",
+        )
 
 
 @dataclass(frozen=True)
@@ -216,14 +220,12 @@ def duration(hours: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, nargs="?", help="speed.json of benchmarks/speed.py")
-    parser.add_argument(
-        "--inside", type=float, default=300e9, help="bytes/s between GPUs of a node"
-    )
-    parser.add_argument("--between", type=float, default=12.5e9, help="bytes/s between nodes")
+    parser.add_argument("file", type=Path, nargs="?", default=MEASURED, help="of speed.py")
+    parser.add_argument("--inside", type=float, default=INSIDE, help="bytes/s inside a machine")
+    parser.add_argument("--between", type=float, default=BETWEEN, help="bytes/s between machines")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
     arguments = parser.parse_args()
-    rates = Rates() if arguments.file is None else Rates.read(arguments.file)
+    rates = Rates.read(arguments.file)
     text = "".join(pages(rates, arguments.inside, arguments.between))
     print(text)
     if arguments.write:

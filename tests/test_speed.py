@@ -48,3 +48,23 @@ def test_a_part_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "there is no part 'nothing'; use decoding, training" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def scaled(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT.parent / "scale.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_page_on_scale_is_made_of_what_was_measured() -> None:
+    page = SCRIPT.parents[1] / "docs" / "scale.md"
+    done = scaled()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in page.read_text()
+
+
+def test_what_a_measurement_lacks_for_it_is_named(tmp_path: Path) -> None:
+    known = json.loads((SCRIPT.parent / "measured" / "h200.json").read_text())
+    (tmp_path / "speed.json").write_text(json.dumps({**known, "compiled": []}))
+    done = scaled(str(tmp_path / "speed.json"))
+    assert done.returncode == 1
+    assert 'lacks "cached": python benchmarks/speed.py --only "training,compiled' in done.stderr
