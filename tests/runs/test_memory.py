@@ -239,6 +239,22 @@ def test_a_gpu_that_is_too_small_gets_more_parts(tiny: Tiny, tree: Path) -> None
     )
 
 
+def test_what_makes_steps_faster_goes_before_batches_are_divided(tiny: Tiny, tree: Path) -> None:
+    plan = make_plan(tiny("erm"), Manifest.from_folder(tree), device="cpu")
+    backbone = build_networks(plan.config, 2, 3, None, pretrained=False)[0].backbone
+    objective, said = Counting(backbone), list[str]()
+    backbone.stand_in = backbone.normalised_body
+
+    def step() -> None:
+        objective.steps += 1
+        if backbone.stand_in is not None:
+            raise torch.OutOfMemoryError("too much")
+
+    with Parts(objective, 1, said.append) as parts:
+        parts.until_it_fits(step, 24)
+        assert (parts.count, objective.steps.item(), said) == (1, 1, [])
+
+
 @pytest.mark.parametrize("where", ["step", "batches", "validation"])
 def test_what_finds_too_little_memory_later_says_how_to_go_on(
     where: str, tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

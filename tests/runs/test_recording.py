@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from acclimate.core.graphs import give_back
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import Backbone
 from acclimate.learn.models.backbones import Preprocess, freeze_batch_norm
-from acclimate.runs import recording
+from acclimate.learn.objective import Objective
+from acclimate.runs import loop, optimisation, recording, timing
 from acclimate.runs.compiling import Wish, trained_backbones
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.plan import make_plan
-from acclimate.runs.recording import FIRST, LEAST_STEPS, SPARE, Recording, recorded
+from acclimate.runs.recording import FIRST, LEAST_STEPS, SPARE, Recording, recorded, uncompiled
 from acclimate.runs.timing import time_plan
 from acclimate.runs.training import train
 from fixtures.gpu import on_gpu
@@ -100,8 +102,11 @@ def a_backbone(norm: str = "still") -> Backbone:
     body[3].bias.requires_grad_(False)  # type: ignore[union-attr]
     if norm == "still":
         freeze_batch_norm(body, affine=False)
-    backbone = Backbone(body, 6, Preprocess((0.5,) * 3, (0.25,) * 3, 16))
-    return backbone.to(DEVICE, memory_format=torch.channels_last).train()  # type: ignore[call-overload, no-any-return]
+    return a_backbone_of(body.to(memory_format=torch.channels_last), 6)  # type: ignore[call-overload]
+
+
+def a_backbone_of(body: nn.Module, features: int) -> Backbone:
+    return Backbone(body, features, Preprocess((0.5,) * 3, (0.25,) * 3, 16)).to(DEVICE).train()
 
 
 def batches(count: int) -> Iterator[Tensor]:
@@ -204,15 +209,54 @@ def test_gradients_can_be_had_once(plays: list[str]) -> None:
         total.backward()
 
 
-def test_batches_of_another_size_pass_as_ever(plays: list[str]) -> None:
+def test_batches_of_another_kind_pass_as_ever(plays: list[str]) -> None:
     run, backbone = Recording(a_backbone()), a_backbone()
     for x in batches(FIRST + 1):
         once(run, x)
     (x,) = batches(1)
-    assert torch.equal(once(run, x[:3]), backbone(x[:3]))
+    for other in (x[:3], x[:, :, :12], x[..., :12]):
+        assert torch.equal(once(run, other), backbone(other))
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert torch.equal(once(run, x), backbone(x))
     assert plays.count("pass") == 1
     assert torch.equal(once(run, x), backbone(x))
     assert plays.count("pass") == 2
+
+
+def test_gradients_by_images_are_to_be_had(plays: list[str]) -> None:
+    run, backbone = Recording(a_backbone()), a_backbone()
+    for x in batches(FIRST + 1):
+        once(run, x)
+    found = []
+    for way in (run, backbone):
+        (x,) = batches(1)
+        once(way, x.requires_grad_())
+        assert x.grad is not None
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+class Added(nn.Module):
+    """Two parameters that have one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) * (self.one + self.other)
+
+
+def test_each_parameter_has_a_gradient_of_its_own(plays: list[str]) -> None:
+    body = Added()
+    run = Recording(a_backbone_of(body, 3))
+    for x in batches(FIRST + 2):
+        run.backbone.zero_grad()
+        once(run, x)
+        assert body.one.grad is not None and body.other.grad is not None
+        assert torch.equal(body.one.grad, body.other.grad)
+        assert body.one.grad.data_ptr() != body.other.grad.data_ptr()
+    assert plays.count("pass_back") == 2
 
 
 @pytest.mark.parametrize("room", [SPARE * 1000, SPARE * 1000 - 1])
@@ -249,11 +293,19 @@ def test_what_cannot_be_recorded_passes_as_ever(
             raise RuntimeError("operation not permitted when stream is capturing")
 
         monkeypatch.setattr(recording, "recorder", refuse)
-    backbone = Backbone(Looking(), 2, Preprocess((0.5,) * 3, (0.25,) * 3, 16)).to(DEVICE).train()
-    run = Recording(backbone)
+    backbone, lines = a_backbone_of(Looking(), 2), list[str]()
+    run = Recording(backbone, lines.append)
     for x in batches(FIRST + 3):
         assert torch.equal(once(run, x), backbone(x))
     assert run.tape is None and not plays
+    assert len(lines) == 1 and lines[0].startswith("steps are not recorded: ")
+    if DEVICE.type == "cuda":  # and all is as if nothing had been tried
+        torch.rand(1, device=DEVICE)
+        held = torch.empty(2**28, device=DEVICE)
+        before = torch.cuda.memory_reserved()
+        del held
+        give_back()
+        assert torch.cuda.memory_reserved() <= before - 2**28
 
 
 def test_a_backbone_is_recorded_in_training_alone_and_only_meanwhile() -> None:
@@ -261,7 +313,56 @@ def test_a_backbone_is_recorded_in_training_alone_and_only_meanwhile() -> None:
     (backbone,) = trained_backbones(learned)
     with recorded(learned, WISH, GPU):
         assert isinstance(backbone.stand_in, Recording)
+        for parameter in backbone.parameters():
+            parameter.grad = torch.zeros_like(parameter)
     assert backbone.stand_in is None
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+
+
+Asked = list[tuple[str, bool]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Of which objectives passes were to be recorded, and whether there was a wish to."""
+    found: Asked = []
+
+    @contextmanager
+    def watched(objective: Objective, wish: Wish | None, world: World) -> Iterator[None]:
+        found.append((type(objective).__name__, wish is not None))
+        with uncompiled(objective, wish, world):
+            yield
+
+    for module in (loop, timing):
+        monkeypatch.setattr(module, "uncompiled", watched)
+    return found
+
+
+def test_both_steps_are_recorded_unless_they_are_compiled(
+    asked: Asked,
+    tree: Path,
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train(tiny("da-erm"), Manifest.open(tree), tmp_path / "run", device="cpu")
+    assert asked == [("Prototype", True), ("ERM", True)]
+    asked.clear()
+    monkeypatch.setattr(loop, "compiled", lambda *_: nullcontext(True))
+    monkeypatch.setattr(optimisation, "next_step", lambda: None)
+    train(tiny("da-erm"), Manifest.open(tree), tmp_path / "compiled", device="cpu")
+    assert asked == []
+
+
+def test_steps_of_both_kinds_are_timed_so(
+    asked: Asked, tree: Path, features: Manifest, tiny: Callable[..., RunConfig]
+) -> None:
+    images, device = Manifest.open(tree), torch.device("cpu")
+    time_plan(make_plan(tiny("da-erm"), images, device="cpu"), device)
+    assert asked == [("ERM", True), ("Prototype", True)]
+    asked.clear()
+    time_plan(make_plan(tiny("erm"), features, device="cpu"), device)
+    assert asked == [("ERM", False)]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +435,7 @@ def test_steps_are_timed_as_they_will_be(
 
 @on_gpu
 def test_memory_is_given_back_while_another_thread_records() -> None:
-    """Which torch refuses at once: the one waits for the other."""
+    """Which torch refuses, or does not do: the one waits for the other."""
 
     def work() -> None:
         begun.set()
@@ -343,10 +444,13 @@ def test_memory_is_given_back_while_another_thread_records() -> None:
 
     begun, made = threading.Event(), []
     with ThreadPoolExecutor(1) as pool:
-        torch.empty(1000, device="cuda")
+        held = torch.empty(2**28, device="cuda")
+        before = torch.cuda.memory_reserved()
+        del held
         recording_now = pool.submit(recording.recorder(torch.device("cuda")), work)
         begun.wait(10)
         give_back()
+        assert torch.cuda.memory_reserved() <= before - 2**28
         play = recording_now.result(10)
     play()
     assert made[0].sum().item() == 2000

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,8 +21,24 @@ def recorded_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         try:
             work()
         finally:
-            graph.capture_end()
+            _end(graph, pool)
     return graph
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # Where work does what graphs cannot hold, torch (2.11 and before) goes on as if this were
+        # still being recorded: memory is not given back, and nothing can be drawn at random.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        with suppress(RuntimeError):
+            other = torch.cuda.CUDAGraph()
+            other.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device="cuda")
+            other.capture_end()
+        raise
 
 
 def give_back() -> None:

@@ -90,8 +90,7 @@ def _tried(backbone: Backbone, wish: Wish, device: torch.device) -> str:
                 _step_on_nothing(backbone, wish, device)
     except Exception as error:  # whatever the compiler and its tools raise
         backbone.stand_in = None
-        text = " ".join(str(error).split()) or type(error).__name__
-        return text if len(text) <= 200 else f"{text[:200]}…"
+        return in_a_line(error)
     finally:
         for part, mode in modes:
             part.training = mode
@@ -101,6 +100,11 @@ def _tried(backbone: Backbone, wish: Wish, device: torch.device) -> str:
             for name, value in backbone.named_buffers():
                 value.copy_(buffers[name])
     return ""
+
+
+def in_a_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def compile_body(backbone: Backbone) -> Callable[[Tensor], Tensor]:

@@ -43,9 +43,10 @@ from acclimate.runs.optimisation import (
     check_shares,
     learning_rate,
     make_optimiser,
+    steps_of,
 )
 from acclimate.runs.parts import LOWER, Parts
-from acclimate.runs.recording import uncompiled
+from acclimate.runs.recording import FIRST, uncompiled
 from acclimate.runs.records import Loss, Validated
 from acclimate.runs.swad import Swad
 
@@ -180,9 +181,9 @@ class Loop:
     @property
     def _tries(self) -> int:
         """Steps after which memory that was enough is enough. The model's first one makes what its
-        optimiser keeps, so that the second takes more; in an adversary's turns both take less."""
-        adversary = self.objective.adversary
-        return 2 if adversary is None else 2 * (adversary.steps + 1)
+        optimiser keeps, so that the second takes more, and the third may be recorded; in an
+        adversary's turns all take less."""
+        return steps_of(self.objective, FIRST + 1)
 
     def _step(self, take: Stepper, batch: Batch, step: int, fitting: Parts | None) -> None:
         planned = self.phase.planned or self.phase.steps

@@ -69,6 +69,12 @@ def adversary_moves(objective: Objective, step: int) -> bool:
     return objective.adversary is not None and objective.adversary.moves(step)
 
 
+def steps_of(objective: Objective, moves: int) -> int:
+    """In which the model itself moves so many times."""
+    adversary = objective.adversary
+    return moves if adversary is None else moves * (adversary.steps + 1)
+
+
 def uses_bf16(train: TrainConfig, device: torch.device) -> bool:
     if train.precision == "auto":
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -38,8 +38,8 @@ class Parts:
             backbone.parts = count
 
     def until_it_fits(self, gradients: Callable[[], list[Losses]], images: int) -> list[Losses]:
-        """What a step learns from so many images; as long as a GPU's memory is too small for it, in
-        more parts.
+        """What a step learns from so many images; as long as a GPU's memory is too small for it, as
+        PyTorch is by itself, and then in more parts.
 
         What an attempt that fails has changed by then, statistics and the like, is put back: the
         next one is a first one again.
@@ -50,19 +50,21 @@ class Parts:
                 return gradients()
             except torch.OutOfMemoryError as error:
                 more = 2 * self.count
-                if not self.backbones or images // more < LEAST:
+                swift = [one for one in trained_backbones(self.objective) if one.stand_in]
+                if not swift and (not self.backbones or images // more < LEAST):
                     raise RunError(self._too_large(images)) from error
             for parameter in self.objective.parameters():
                 parameter.grad = None
             with torch.no_grad():
                 for buffer, value in before:
                     buffer.copy_(value)
-            for backbone in self.backbones:
-                backbone.stand_in = None  # for batches of another size
+            for backbone in swift:
+                backbone.stand_in = None  # what was recorded or compiled may take what is missing
+            if not swift:
+                self.count = more
+                self._set(more)
+                self.say(f"the GPU's memory is too small for {images} images: {said(more)}")
             give_back()
-            self.count = more
-            self._set(more)
-            self.say(f"the GPU's memory is too small for {images} images: {said(more)}")
 
     def _too_large(self, images: int) -> str:
         name = type(self.objective).__name__

@@ -20,10 +20,10 @@ from acclimate.core.graphs import give_back, recorded_graph
 from acclimate.data.on_device import free_on
 from acclimate.learn.models import Backbone, layout_kept
 from acclimate.learn.objective import Objective
-from acclimate.runs.compiling import Wish, impossible, trained_backbones
+from acclimate.runs.compiling import Wish, impossible, in_a_line, trained_backbones
 
-LEAST_STEPS = 100  # as many as recording them saves seconds
-FIRST = 2  # batches that pass as ever: they load what is called, and show what memory it takes
+LEAST_STEPS = 100  # with fewer, recording takes longer than it saves
+FIRST = 2  # passes that go as ever: they load what is called, and show what memory it takes
 SPARE = 3  # times what a pass keeps for gradients; a recording takes less than two
 
 
@@ -51,18 +51,20 @@ def recorded(objective: Objective, wish: Wish | None, world: World) -> Iterator[
         yield
         return
     (backbone,) = trained_backbones(objective)
-    backbone.stand_in = Recording(backbone)
+    backbone.stand_in = Recording(backbone, wish.say)
     try:
         yield
     finally:
         backbone.stand_in = None
+        for parameter in backbone.parameters():
+            parameter.grad = None  # which lie in the recording's memory, and would keep it
 
 
 class Recording:
     """A backbone that learns, for batches of one shape; as ever, where that cannot be recorded."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
+    def __init__(self, backbone: Backbone, say: Callable[[str], None] = lambda line: None) -> None:
+        self.backbone, self._say = backbone, say
         self.tape: Tape | None = None
         self._passed = 0
         self._kept = 0  # bytes, for gradients
@@ -86,12 +88,13 @@ class Recording:
         return found
 
     def _recorded(self, x: Tensor) -> "Tape | None":
-        give_back()  # what passes took that went as ever
         if spare(x.device) < SPARE * self._kept:
             return None
+        give_back()  # what passes took that went as ever
         try:
             return Tape(self.backbone, x)
-        except Exception:  # whatever a network does that graphs cannot hold
+        except Exception as error:  # whatever a network does that graphs cannot hold
+            self._say(f"steps are not recorded: {in_a_line(error)}")
             return None
 
 
@@ -104,6 +107,7 @@ class Tape:
     def __init__(self, backbone: Backbone, x: Tensor) -> None:
         self.parameters = [one for one in backbone.parameters() if one.requires_grad]
         self._backbone, self._x = backbone, torch.empty_like(x)
+        self._kind = _kind_of(x)
         record = recorder(x.device)
         self._forward = record(self._pass)
         self._slope = torch.zeros_like(self._out)
@@ -114,7 +118,7 @@ class Tape:
 
     def fits(self, x: Tensor) -> bool:
         """Whether it is for batches like this one, and what it holds is of no more use."""
-        return x.shape == self._x.shape and (self._turn is None or self._turn() is None)
+        return _kind_of(x) == self._kind and (self._turn is None or self._turn() is None)
 
     def played(self, x: Tensor, turn: "Turn") -> Tensor:
         self._turn = weakref.ref(turn)
@@ -143,9 +147,20 @@ class Tape:
 
     def _pass_back(self) -> None:
         with torch.autocast(self._x.device.type, enabled=False):
-            self._found = torch.autograd.grad(
-                self._out, self.parameters, self._slope, allow_unused=True
-            )
+            found = torch.autograd.grad(self._out, self.parameters, self._slope, allow_unused=True)
+        # Parameters that are added have one gradient, and are to have one each.
+        places = [None if one is None else one.data_ptr() for one in found]
+        self._found = tuple(
+            one if one is None or places.index(one.data_ptr()) == place else one.clone()
+            for place, one in enumerate(found)
+        )
+
+
+def _kind_of(x: Tensor) -> tuple[object, ...]:
+    """What a recording is made for."""
+    kind = x.device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return x.shape, x.dtype, x.requires_grad, cast
 
 
 class Turn:
@@ -184,4 +199,6 @@ def taken(device: torch.device) -> int:
 
 
 def spare(device: torch.device) -> float:
-    return free_on(device)
+    """Bytes that may be taken, those that torch holds ready among them."""
+    ready = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_on(device) + ready

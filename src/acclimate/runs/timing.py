@@ -16,7 +16,7 @@ from acclimate.learn.model import build_extractor, build_networks
 from acclimate.learn.objective import Objective
 from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.compiling import Wish
-from acclimate.runs.optimisation import Stepper, make_optimiser, uses_bf16
+from acclimate.runs.optimisation import Stepper, make_optimiser, steps_of, uses_bf16
 from acclimate.runs.parts import Parts
 from acclimate.runs.plan import Plan
 from acclimate.runs.recording import FIRST, uncompiled
@@ -143,12 +143,15 @@ def _in_a_step(
         Parts(objective, parts, lambda line: None),
         uncompiled(objective, wish, World(device=device)),
     ):
-        return _per_image(lambda number: take(batch, number), len(batch), device)
+        # On a GPU the last of the first is recorded.
+        first = steps_of(objective, FIRST + 1) if device.type == "cuda" else 1
+        return _per_image(lambda number: take(batch, number), len(batch), device, first)
 
 
-def _per_image(step: Callable[[int], object], images: int, device: torch.device) -> float:
+def _per_image(
+    step: Callable[[int], object], images: int, device: torch.device, first: int = 1
+) -> float:
     """First steps warm up and do not count, unless one is so slow that it is enough."""
-    first = FIRST + 1 if device.type == "cuda" else 1  # the last of which is recorded
     seconds = [_timed(step, number, device) for number in range(first)]
     if device.type == "cuda" or seconds[0] < SLOW_SECONDS:
         started = time.perf_counter()
