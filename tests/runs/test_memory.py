@@ -19,6 +19,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.model import build_networks
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Losses, Objective
+from acclimate.runs import loop as module
 from acclimate.runs import memory, trial
 from acclimate.runs.checkpoint import parts_of
 from acclimate.runs.compiling import trained_backbones
@@ -56,6 +57,7 @@ def told(patch: pytest.MonkeyPatch, *, free: float | None, each: float = 75.0) -
     patch.setattr(memory, "tried", trial)
     patch.setattr(memory, "LOADED", 0)
     patch.setattr(memory, "BESIDE", 0)
+    patch.setattr(memory, "SCORED", 0)
     return asked
 
 
@@ -72,13 +74,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return Manifest.from_folder(root)
 
 
-def divided(config: RunConfig, data: Manifest, world: World | None = None) -> tuple[Any, list[str]]:
+def divided(
+    config: RunConfig, data: Manifest, world: World | None = None, size: int = 224
+) -> tuple[Any, list[str]]:
     """In how many parts, and what was said about it."""
     plan, said = make_plan(config, data, device="cpu"), list[str]()
     counts = len(plan.classes), len(plan.train_domains), None
     both = build_networks(plan.config, *counts, pretrained=False)
     networks = [one for one in both if one is not None]
-    found = fitting_parts(plan, world or World(), 224, *networks, bf16=False, say=said.append)
+    found = fitting_parts(plan, world or World(), size, *networks, bf16=False, say=said.append)
     return found, said
 
 
@@ -105,9 +109,12 @@ def test_what_is_asked_for_is_not_tried(
     asked = told(monkeypatch, free=0.0)
     found, said = divided(tiny("da-erm", **LARGE, **{"train.parts": 3}), large)
     assert (found, said, asked) == ({"Step A": 3, "Step B": 3}, [], [])
-    small = LARGE | {"embedding.per_domain": 2, "embedding.mixup": "off", "train.per_domain": 2}
-    assert divided(tiny("da-erm", **small), large)[0] == {"Step A": 1, "Step B": 1}
-    assert asked == []  # 8 images are too few to be tried
+    assert divided(tiny("da-erm", **LARGE), large, size=32)[0] == {"Step A": 1, "Step B": 1}
+    assert asked == []  # a mebibyte and a half is too little to be tried
+    asked = told(monkeypatch, free=20.0)
+    divided(tiny("erm", **LARGE | {"train.per_domain": 1}), large)
+    divided(tiny("erm", **LARGE | {"train.per_domain": 256}), large, size=64)
+    assert [size for _, _, size, *_ in asked] == [224, 64]
     told(monkeypatch, free=None)
     assert divided(tiny("erm", **LARGE), large)[0] == {"Step B": 1}  # the system does not say
 
@@ -153,6 +160,45 @@ def test_smaller_batches_are_ones_that_can_be_shared() -> None:
     assert list(lone.smaller(World())) == [4, 3, 2]
     assert stage.parts(Need(10, 1), 20, world) == 4  # 8 images and what is fixed are 18
     assert stage.parts(Need(10, 1), 11.9, world) is None  # parts of one image there are none
+
+
+def test_scoring_may_take_more_than_steps() -> None:
+    need = Need(10, 1, scoring=25)
+    assert [need.of(images) for images in (1, 15, 16)] == [25, 25, 26]
+    stage = Stage("Step B", "train.per_domain", False, 4, 8, 1, 1)
+    assert stage.parts(need, 25, World()) == 3  # of 11 images at most
+    assert stage.parts(need, 24, World()) is None
+
+
+def test_what_scoring_takes_is_added_up(
+    large: Manifest, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "tried", lambda *_, **__: Need(1.0, 2.0, 3.0))
+    monkeypatch.setattr(memory, "BESIDE", 100)
+    plan = make_plan(tiny("erm", **LARGE), large, device="cpu")
+    stage = Stage("Step B", "train.per_domain", False, 4, 8, 1, 1)
+    found = memory.measured(plan, stage, 10, bf16=False)
+    # Four batches of 300 numbers ready, and 256 images at one byte twice and at four.
+    assert found == Need(101.0, 2.0 + 4 * 4 * 300, 103.0 + 256 * 6 * 300)
+
+
+def test_steps_and_scoring_leave_nothing_to_each_other(
+    tiny: Tiny, tree: Path, features: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    scores = Evaluator.validation
+    monkeypatch.setattr(module, "return_freed_memory", lambda: done.append("room"))
+
+    def scored(self: Evaluator, *given: Any) -> Any:
+        done.append("scored")
+        return scores(self, *given)
+
+    monkeypatch.setattr(Evaluator, "validation", scored)
+    train(tiny("erm"), Manifest.from_folder(tree), tmp_path / "images", device="cpu")
+    assert done == [*("room", "scored", "room") * 2, "room"]
+    done.clear()
+    train(tiny("erm"), features, tmp_path / "features", device="cpu")
+    assert done == ["scored"] * 2
 
 
 SMALL_RUN: dict[str, Any] = {
@@ -367,6 +413,8 @@ def _fail() -> Any:
     raise torch.OutOfMemoryError("too much")
 
 
+LITE = {"model.backbone": "efficientnet-lite0", "train.optimiser.lr": 1e-3}
+STEP_B = {"embedding": False, "bf16": False}
 STEP = """
 import torch
 from acclimate.core.distributed import keep_freed_memory
@@ -392,19 +440,28 @@ def test_the_trial_tells_what_a_step_takes(tiny: Tiny) -> None:
 
     How the heap happens to be cut up adds up to a fifth to what a single process takes.
     """
-    settings = {"model.backbone": "efficientnet-lite0", "train.optimiser.lr": 1e-3}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        said = statistics.median(_said_of(24, tiny("erm", **settings)) for _ in range(3))
+        said = statistics.median(_said_of(24, tiny("erm", **LITE)) for _ in range(3))
     finally:
         torch.set_num_threads(before)
     assert said == pytest.approx(min(_taken() for _ in range(4)), rel=0.15)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
+@pytest.mark.slow
+def test_the_trial_tells_what_scoring_takes(tiny: Tiny) -> None:
+    """More than a step of two images, and less than one of 24, whatever the heap is like."""
+    trial._asked.cache_clear()
+    need = tried(tiny("erm", **LITE), 2, 3, 128, **STEP_B)
+    assert need is not None
+    assert need.fixed + 2 * need.each < need.scoring < need.fixed + 24 * need.each
+
+
 def _said_of(images: int, config: RunConfig) -> float:
     trial._asked.cache_clear()
-    need = tried(config, 2, 3, 128, embedding=False, bf16=False)
+    need = tried(config, 2, 3, 128, **STEP_B)
     assert need is not None
     return need.of(images)
 

@@ -158,6 +158,15 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, one_gib)
 
 
+def return_freed_memory() -> None:
+    """Give the system back what was kept so: for work of another kind it is of little use, and adds
+    to what that takes."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return  # not glibc
+
+
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: a GPU where there is one; `cuda` without a number is this process's own."""
     gpu = torch.cuda.is_available()

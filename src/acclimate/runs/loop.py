@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from acclimate.config import AverageConfig, OptimiserConfig
-from acclimate.core.distributed import World
+from acclimate.core.distributed import World, return_freed_memory
 from acclimate.core.errors import RunError
 from acclimate.core.generators import own_generator, turns
 from acclimate.core.progress import phase_name
@@ -35,7 +35,7 @@ from acclimate.runs.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from acclimate.runs.compiling import Wish, compiled
+from acclimate.runs.compiling import Wish, compiled, trained_backbones
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.optimisation import (
     Stepper,
@@ -147,6 +147,7 @@ class Loop:
                         self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
             except torch.OutOfMemoryError as error:  # statistics may be half a step further
                 raise RunError(self._too_little_memory(progress.step + 1)) from error
+        self._make_room()
         self._agree()
         window = None if self._average is None else self._average.window
         if window is None and self.phase.keep == "best" and progress.best_step is not None:
@@ -244,6 +245,7 @@ class Loop:
         assert self.validate is not None
         started = time.perf_counter()
         self.objective.eval()
+        self._make_room()
         self._agree()
         with self._average.applied() if self._average is not None else nullcontext():
             self._agree()  # an average has statistics of its own
@@ -261,8 +263,14 @@ class Loop:
         if self.world.main:
             for score in found.scores:
                 self.folder.append(score)
+        self._make_room()
         self._since += time.perf_counter() - started  # its time is not training time
         return Position(progress.step, progress.step, mean) if better else progress
+
+    def _make_room(self) -> None:
+        """Between steps and scoring, either of which keeps memory that the other has no use for."""
+        if self.world.device.type == "cpu" and trained_backbones(self.objective):
+            return_freed_memory()
 
     def _agree(self) -> None:
         """Running statistics of batch norm are each process's own: all take the first one's."""

@@ -12,8 +12,10 @@ import torch
 
 from acclimate.core.distributed import World, local_processes
 from acclimate.core.errors import ConfigError
+from acclimate.data.source import EVALUATION_BATCH
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Predictor
+from acclimate.runs.backbone_choice import SMALL
 from acclimate.runs.parts import LEAST, said
 from acclimate.runs.plan import Plan
 from acclimate.runs.trial import Need, line_of, tried
@@ -21,6 +23,7 @@ from acclimate.runs.trial import Need, line_of, tried
 GIB = 1 << 30
 TINY = 8 << 20  # bytes of input: below, a batch fits anywhere and is not tried
 LOADED = 4  # batches of images that lie ready, are being made or worked on
+SCORED = 6  # bytes of a pixel that is scored: two that lie ready, and one as a network takes it
 # What validation with its engine, and checkpoints, took beside a step: EfficientNet-Lite0 and
 # ResNet-50 at 224 px, 24 to 64 images, with Φ and without, in parts and not.
 BESIDE = 0.3 * GIB
@@ -97,12 +100,18 @@ def measured(plan: Plan, stage: Stage, size: int, *, bf16: bool) -> Need | None:
     """What a step takes, with what goes on beside it; None: not known."""
     counts = len(plan.classes), len(plan.train_domains), size
     need = tried(plan.config, *counts, embedding=stage.embedding, bf16=bf16)
-    loaded = LOADED * 3 * size**2 * 4 / stage.copies
-    return None if need is None else Need(need.fixed + BESIDE, need.each + loaded)
+    if need is None:
+        return None
+    pixels = 3 * size**2
+    return Need(
+        need.fixed + BESIDE,
+        need.each + LOADED * 4 * pixels / stage.copies,
+        need.scoring + BESIDE + EVALUATION_BATCH * SCORED * pixels,
+    )
 
 
 def is_tiny(stage: Stage, world: World, size: int) -> bool:
-    return stage.images(stage.per_domain, world) * 3 * size**2 * 4 < TINY
+    return size <= SMALL and stage.images(stage.per_domain, world) * 3 * size**2 * 4 < TINY
 
 
 def stage_of(plan: Plan, network: Predictor | Embedding) -> Stage:
@@ -144,7 +153,10 @@ def _agreed(mine: float | None, world: World) -> float | None:
 def _agreed_need(mine: Need | None, world: World) -> Need | None:
     fixed = _agreed(None if mine is None else mine.fixed, world)
     each = _agreed(None if mine is None else mine.each, world)
-    return None if fixed is None or each is None else Need(fixed, each)
+    scoring = _agreed(None if mine is None else mine.scoring, world)
+    if fixed is None or each is None or scoring is None:
+        return None
+    return Need(fixed, each, scoring)
 
 
 def available() -> int | None:

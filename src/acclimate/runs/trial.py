@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from acclimate.config import RunConfig, as_dict, from_dict
-from acclimate.core.distributed import World, keep_freed_memory
+from acclimate.core.distributed import World, keep_freed_memory, return_freed_memory
 from acclimate.data.batches import Batch
 from acclimate.learn.model import build_networks, ready
+from acclimate.learn.models.piecewise import BATCH
 from acclimate.learn.objective import Objective
+from acclimate.runs.compiling import trained_backbones
 from acclimate.runs.optimisation import Stepper, make_optimiser
 from acclimate.runs.plan import check_components
 
@@ -31,13 +33,15 @@ DOMAINS, MORE = 2, 4  # of a trial's batch; the second batch is so many times th
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a step takes: some for each image, some whatever they are."""
+    """Bytes that a step takes: some for each image, some whatever they are; and `scoring`, which
+    comes after steps, and may take more."""
 
     fixed: float
     each: float
+    scoring: float = 0.0
 
     def of(self, images: int) -> float:
-        return self.fixed + self.each * images
+        return max(self.fixed + self.each * images, self.scoring)
 
 
 def tried(
@@ -63,15 +67,16 @@ def _asked(question: str) -> Need | None:
             env=environment,
             check=True,
         )
-        (few, small), (many, large) = json.loads(done.stdout.splitlines()[-1])
+        scored, (few, small), (many, large) = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     each = (large - small) / (many - few)
-    return Need(small - few * each, each)
+    return Need(small - few * each, each, scored)
 
 
-def _try(asked: dict[str, Any]) -> list[tuple[int, int]]:
-    """Images of a batch, and the bytes that two steps with them took at most, from few to more."""
+def _try(asked: dict[str, Any]) -> list[Any]:
+    """Bytes that scoring took at most; and images of a batch, and the bytes that two steps with
+    them took at most, from few to more."""
     config = from_dict(RunConfig, asked["config"], where="trial")
     algorithm, world = check_components(config), World()
     counts = {"classes": asked["classes"], "domains": asked["domains"]}
@@ -95,13 +100,36 @@ def _try(asked: dict[str, Any]) -> list[tuple[int, int]]:
     optimiser = make_optimiser(objective, settings, objective.adversary)
     take = Stepper(objective, objective, optimiser, settings, world.device, asked["bf16"])
     turn = objective.adversary.steps if objective.adversary else 0  # the model's, not the other's
-    before, found = resident(), []
+    before = resident()
+    found: list[Any] = [_scoring(objective, asked["size"]) - before if _peak_begins_anew() else 0]
+    _peak_begins_anew()
     for per_domain in (least, MORE * least):
         batch = _batch(per_domain, asked["size"], asked["classes"], mu_dim)
         for _ in range(2):  # the optimiser's own state is there from the second one on
             take(batch, turn)
         found.append((copies * len(batch), peak() - before))
     return found
+
+
+def _scoring(objective: Objective, size: int) -> int:
+    """The peak of passes in which nothing is learned, of unlike size, as domains have them: what
+    one has freed is of little use to the next."""
+    objective.eval()
+    with torch.no_grad():
+        for images in (2 * BATCH // 3, BATCH):
+            for backbone in trained_backbones(objective):
+                backbone(torch.rand(images, 3, size, size))
+    return peak()
+
+
+def _peak_begins_anew() -> bool:
+    """At what is held now; False where the system does not offer that."""
+    return_freed_memory()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _batch(per_domain: int, size: int, classes: int, mu_dim: int) -> Batch:
