@@ -50,8 +50,8 @@ def memory(bench: Bench) -> list[Row]:
     few: dict[str, Any] = {"train.steps": steps, "train.checkpoint_every": steps}
     for name, config in {
         "ERM": bench.config(**few),
-        "ERM, 2 images of a domain": bench.config(**few, **{"train.per_domain": 2}),
-        "CORAL in 4 parts": bench.config("coral", **few, **{"train.parts": 4}),
+        "ERM, 2 images of a domain": bench.config(**{**few, "train.per_domain": 2}),
+        "CORAL in 4 parts": bench.config("coral", **{**few, "train.parts": 4}),
     }.items():
         said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
         row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}

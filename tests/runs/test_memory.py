@@ -178,8 +178,11 @@ def test_what_scoring_takes_is_added_up(
     plan = make_plan(tiny("erm", **LARGE), large, device="cpu")
     stage = Stage("Step B", "train.per_domain", False, 4, 8, 1, 1)
     found = memory.measured(plan, stage, 10, bf16=False)
-    # Four batches of 300 numbers ready, and 256 images at one byte twice and at four.
-    assert found == Need(101.0, 2.0 + 4 * 4 * 300, 103.0 + 256 * 6 * 300)
+    # Four batches of 300 numbers ready; a domain's 4 images at one byte twice and at four.
+    assert found == Need(101.0, 2.0 + 4 * 4 * 300, 103.0 + 4 * 6 * 300)
+    monkeypatch.setattr(memory, "EVALUATION_BATCH", 3)
+    found = memory.measured(plan, stage, 10, bf16=False)
+    assert found is not None and found.scoring == 103.0 + 3 * 6 * 300
 
 
 def test_steps_and_scoring_leave_nothing_to_each_other(

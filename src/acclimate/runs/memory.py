@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from acclimate.core.distributed import World, local_processes
@@ -103,10 +104,11 @@ def measured(plan: Plan, stage: Stage, size: int, *, bf16: bool) -> Need | None:
     if need is None:
         return None
     pixels = 3 * size**2
+    largest = int(np.bincount(plan.manifest.domain_index).max())  # domain
     return Need(
         need.fixed + BESIDE,
         need.each + LOADED * 4 * pixels / stage.copies,
-        need.scoring + BESIDE + EVALUATION_BATCH * SCORED * pixels,
+        need.scoring + BESIDE + min(largest, EVALUATION_BATCH) * SCORED * pixels,
     )
 
 
