@@ -31,7 +31,7 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     except RuntimeError:
         # Where work does what graphs cannot hold, torch (2.11 and before) goes on as if this were
         # still being recorded: memory is not given back, and nothing can be drawn at random.
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         with suppress(RuntimeError):
             other = torch.cuda.CUDAGraph()
