@@ -23,6 +23,7 @@ from acclimate.runs.timing import Timing
 from acclimate.runs.training import train
 from fixtures.gpu import on_gpu
 from fixtures.interruption import Killed
+from fixtures.settings import as_flags
 
 Tiny = Callable[..., RunConfig]
 
@@ -204,17 +205,9 @@ def test_extraction_is_timed_as_it_goes_on_for_long(
 
 @on_gpu
 def test_it_is_the_first_to_use_a_gpu(tree: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "acclimate",
-        "train",
-        str(tree),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    settings = ("test_domains=west", "model.backbone=small-cnn", "train.steps=100")
-    flags = [part for one in settings for part in ("--set", one)]
-    done = subprocess.run([*command, *flags, "--dry-run"], capture_output=True, text=True)
+    settings = {"test_domains": "west", "model.backbone": "small-cnn", "train.steps": 100}
+    flags = [*as_flags(settings), "--out", str(tmp_path / "run"), "--dry-run"]
+    command = [sys.executable, "-m", "acclimate", "train", str(tree), *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "memory" in done.stdout + done.stderr

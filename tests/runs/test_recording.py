@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import RunConfig
+from acclimate.config import RunConfig, TrainConfig
 from acclimate.core.distributed import World
 from acclimate.core.graphs import give_back
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import Backbone
 from acclimate.learn.models.backbones import Preprocess, freeze_batch_norm
 from acclimate.learn.objective import Objective
-from acclimate.runs import loop, optimisation, recording, timing
+from acclimate.runs import compiling, loop, optimisation, recording, timing
 from acclimate.runs.compiling import Wish, trained_backbones
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.plan import make_plan
@@ -380,6 +380,12 @@ def test_where_nothing_is_recorded(wish: Wish | None, world: World, algorithm: s
     learned = on_images(algorithm)
     with recorded(learned, wish, world):
         assert trained_backbones(learned)[0].stand_in is None
+
+
+def test_the_setting_says_from_how_many_steps_on() -> None:
+    (said,) = (field.metadata["about"] for field in fields(TrainConfig) if field.name == "compile")
+    assert f"recorded as CUDA graphs from {LEAST_STEPS} steps on" in said
+    assert f"torch.compile as well from {compiling.LEAST_STEPS};" in said
 
 
 def test_a_backbone_that_draws_is_not_recorded() -> None:

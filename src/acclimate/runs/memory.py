@@ -5,7 +5,7 @@ fit is worked off in parts, or, where that cannot be, refused.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +104,11 @@ def measured(plan: Plan, stage: Stage, size: int, *, bf16: bool) -> Need | None:
     if need is None:
         return None
     pixels = 3 * size**2
-    largest = int(np.bincount(plan.manifest.domain_index).max())  # domain
+    scored = min(int(np.bincount(plan.manifest.domain_index).max()), EVALUATION_BATCH)
     return Need(
         need.fixed + BESIDE,
         need.each + LOADED * 4 * pixels / stage.copies,
-        need.scoring + BESIDE + min(largest, EVALUATION_BATCH) * SCORED * pixels,
+        need.scoring + BESIDE + scored * SCORED * pixels,
     )
 
 
@@ -153,12 +153,10 @@ def _agreed(mine: float | None, world: World) -> float | None:
 
 
 def _agreed_need(mine: Need | None, world: World) -> Need | None:
-    fixed = _agreed(None if mine is None else mine.fixed, world)
-    each = _agreed(None if mine is None else mine.each, world)
-    scoring = _agreed(None if mine is None else mine.scoring, world)
-    if fixed is None or each is None or scoring is None:
-        return None
-    return Need(fixed, each, scoring)
+    numbers = [None] * len(fields(Need)) if mine is None else astuple(mine)
+    agreed = [_agreed(number, world) for number in numbers]
+    known = [number for number in agreed if number is not None]
+    return Need(*known) if len(known) == len(agreed) else None
 
 
 def available() -> int | None:

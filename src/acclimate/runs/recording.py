@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from acclimate.core.distributed import World
 from acclimate.core.graphs import give_back, recorded_graph
 from acclimate.data.on_device import free_on
-from acclimate.learn.models import Backbone, layout_kept
+from acclimate.learn.models import Backbone, layout_kept, may_draw
 from acclimate.learn.objective import Objective
 from acclimate.runs.compiling import Wish, impossible, in_a_line, trained_backbones
 
@@ -46,7 +46,7 @@ def recorded(objective: Objective, wish: Wish | None, world: World) -> Iterator[
         or wish.setting == "off"
         or wish.steps < LEAST_STEPS
         or impossible(objective, world)
-        or trained_backbones(objective)[0].may_draw  # what is played draws other numbers
+        or may_draw(objective)  # what is played draws other numbers
     ):
         yield
         return

@@ -55,12 +55,12 @@ def time_plan(plan: Plan, device: torch.device) -> Timing:
     batch = _batch(plan, device, shape, train.domains_per_step, train.per_domain, least, mu_dim)
     # On a CPU a few images stand for the batch, too few for parts.
     parts = max(train.parts, 1) if device.type == "cuda" else 1
-    step_b = _in_a_step(objective, batch, train.steps, parts, plan, device)
+    step_b = _in_a_step(objective, batch, train.steps, parts, plan, world)
     step_a = 0.0
     if embedding is not None:
         learn = embedding.budget(config)
         rows = _batch(plan, device, shape, learn.domains_per_step, learn.per_domain, 2, 0)
-        step_a = _in_a_step(embedding, rows, learn.steps, parts, plan, device)
+        step_a = _in_a_step(embedding, rows, learn.steps, parts, plan, world)
     predictor.eval()
     if device.type == "cuda":  # as many as are scored at a time: they take memory, too
         batch = _batch(plan, device, shape, 1, EVALUATION_BATCH, 1, mu_dim)
@@ -128,10 +128,10 @@ def _batch(
 
 
 def _in_a_step(
-    objective: Objective, batch: Batch, steps: int, parts: int, plan: Plan, device: torch.device
+    objective: Objective, batch: Batch, steps: int, parts: int, plan: Plan, world: World
 ) -> float:
     """Seconds an image, as a loop of so many steps takes them, of the whole batch at once."""
-    train = plan.config.train
+    train, device = plan.config.train, world.device
     settings = replace(train.optimiser, accumulate=1)
     optimiser = make_optimiser(objective, settings, objective.adversary)
     bf16 = uses_bf16(train, device)
@@ -139,10 +139,7 @@ def _in_a_step(
     wish = None
     if parts == 1 and batch.x.ndim > 2:
         wish = Wish(train.compile, steps, len(batch), parts, batch.x.shape[-1], bf16)
-    with (
-        Parts(objective, parts, lambda line: None),
-        uncompiled(objective, wish, World(device=device)),
-    ):
+    with Parts(objective, parts, lambda line: None), uncompiled(objective, wish, world):
         # On a GPU the last of the first is recorded.
         first = steps_of(objective, FIRST + 1) if device.type == "cuda" else 1
         return _per_image(lambda number: take(batch, number), len(batch), device, first)

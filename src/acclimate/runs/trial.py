@@ -67,14 +67,14 @@ def _asked(question: str) -> Need | None:
             env=environment,
             check=True,
         )
-        scored, (few, small), (many, large) = json.loads(done.stdout.splitlines()[-1])
+        scored, ((few, small), (many, large)) = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     each = (large - small) / (many - few)
     return Need(small - few * each, each, scored)
 
 
-def _try(asked: dict[str, Any]) -> list[Any]:
+def _try(asked: dict[str, Any]) -> tuple[int, list[tuple[int, int]]]:
     """Bytes that scoring took at most; and images of a batch, and the bytes that two steps with
     them took at most, from few to more."""
     config = from_dict(RunConfig, asked["config"], where="trial")
@@ -100,15 +100,15 @@ def _try(asked: dict[str, Any]) -> list[Any]:
     optimiser = make_optimiser(objective, settings, objective.adversary)
     take = Stepper(objective, objective, optimiser, settings, world.device, asked["bf16"])
     turn = objective.adversary.steps if objective.adversary else 0  # the model's, not the other's
-    before = resident()
-    found: list[Any] = [_scoring(objective, asked["size"]) - before if _peak_begins_anew() else 0]
+    before, found = resident(), []
+    scored = _scoring(objective, asked["size"]) - before if _peak_begins_anew() else 0
     _peak_begins_anew()
     for per_domain in (least, MORE * least):
         batch = _batch(per_domain, asked["size"], asked["classes"], mu_dim)
         for _ in range(2):  # the optimiser's own state is there from the second one on
             take(batch, turn)
         found.append((copies * len(batch), peak() - before))
-    return found
+    return scored, found
 
 
 def _scoring(objective: Objective, size: int) -> int:
