@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick fuzz check format docs mutants bench bench-shift bench-speed bench-base bench-promises clean
+.PHONY: setup demo test quick fuzz check format docs mutants bench bench-shift bench-speed bench-promises clean
 
 setup: $(STAMP)
 
@@ -51,10 +51,6 @@ bench-shift: $(STAMP)
 # DATA=folder: its JPEGs instead of those that it makes.
 bench-speed: $(STAMP)
 	$(BIN)/python benchmarks/speed.py $(if $(DATA),--data $(DATA))
-
-# DATA=folder: each of its domains unseen in turn, instead of four sensors' digits.
-bench-base: $(STAMP)
-	$(BIN)/python benchmarks/base.py $(DATA)
 
 # FILES="…": results of benchmarks/shift.py and benchmarks/rehearsed.py.
 FILES ?= $(wildcard runs/bench-shift/shift.json runs/rehearsed/rehearsed.json)

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from acclimate.core.files import write_atomically
+from acclimate.paper.ablations.table import ABLATIONS
+from acclimate.paper.ablations.verdict import Level, level_table, levels, verdict
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.ablations.table import ABLATIONS
-from acclimate.sweep.ablations.verdict import Level, level_table, levels, verdict
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent

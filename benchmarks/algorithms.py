@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from acclimate.adapt.kernel import KernelClassifier
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_text
@@ -32,6 +31,7 @@ from acclimate.demo import SETTINGS
 from acclimate.learn.algorithms import names
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.embeddings.domains import sample_rows
+from acclimate.paper.kernel import KernelClassifier
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_METHODS = ("prior", "t3a", "tent", "tent+prior")

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from acclimate import __version__
 from acclimate.demo import run_demo
 from acclimate.report import load_report
-from acclimate.report.figures import illustrations
+from acclimate.report.figures import FIGURES, illustrations
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.sentences import headline
 from acclimate.report.tables import comparison
@@ -38,7 +38,7 @@ def main() -> None:
                 tasks[phase] = progress.add_task(phase, total=total)
             progress.update(tasks[phase], completed=done)  # type: ignore[arg-type]
 
-        summary, page = run_demo(arguments.runs, range(arguments.seeds), watch)
+        report, page = run_demo(arguments.runs, range(arguments.seeds), watch)
     text = "\n".join(
         [
             "## Embedded digits benchmark",
@@ -46,9 +46,9 @@ def main() -> None:
             f"Made by `make bench` ({arguments.seeds} seeds) with acclimate {__version__}, torch "
             f"{torch.__version__}, on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
             "",
-            headline(summary),
+            headline(report),
             "",
-            comparison(summary).to_markdown(),
+            comparison(report.overall).to_markdown(),
             "",
             "Accuracy in percent on domains never seen in training, mean ± standard error over",
             "seeds; each seed draws new domains, images and weights.",
@@ -59,7 +59,7 @@ def main() -> None:
     pictures = arguments.out.parent / "images"
     report = load_report(arguments.runs)
     for name, file in {"bars": "comparison.png", "map": "map.png"}.items():
-        for figure in illustrations(report, [name]):
+        for figure in illustrations(report, {name: FIGURES[name]}):
             write_figure(figure.drawing, pictures / file, "png", dpi=150)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(text)

@@ -139,9 +139,9 @@ def _generate(data: Path, rows: int, suffix: str, settings: dict[str, int]) -> d
 
 
 def _timed(data: Path, settings: dict[str, Any]) -> tuple[float, float, dict[str, Any]]:
-    from acclimate.build.geo_yfcc.builder import GeoSources, GeoYfcc
-    from acclimate.build.geo_yfcc.stages import GeoSettings
     from acclimate.core.watch import unwatched
+    from acclimate.paper.geo_yfcc.builder import GeoSources, GeoYfcc
+    from acclimate.paper.geo_yfcc.stages import GeoSettings
 
     sources = GeoSources(
         metadata=tuple(sorted(data.glob("yfcc100m*"))),
@@ -166,7 +166,7 @@ def _timed(data: Path, settings: dict[str, Any]) -> tuple[float, float, dict[str
 
 
 def _geocode(path: Path | None, points: int) -> tuple[tuple[str, ...], list[str]]:
-    from acclimate.build.geo_yfcc.countries import packaged_countries, read_polygons
+    from acclimate.paper.geo_yfcc.countries import packaged_countries, read_polygons
 
     started = time.perf_counter()
     countries = packaged_countries() if path is None else read_polygons(path)

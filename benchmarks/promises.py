@@ -22,9 +22,10 @@ from acclimate.core.wording import DASH, percent, signed
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Format, write_figure
 from acclimate.report.grid import Cell, Grid, accuracy, difference
+from acclimate.results.comparison import Comparison
+from acclimate.results.comparison import Row as Line
 from acclimate.results.runs import ERM, Key
 from acclimate.results.statistics import Estimate, in_percent, in_points
-from acclimate.results.summary import Line, Summary
 from unseen import Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -210,35 +211,30 @@ def _cells(name: str, found: Sequence[Row]) -> Iterator[Cell]:
     auto, plain = (line_of(summary, key) for key in (AUTO, ERM))
     yield Cell(name)
     yield Cell(f"{found[0]['n']}")
-    yield accuracy(plain.unseen)
-    yield Cell(DASH if best is None else f"{in_percent(best.unseen)} ({best.key.label})")
-    yield accuracy(auto.unseen)
-    yield difference(_gain(summary, AUTO))
+    yield accuracy(plain.average)
+    yield Cell(DASH if best is None else f"{in_percent(best.average)} ({best.key.label})")
+    yield accuracy(auto.average)
+    yield difference(auto.gain)
     less = None if best is None else _mean(auto) - _mean(best)
     yield Cell(DASH if less is None else signed(less), less)
-    yield accuracy(None if ceiling is None else ceiling.unseen)
-    yield accuracy(summary.gap_closed.get(AUTO))
+    yield accuracy(None if ceiling is None else ceiling.average)
+    yield accuracy(auto.gap_closed)
 
 
-def _gain(summary: Summary, key: Key) -> Estimate | None:
-    versus = summary.versus(key)
-    return None if versus is None else versus.gain
-
-
-def _best(summary: Summary, kind: str) -> Line | None:
+def _best(summary: Comparison, kind: str) -> Line | None:
     """The one of the highest mean, apart from plain and auto."""
     able = [one for one in summary.lines if one.key.kind == kind and one.key not in (ERM, AUTO)]
-    return max((one for one in able if one.unseen), key=_mean, default=None)
+    return max((one for one in able if one.average), key=_mean, default=None)
 
 
 def _mean(line: Line) -> float:
-    assert line.unseen is not None, "of what was scored on unseen domains"
-    return line.unseen.mean
+    assert line.average is not None, "of what was scored on unseen domains"
+    return line.average.mean
 
 
-def line_of(summary: Summary, key: Key) -> Line:
-    found = summary.line(key)
-    assert found is not None and found.unseen is not None, f"no scores of {key.label}"
+def line_of(summary: Comparison, key: Key) -> Line:
+    found = summary.row(key)
+    assert found is not None and found.average is not None, f"no scores of {key.label}"
     return found
 
 

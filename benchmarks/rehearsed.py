@@ -24,10 +24,10 @@ from acclimate.config import gather, merged, nested, parse_assignments
 from acclimate.core.files import write_json
 from acclimate.core.wording import percent, signed
 from acclimate.data.manifest import Manifest
+from acclimate.rehearse.training import train
 from acclimate.report.figures.canvas import write_figure
 from acclimate.results.statistics import in_points
 from acclimate.runs.identity import json_digest
-from acclimate.runs.training import train
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -32,7 +32,7 @@ from acclimate.build.shift import ShiftSettings, build_shift
 from acclimate.config import RunConfig, gather, merged, nested, parse_assignments
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
-from acclimate.report.export import summary_values
+from acclimate.report.export import comparison_values
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.tables import comparison
 from acclimate.runs.evaluate import evaluate_run
@@ -234,7 +234,7 @@ def report(asked: argparse.Namespace, results: Sequence[dict[str, Any]]) -> dict
         "families": {
             name: {
                 "shift": families(asked.pairs)[name],
-                **summary_values(unseen.summarised(found)),
+                **comparison_values(unseen.summarised(found)),
             }
             for name, found in present.items()
         },

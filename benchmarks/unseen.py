@@ -5,7 +5,6 @@ worked out once, and all adapting and scoring is done on that, by the code that 
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
@@ -19,7 +18,6 @@ import torch
 
 from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.guard import Guard
-from acclimate.adapt.rehearsal import Promise, Rehearsal, verdict
 from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
@@ -29,10 +27,11 @@ from acclimate.data.source import Shown, numbered, open_source, readable, to_flo
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
-from acclimate.results.observations import Observation
-from acclimate.results.runs import ERM, Key
+from acclimate.records.rehearsal import Promise, Rehearsal, verdict
+from acclimate.results.comparison import Comparison, compare
+from acclimate.results.observations import Observation, frames_of
+from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
-from acclimate.results.summary import Summary, summary_of
 from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
@@ -223,11 +222,10 @@ def observations(result: Row) -> list[Observation]:
     ]
 
 
-def summarised(results: Sequence[Row]) -> Summary:
+def summarised(results: Sequence[Row]) -> Comparison:
     """Of one data set, as reports have it: lines, differences to plain ERM, gap closed."""
     found = [one for result in results for one in observations(result)]
-    runs = Counter(key for key, _, _ in {(one.key, one.data, one.trial) for one in found})
-    return summary_of(found, runs, ERM)
+    return compare(found, frames_of(found))[-1]
 
 
 class Work(Protocol):

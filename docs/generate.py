@@ -19,16 +19,17 @@ from acclimate.config.fields import Setting
 from acclimate.config.presets import PRESETS
 from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.learn.embeddings import embedding_settings
-from acclimate.sweep.definition import SweepConfig
+from acclimate.sweep.settings import SweepConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import size  # noqa: E402
 from pages import filled, section  # noqa: E402
 
 load_commands()
 PARTS = (
-    "core", "config", "data", "build", "learn", "adapt", "runs", "results", "sweep", "report",
-    "estimator.py", "demo.py", "cli",
+    "core", "config", "records", "data", "build", "learn", "adapt", "runs", "rehearse", "results",
+    "sweep", "report", "estimator.py", "demo.py", "cli", "paper",
 )  # fmt: skip
 SHOWN = ("Method", "Unseen domains", "Worst unseen domain", "Difference to ERM")
 
@@ -176,6 +177,7 @@ def architecture() -> str:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     source = ROOT / "src" / "acclimate"
     lines = [line for part in PARTS for line in tree(source / part)]
+    text = filled(text, "size", size.table())
     return filled(text, "tree", "\n".join(["```", *lines, "```"]))
 
 

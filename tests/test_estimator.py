@@ -9,6 +9,7 @@ import pytest
 from acclimate import AdaptiveClassifier, Manifest
 from acclimate.core.errors import ConfigError, ImageError, RunError
 from acclimate.runs.records import read
+from fixtures.errors import refused
 from fixtures.settings import TINY
 
 
@@ -108,11 +109,8 @@ def test_features_that_are_not_finite_are_refused(features: Manifest, value: flo
     site = model.adapt(rows[:30])
     rows[17, 2] = value
     for use in (model.adapt, site.predict, site.predict_proba):
-        with pytest.raises(ConfigError) as error:
+        with refused(ConfigError, "17"):
             use(rows)
-        assert str(error.value) == (
-            "the features of row 17 hold NaN or infinity; replace the values or drop the row"
-        )
 
 
 def test_errors() -> None:
@@ -120,9 +118,7 @@ def test_errors() -> None:
         AdaptiveClassifier().adapt([])
     with pytest.raises(ConfigError, match="the target y is None; give a manifest or a path, or"):
         AdaptiveClassifier().fit(np.zeros((3, 2)))
-    with pytest.raises(
-        ConfigError, match=r"this model takes features \[n, 5\], not shape \(2, 4\)"
-    ):
+    with refused(ConfigError, "5", "2", "4"):
         X, y = np.random.default_rng(0).normal(size=(40, 5)), np.tile(["a", "b"], 20)
         model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(
             X, y, np.repeat(["p", "q"], 20)

@@ -15,8 +15,8 @@ from acclimate.config import RunConfig
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.training import train
 from fixtures.settings import TINY, as_flags
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -43,7 +43,7 @@ def test_from_folders_to_an_onnx_file(
             if name == "dry-run":
                 assert not Path("runs").exists()
     assert list(said) == ["inspect", "dry-run", "train", "adapt", "export"]
-    assert said["dry-run"].startswith("will train erm, then a rehearsal")
+    assert "erm, then a rehearsal" in said["dry-run"]
     assert "the plain model is what `predict` uses." in said["train"]
     with Path("predictions.csv").open(newline="") as file:
         assert known["labels"] == [row["label"] for row in csv.DictReader(file)]

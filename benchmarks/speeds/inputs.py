@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from acclimate.config import DataConfig
-from acclimate.data import jpeg
 from acclimate.data import source as sources
 from acclimate.data.batches import DomainSampler, EpisodeSampler
-from acclimate.data.images import as_pixels
-from acclimate.data.pixels import read_pixels
+from acclimate.data.images import load
+from acclimate.data.pixels import DECODER, read_pixels
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import ImageSource
 from acclimate.learn.models.timm_import import import_torchvision
@@ -28,11 +27,11 @@ def decoding(bench: Bench) -> list[Row]:
     data = [Path(str(bench.manifest.image_source(row))).read_bytes() for row in range(count)]
     size = bench.scale.size
     ways: dict[str, Callable[[bytes], object]] = {
-        "Pillow, decoded and resized": lambda one: as_pixels(one, size),
+        "Pillow, decoded and resized": lambda one: load(one, size),
         "ours, decoded and resized": lambda one: read_pixels(one, size),
     }
-    if jpeg.DECODER is not None:
-        decoder = jpeg.DECODER
+    if DECODER is not None:
+        decoder = DECODER
         ways["simplejpeg, decoded only"] = lambda one: decoder(one, "RGB")
     vision = import_torchvision()
     image_io = getattr(vision, "io", None)
@@ -60,29 +59,21 @@ def decoding(bench: Bench) -> list[Row]:
 
 
 def by_processes(bench: Bench, count: int) -> Row:
-    """The same by processes, as beside a GPU, and what of it is our own processor's time."""
+    """By a DataLoader's workers, as beside a GPU, and what of it is our own processor's time."""
     quarantine, cold = Quarantine.lenient(len(bench.manifest)), DataConfig(cache_gib=0, pack_gib=0)
-    with mock.patch.multiple(sources, LEAST_IMAGES=1, LEAST_CORES=1):
-        source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
+    source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
     batches, turns = np.array_split(np.arange(count), max(count // 96, 1)), 10
-    source.get_ready()
-    if source.decoders is None:
-        return {"decoder": "ours, by processes: not on this system"}
-    for _ in range(100):
-        if len(source.decoders._team.idle) == source.workers:
-            break
-        time.sleep(0.1)
-    else:
-        return {"decoder": "ours, by processes: they did not start"}
-    with ThreadPoolExecutor(2) as askers:  # as many as load batches
-        list(askers.map(source.take, batches))
+    with mock.patch.object(sources, "LEAST_IMAGES", 1):
+        read = source.stream(batches * turns, np.arange(count))
+        for _ in batches:  # until all have started
+            next(read)
         started, own = time.perf_counter(), time.process_time()
-        list(askers.map(source.take, batches * turns))
+        images = sum(len(stored) for stored, _ in read)
         own, taken = time.process_time() - own, time.perf_counter() - started
     return {
-        "decoder": f"ours, by {source.decoders._team.size} processes",
-        "images/s": turns * count / taken,
-        "our own µs an image": 1e6 * own / (turns * count),
+        "decoder": "ours, by processes",
+        "images/s": images / taken,
+        "our own µs an image": 1e6 * own / images,
     }
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import harmonic_mean
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ import torch
 from acclimate.config import DataConfig
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import ImageSource, open_source, readable, to_float
+from acclimate.data.source import open_source, readable, to_float
 from acclimate.learn.model import Trained
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.folder import RunFolder
@@ -95,13 +94,6 @@ def long_tail(bench: Bench) -> list[Row]:
     manifest = Manifest.from_table(folder / "rows.csv", root=base.root)
     scale = replace(bench.scale, size=min(bench.scale.size, 96))
     here = replace(bench, folder=folder, manifest=manifest, scale=scale)
-    decoded: list[int] = []
-    usual = ImageSource._read_all
-
-    def counted(self: ImageSource, images: np.ndarray, *into: Any) -> None:
-        decoded.append(len(images))
-        usual(self, images, *into)
-
     stretch = max(scale.steps // 3, 1)
     steps = 15 * stretch
     plan: dict[str, Any] = {
@@ -111,12 +103,12 @@ def long_tail(bench: Bench) -> list[Row]:
     }
     with one_batch():  # what a process does once, on a GPU, before anything
         here.trained("warm", here.config(**{**NONE_KEPT, "train.steps": scale.warm}))
-    with mock.patch.object(ImageSource, "_read_all", counted), every_other(stretch):
+    with every_other(stretch):
         run, _ = here.trained("cached", here.config(**plan))
     rates = [float(loss.images_per_second or 0) for loss in RunFolder(run).records().losses]
     say("images/s, and of the step alone", [rates[::2], rates[1::2]])
     images = len(np.unique(manifest.image_ids))
-    facts: Row = {"rows": len(manifest), "images": images, "decoded": sum(decoded)}
+    facts: Row = {"rows": len(manifest), "images": images}
     trained: list[Row] = []
     for name, first in ((f"{steps} steps", 0), ("the last fifth of them", len(rates) * 4 // 5)):
         ours, alone = (harmonic_mean(rates[place::2]) for place in (first, first + 1))

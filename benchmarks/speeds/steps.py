@@ -1,8 +1,5 @@
 """What a step takes: penalties, memory, waits for the GPU."""
 
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +9,11 @@ from unittest import mock
 
 import torch
 
-from acclimate.config import RunConfig, as_dict
+from acclimate.config import RunConfig
 from acclimate.learn.algorithms import names
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.runs.folder import RunFolder
-from acclimate.runs.forecast import forecast
 from acclimate.runs.loop import Loop
-from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train
 from speeds.bench import Bench, Row, one_batch, say
 
@@ -44,52 +39,20 @@ def penalties(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """What is said to be needed before a run, and what it then takes; a GPU that is too small."""
+    """What training takes on a GPU, and what it does on one that is too small."""
+    if bench.device.type != "cuda":
+        return [{"work": "only on a GPU"}]
+    few: dict[str, Any] = {"train.steps": 20, "train.checkpoint_every": 20}
     rows: list[Row] = []
-    steps = max(bench.scale.steps, 20)  # on a GPU enough to be recorded
-    few: dict[str, Any] = {"train.steps": steps, "train.checkpoint_every": steps}
     for name, config in {
         "ERM": bench.config(**few),
         "ERM, 2 images of a domain": bench.config(**{**few, "train.per_domain": 2}),
-        "CORAL in 4 parts": bench.config("coral", **{**few, "train.parts": 4}),
+        "CORAL in 4 micro-batches": bench.config("coral", **{**few, "train.micro_batches": 4}),
     }.items():
-        said, taken = _said_and_taken(bench, config, bench.folder / f"memory {name}")
-        row: Row = {"work": name, "said GiB": said / 2**30, "taken GiB": taken / 2**30}
-        rows.append({**row, "said / taken": said / taken})
-        if bench.device.type == "cuda":
-            rows[-1]["held GiB"] = torch.cuda.max_memory_reserved(bench.device) / 2**30
+        taken = _taken(bench, config, bench.folder / f"memory {name}")
+        rows.append({"work": name, "taken GiB": taken / 2**30})
         say("memory", rows[-1])
-    return [*rows, *_squeezed(bench)] if bench.device.type == "cuda" else rows
-
-
-def _said_and_taken(bench: Bench, config: RunConfig, out: Path) -> tuple[float, float]:
-    """Bytes, as `acclimate train` says and takes them; on a CPU in a process of its own."""
-    if bench.device.type == "cuda":
-        plan = make_plan(config, bench.manifest, device=str(bench.device))
-        before = torch.cuda.memory_allocated(bench.device)
-        said = forecast(plan, RunFolder(out), str(bench.device)).memory
-        assert said is not None
-        return said - before, _taken(bench, config, out)
-    code = (
-        "import json, sys, torch; from pathlib import Path; "
-        "from acclimate.config import RunConfig, from_dict; "
-        "from acclimate.data.manifest import Manifest; "
-        "from acclimate.runs.folder import RunFolder; "
-        "from acclimate.runs.forecast import forecast; from acclimate.runs.plan import make_plan; "
-        "from acclimate.runs.training import train; from acclimate.runs.trial import peak; "
-        "settings, data, out, threads = json.load(sys.stdin); torch.set_num_threads(threads); "
-        "config = from_dict(RunConfig, settings, where='benchmark'); "
-        "data, out = Manifest.open(Path(data)), Path(out); "
-        "said = forecast(make_plan(config, data, device='cpu'), RunFolder(out), 'cpu').memory; "
-        "train(config, data, out, device='cpu'); print(json.dumps([said, peak()]))"
-    )
-    manifest = bench.folder / "memory.parquet"
-    bench.manifest.write(manifest)
-    asked = json.dumps([as_dict(config), str(manifest), str(out), torch.get_num_threads()])
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
-    said, taken = json.loads(done.stdout.splitlines()[-1])
-    return said, taken
+    return [*rows, *_squeezed(bench)]
 
 
 def _taken(bench: Bench, config: RunConfig, out: Path) -> float:
@@ -153,13 +116,13 @@ def counted_waits() -> Iterator[list[str]]:
     found: list[str] = []
     step = Loop._step
 
-    def watched(self: Loop, *given: Any) -> None:
+    def watched(self: Loop, *given: Any, **named: Any) -> None:
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn" if self.phase.name == "main" else before)
             try:
-                step(self, *given)
+                step(self, *given, **named)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         waited = (one for one in said if "called a synchronizing" in str(one.message))

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from acclimate.adapt.classifier import Adapted
-    from acclimate.adapt.kernel import KernelClassifier
     from acclimate.adapt.many import ManyDomains
     from acclimate.core.errors import AcclimateError
     from acclimate.data.manifest import Manifest
@@ -18,7 +17,6 @@ __all__ = [
     "Adapted",
     "AdaptiveClassifier",
     "DomainState",
-    "KernelClassifier",
     "Manifest",
     "ManyDomains",
 ]
@@ -28,7 +26,6 @@ _HOMES = {
     "AdaptiveClassifier": "estimator",
     "Adapted": "adapt.classifier",
     "DomainState": "learn.embeddings",
-    "KernelClassifier": "adapt.kernel",
     "Manifest": "data.manifest",
     "ManyDomains": "adapt.many",
 }

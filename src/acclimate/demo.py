@@ -7,11 +7,9 @@ from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import gather
-from acclimate.core.files import write_text
 from acclimate.core.watch import Watch, unwatched
-from acclimate.report import find_runs, summarise
-from acclimate.report.html import page
-from acclimate.results.summary import Summary
+from acclimate.report import Report, find_runs, report_of_runs, write_page
+from acclimate.report.figures import FIGURES, Figures
 from acclimate.runs.identity import json_digest
 from acclimate.runs.training import train
 
@@ -42,7 +40,9 @@ INTRO = (
 )
 
 
-def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple[Summary, Path]:
+def run_demo(
+    out: Path, seeds: Iterable[int], watch: Watch = unwatched, figures: Figures = FIGURES
+) -> tuple[Report, Path]:
     """Train what is not trained yet, then write `out`/report.html about these seeds."""
     runs = []
     for seed in seeds:
@@ -54,10 +54,8 @@ def run_demo(out: Path, seeds: Iterable[int], watch: Watch = unwatched) -> tuple
             folder = out / f"{algorithm}-{seed}-{json_digest([SETTINGS, asdict(data)])[:6]}"
             train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))
             runs += find_runs(folder)
-    summary = summarise(runs)
-    report = out / "report.html"
-    write_text(report, page(summary, title="Acclimate: demo", intro=INTRO))
-    return summary, report
+    report = report_of_runs(runs, out, "Acclimate: demo")
+    return report, write_page(report, out / "report.html", INTRO, figures)
 
 
 def _prefixed(watch: Watch, algorithm: str, seed: int) -> Watch:

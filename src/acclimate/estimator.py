@@ -22,7 +22,8 @@ from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
-from acclimate.runs.training import RunResult, train
+from acclimate.rehearse.training import train
+from acclimate.runs.training import RunResult
 
 ALONE = "all"  # what the one domain is called of rows that come without
 

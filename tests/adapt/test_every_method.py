@@ -128,6 +128,7 @@ def test_a_new_method_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) 
 
     class Scaled(Method):
         Config = ScaledConfig
+        changes = "head"
 
         def observe(self, predictor, images, context):  # type: ignore[no-untyped-def]
             return {"factor": torch.tensor(self.config.factor)}

@@ -175,14 +175,6 @@ def test_places_of_classes_take_two_bytes_where_they_can(classes: int, kind: tor
     assert torch.equal(evidence.posteriors(base), sure)
 
 
-def test_states_of_earlier_versions_have_no_temperature() -> None:
-    images, predictor, method = rows(30), plain(), Prior()
-    found = dict(method.observe(predictor, images, UNIFORM))
-    now = logits_of(method.apply(predictor, found), images)
-    del found["temperature"]
-    assert torch.equal(logits_of(method.apply(predictor, found), images), now)
-
-
 def test_em_recovers_a_known_prior() -> None:
     true = [0.75, 0.2, 0.05]
     posteriors, labels = gaussian_posteriors(true, 20_000)
@@ -199,7 +191,9 @@ def test_nothing_changes_where_the_prior_stays() -> None:
     assert iterations == 1
     torch.testing.assert_close(found, train)
     predictor = plain()
-    same = Prior().apply(predictor, {"prior": train, "base": train})
+    same = Prior().apply(
+        predictor, {"prior": train, "base": train, "temperature": torch.tensor(1.0)}
+    )
     assert torch.equal(logits_of(same, rows(7)), logits_of(predictor, rows(7)))
 
 
@@ -207,7 +201,9 @@ def test_the_correction_is_bayes_rule() -> None:
     predictor, images = plain(), rows(9)
     target = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     train = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    adapted = Prior().apply(predictor, {"prior": target, "base": train})
+    adapted = Prior().apply(
+        predictor, {"prior": target, "base": train, "temperature": torch.tensor(1.0)}
+    )
     unnormalised = logits_of(predictor, images).double().softmax(1) * target / train
     expected = unnormalised / unnormalised.sum(1, keepdim=True)
     found = logits_of(adapted, images).double().softmax(1)

@@ -9,10 +9,10 @@ import pytest
 
 from acclimate import Adapted, AdaptiveClassifier, Manifest
 from acclimate.core.errors import AcclimateError, RunError
-from acclimate.core.sealed import write_sealed
+from acclimate.core.files import write_document
 from fixtures.settings import TINY
 
-FILES = {"MODEL_CARD.md", "model.json", "model.safetensors", "predict.py"}
+FILES = {"MODEL_CARD.md", "checksums.json", "model.json", "model.safetensors", "predict.py"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_labels_that_are_those_of_no_model(tmp_path: Path) -> None:
         ([7, 9], "int64"), ([7], "int64"), ([[7, 8]], "int64"), ([7, 8], "<U99999999"),
         ([7, 8], "M8[s]"), (["a", 8], "int64"), ([7, 10**400], "int64"), (7, "int64"), ([7, 8], 3),
     ):  # fmt: skip
-        write_sealed(folder / "labels.json", {"values": values, "dtype": kind})
+        write_document(folder / "labels.json", {"values": values, "dtype": kind})
         with pytest.raises(AcclimateError, match=r"labels\.json is damaged; "):
             AdaptiveClassifier.load(folder, device="cpu")
 

@@ -15,6 +15,7 @@ from acclimate.cli import app, load_commands
 from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.core.watch import unwatched
 from acclimate.data.manifest import Manifest
+from fixtures.errors import refused
 
 load_commands()
 
@@ -41,7 +42,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, name: str, *editions: Mapping[str, i
 
 
 PACS = {"art_painting": 2, "cartoon": 2, "photo": 2, "sketch": 2}
-CLASSES = BENCHMARKS["pacs"].classes
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 def pacs(root: Path, domains: tuple[str, ...] = tuple(PACS)) -> Path:
@@ -73,11 +74,11 @@ def test_expectations_add_up_to_the_published_totals(
     name: str, classes: int, totals: list[int]
 ) -> None:
     known = benchmark(name)
-    assert len({folded(label) for label in known.classes}) == classes
+    assert known.classes == classes
     assert [sum(images.values()) for images in known.editions.values()] == totals
     assert all(tuple(images) == known.domains for images in known.editions.values())
     assert set(known.aliases.values()) <= set(known.domains)
-    assert set(known.class_aliases.values()) <= set(known.classes)
+    assert all(alias == folded(alias) for alias in known.class_aliases)
     names = [folded(domain) for domain in known.domains]
     assert not set(names) & set(known.aliases)
     assert all(alias == folded(alias) for alias in known.aliases)
@@ -96,9 +97,8 @@ def test_names_of_data_sets_may_be_spelt_as_people_do(name: str) -> None:
 
 
 def test_an_unknown_data_set_is_named_with_the_nearest() -> None:
-    with pytest.raises(UnknownName) as caught:
+    with refused(UnknownName, "pasc", "pacs"):
         benchmark("pasc")
-    assert str(caught.value) == "there is no benchmark 'pasc'; did you mean 'pacs'?"
 
 
 def test_as_expected_is_the_same_manifest_as_the_plain_folder(
@@ -129,9 +129,10 @@ def test_other_names_of_folders_give_the_same_domains(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["Real World", "Real_World", "RealWorld", "real-world", "Real"])
 def test_office_home_real_world(tmp_path: Path, folder: str) -> None:
-    root = tree(tmp_path / "x", {f"{folder}/Alarm_Clock": 1, "Art/alarm clock": 1, "Art/TV": 1})
+    images = {"Clipart/alarm clock": 1, "Art/Alarm_Clock": 1, "Art/TV": 1}
+    root = tree(tmp_path / "x", {f"{folder}/Alarm_Clock": 1, **images})
     manifest = built(root, tmp_path, "office-home").manifest
-    assert manifest.domains == ("Art", "Real World")
+    assert manifest.domains == ("Art", "Clipart", "Real World")
     assert manifest.classes == ("Alarm_Clock", "TV")
 
 
@@ -188,15 +189,15 @@ def test_every_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (root / "imagelist.txt").write_text("")
     (root / "loose.jpg").write_bytes(b"")
     check = built(root, tmp_path).check
-    assert check.differences() == [
-        "domain 'cartoon' has 6 images, 3 fewer than expected",
-        "domain 'cartoon' lacks classes: house",
-        "domain 'photo' has 8 images, 2 more than expected",
-        "domain 'photo' has extra classes: zebra",
-        "domain 'sketch' is missing: 4 images expected",
-        "domain 'clip' with 2 images is extra",
-        "files that are no images of a domain: imagelist.txt, loose.jpg",
-    ]
+    differences = check.differences()
+    facts = [
+        ("cartoon", "6 images", "3 fewer"), ("cartoon", "6 classes", "7"),
+        ("photo", "8 images", "2 more"), ("photo", "8 classes", "7"),
+        ("sketch", "missing", "4 images"), ("clip", "2 images", "extra"),
+        ("imagelist.txt, loose.jpg",),
+    ]  # fmt: skip
+    for line, wanted in zip(differences, facts, strict=True):
+        assert all(fact in line for fact in wanted), line
     assert check.images == 23  # extra ones stay
 
 
@@ -204,9 +205,9 @@ def test_only_expected_leaves_out_what_is_extra_and_says_so(tmp_path: Path) -> N
     root = pacs(tmp_path / "x")
     tree(root, {"photo/zebra": 1, "clip/dog": 2})
     result = built(root, tmp_path, only_expected=True)
-    assert result.check.left_out == {"not a domain or class of the data set": 3}
+    assert result.check.left_out == {"not a domain of the data set": 2}
     assert result.manifest.domains == tuple(PACS)
-    assert result.manifest.classes == CLASSES
+    assert result.manifest.classes == (*CLASSES, "zebra")
 
 
 def test_the_drop_list_drops_and_the_nearest_edition_is_chosen(
@@ -228,64 +229,37 @@ def test_the_drop_list_drops_and_the_nearest_edition_is_chosen(
 
 
 def test_a_missing_folder_says_where_to_get_the_data(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with refused(
+        ManifestError, tmp_path / "none", "OfficeHome", "officeHomeDataset.html", "licence"
+    ):
         built(tmp_path / "none", tmp_path, "office-home")
-    assert str(caught.value) == (
-        f"there is no folder '{tmp_path / 'none'}' with OfficeHome; get it from "
-        "https://www.hemanthdv.org/officeHomeDataset.html; licence: for non-commercial research "
-        "and teaching, under fair use; see the page"
-    )
 
 
 def test_a_folder_without_any_domain_is_refused(tmp_path: Path) -> None:
     root = tree(tmp_path / "x", {"north/dog": 1, "south/dog": 1})
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, root, "PACS", "north", "south", "--dataset"):
         built(root, tmp_path)
-    assert str(caught.value) == (
-        f"{root} has no domain of PACS (art_painting, cartoon, photo, sketch); it has north, "
-        "south: name the folder that holds the domains, or another --dataset"
-    )
-
-
-def test_domains_of_another_data_set_are_refused(tmp_path: Path) -> None:
-    root = tree(tmp_path / "x", {"sketch/ant": 1, "photo/ant": 1})  # DomainNet's classes
-    with pytest.raises(ManifestError) as caught:
-        built(root, tmp_path)
-    assert str(caught.value) == (
-        "x/ has no class of PACS (dog, elephant, giraffe, guitar, horse and 2 more); "
-        "check --dataset and the folder"
-    )
 
 
 def test_less_than_half_of_the_domains_is_another_data_set(tmp_path: Path) -> None:
     root = pacs(tmp_path / "PACS")
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "1 of the 6", "sketch", "--dataset pacs"):
         built(root, tmp_path, "domainnet")
-    assert str(caught.value) == (
-        f"{root} has 1 of the 6 domains of DomainNet (sketch); it looks like PACS, --dataset pacs"
-    )
     root = pacs(tmp_path / "x", ("sketch",))
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "1 of the 4", "sketch", "--dataset"):
         built(root, tmp_path)
-    assert str(caught.value) == (
-        f"{root} has 1 of the 4 domains of PACS (sketch); check --dataset and the folder"
-    )
     assert built(pacs(tmp_path / "y", ("sketch", "photo")), tmp_path).check.images == 14
 
 
 def test_two_folders_of_one_domain_are_refused(tmp_path: Path) -> None:
     root = tree(tmp_path / "x", {"art/dog": 1, "art_painting/dog": 1, "photo/dog": 1})
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "'art'", "'art_painting'"):
         built(root, tmp_path)
-    assert str(caught.value) == (
-        "x/ has 'art' and 'art_painting', which are both art_painting; remove one of them"
-    )
 
 
 def test_a_missing_drop_list_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, tmp_path / "no.txt"):
         built(tmp_path / "none", tmp_path, drop_list=tmp_path / "no.txt")
-    assert str(caught.value) == f"there is no drop list '{tmp_path / 'no.txt'}'; check the path"
 
 
 def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:

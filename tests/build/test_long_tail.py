@@ -25,6 +25,7 @@ from acclimate.build.pools import open_pool
 from acclimate.cli import main
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
+from fixtures.errors import refused
 
 CLASSES = tuple("abcdefgh")
 
@@ -425,18 +426,13 @@ def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
 
 
 def test_more_classes_than_there_are() -> None:
-    with pytest.raises(ManifestError) as error:
+    with refused(ManifestError, "7", "1", "0", "8", "--classes"):
         build_long_tail(base(10), small(classes=8, exclude=("a",)))
-    assert str(error.value) == (
-        "base has 7 classes with images for training, validation and test (1 excluded, 0 too "
-        "small), not 8; lower --classes, or add images"
-    )
 
 
 def test_splits_that_the_data_do_not_have() -> None:
-    with pytest.raises(ManifestError) as error:
+    with refused(ManifestError, "val", "--pools"):
         build_long_tail(base(10), small(pools="splits"))
-    assert str(error.value) == "base has no split 'val'; use --pools random"
 
 
 @pytest.mark.parametrize(
@@ -531,11 +527,8 @@ def test_long_lists_are_recorded_by_digest() -> None:
 
 
 def test_facts_of_something_else() -> None:
-    with pytest.raises(ManifestError) as error:
+    with refused(ManifestError, "long_tail"):
         facts(base())
-    assert str(error.value) == (
-        "base was not made by `acclimate build long-tail`; it has no column 'long_tail'"
-    )
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """Which rows a step uses, and that processes, restarts and bad images change nothing else."""
 
-import threading
+import multiprocessing
 import time
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,19 +16,20 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError, TooManyUnreadable
-from acclimate.data import on_device
 from acclimate.data import source as sources
-from acclimate.data.batches import (
-    Batch,
-    DomainSampler,
-    EpisodeSampler,
-    Loader,
-    _Loaded,
-    support_size,
-)
+from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader, support_size
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import FeatureSource, ImageSource, open_source, to_float
+from acclimate.data.source import (
+    FeatureSource,
+    ImageSource,
+    open_source,
+    pack_images,
+    readable,
+    to_float,
+)
+from fixtures.decoding import watch_decoding
+from fixtures.errors import refused
 from fixtures.gpu import on_gpu
 
 CPU = torch.device("cpu")
@@ -310,8 +308,6 @@ def test_augmentation_changes_images_and_differs_by_step(folder: Path) -> None:
     assert (augmented.batch(0).x != plain.x).flatten(1).any(1).all()
     assert torch.equal(augmented.batch(0).y, plain.y)
     assert torch.equal(augmented.batch(0).x, augmented.batch(0).x)
-    draws = [augmented._draws(step, 12, SIDE, slice(None)).box for step in range(2)]
-    assert not np.array_equal(*draws)
 
 
 def spoil(root: Path, *names: str) -> None:
@@ -346,162 +342,15 @@ def test_an_unreadable_image_gives_way_to_the_next(
 def test_a_domain_without_any_readable_image(folder: Path, cache: float) -> None:
     spoil(folder, *(f"c/{k}/{10 + k}" for k in range(4)))
     source = open_images(folder, cache=cache)
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "quarantine.jsonl"):
         list(loader(source, source.manifest).batches(0, 1))
-    assert str(caught.value) == (
-        "a training domain has no readable image at all; see quarantine.jsonl in the run folder"
-    )
 
 
 def test_too_many_unreadable_images_stop_the_loader(folder: Path) -> None:
     spoil(folder, "a/1/1", "a/2/2", "b/3/9")
     source = open_images(folder, max_share=0.1)
-    with pytest.raises(TooManyUnreadable, match=r"^[23] of 14 images cannot be read, more"):
+    with refused(TooManyUnreadable, 14, 10):
         list(loader(source, source.manifest).batches(0, 5))
-
-
-class Event:
-    """Of a GPU that there is not; it happens when it is told to, or waited for."""
-
-    happened = False
-
-    def query(self) -> bool:
-        return self.happened
-
-    def synchronize(self) -> None:
-        self.happened = True
-
-
-class Stream:
-    def __init__(self, *told: object, **more: object) -> None:
-        self.events: list[Event] = []
-        self.waited: list[Event] = []
-
-    def record_event(self) -> Event:
-        self.events.append(Event())
-        return self.events[-1]
-
-    def wait_event(self, event: Event) -> None:
-        self.waited.append(event)
-
-
-@dataclass
-class Streams:
-    now: Stream = field(default_factory=Stream)  # of whoever trains
-    side: Stream = field(default_factory=Stream)
-
-
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """As if there were a GPU."""
-    made = Streams()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *told, **more: made.side)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.now)
-    return made
-
-
-def test_for_a_gpu_the_next_batch_is_begun_before_this_one_is_used(
-    folder: Path, streams: Streams
-) -> None:
-    """If it has been loaded: nobody waits for it."""
-    source = open_images(folder)
-    loading = loader(source, source.manifest, augmented=True)
-    futures: list[Future[_Loaded]] = [Future() for _ in range(5)]
-
-    def load(*steps: int) -> None:
-        for step in steps:
-            futures[step].set_result(loading._loaded(step))
-
-    load(0, 1)
-    batches = loading._finished_ahead(iter(enumerate(futures)))
-    for step, begun, more in ((0, 2, ()), (1, 2, (2, 3, 4)), (2, 4, ()), (3, 5, ()), (4, 5, ())):
-        batch = next(batches)
-        assert same(batch, loading.batch(step))
-        assert len(streams.side.events) == begun
-        assert streams.now.waited == streams.side.events[: step + 1]
-        assert len(streams.now.events) == step, "one for each that was used before"
-        load(*more)
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
-def test_what_a_gpu_works_on_stays_there(
-    folder: Path, streams: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Images as they were stored until they are augmented, and batches until their step is done,
-    however far ahead the host is."""
-    source = open_images(folder)
-    loading = loader(source, source.manifest, augmented=True)
-    stored: list[weakref.ref[Tensor]] = []
-
-    def loaded() -> Iterator[tuple[int, Future[_Loaded]]]:
-        for step in range(8):
-            future: Future[_Loaded] = Future()
-            future.set_result(loading._loaded(step))
-            stored.append(weakref.ref(future.result().stored))
-            yield step, future
-
-    def there(refs: Sequence["weakref.ref[Tensor]"]) -> int:
-        return sum(ref() is not None for ref in refs)
-
-    batches = loading._finished_ahead(loaded())
-    used = [weakref.ref(next(batches).x) for _ in range(4)]
-    assert (there(used), there(stored)) == (4, 5)
-    for event in streams.side.events:
-        event.happened = True
-    for event in streams.now.events[:2]:
-        event.happened = True
-    next(batches)
-    assert (there(used[:2]), there(used[2:])) == (0, 2)
-    assert there(stored) < 5
-    monkeypatch.setattr(on_device, "MOST_HELD", 4)
-    for event in streams.side.events:
-        event.happened = True
-    assert not streams.now.events[2].happened
-    next(batches)
-    assert streams.now.events[2].happened, "it was waited for: too many were held"
-    batches.close()
-    assert all(event.happened for event in (*streams.side.events, *streams.now.events))
-    assert len(streams.now.events) == 6, "the last one was in use, too"
-    del batches
-    assert there(used) == there(stored) == 0
-
-
-def test_what_a_step_left_no_memory_for_is_loaded_after_it(
-    folder: Path, streams: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_images(folder)
-    loading = loader(source, source.manifest, augmented=True)
-    monkeypatch.setattr(Loader, "_loaded_aside", lambda self: self._loaded)
-    futures: list[Future[_Loaded]] = [Future() for _ in range(3)]
-    for step, future in enumerate(futures):
-        if step == 1:
-            future.set_exception(torch.OutOfMemoryError("CUDA out of memory"))
-        else:
-            future.set_result(loading._loaded(step))
-    batches = list(loading._finished_ahead(iter(enumerate(futures))))
-    assert [same(batch, loading.batch(step)) for step, batch in enumerate(batches)] == [True] * 3
-
-
-@pytest.mark.parametrize("fails", [0, 3])
-def test_an_error_in_loading_ends_the_threads(folder: Path, fails: int) -> None:
-    source = open_images(folder)
-    usual = source.take
-
-    def take(rows: np.ndarray, out: Tensor | None = None) -> tuple[Tensor, np.ndarray]:
-        if len(taken) >= fails:
-            raise OSError("gone")
-        taken.append(rows)
-        return usual(rows, out)
-
-    taken: list[np.ndarray] = []
-    source.take = take  # type: ignore[method-assign]
-    before = set(threading.enumerate())
-    with pytest.raises(OSError, match="gone") as caught:
-        list(loader(source, source.manifest).batches(0, 100))
-    left = {thread for thread in threading.enumerate() if thread.name.startswith("batches")}
-    assert caught.value and left <= before
 
 
 @on_gpu
@@ -509,46 +358,110 @@ def test_batches_for_a_gpu_are_those_of_their_steps(folder: Path) -> None:
     gpu = torch.device("cuda", 0)
     source = open_images(folder)
     loading = loader(source, source.manifest, world=World(device=gpu), augmented=True)
-    for step, batch in enumerate(loading.batches(0, 60)):  # most are played from a record
+    for step, batch in enumerate(loading.batches(0, 60)):
         assert batch.x.device == gpu
         assert same(batch, loading.batch(step))
 
 
-@on_gpu
-def test_batches_stay_what_they_are_while_a_gpu_lags_behind(folder: Path) -> None:
-    gpu = torch.device("cuda", 0)
-    source = open_images(folder)
-    loading = loader(source, source.manifest, world=World(device=gpu), augmented=True)
-    copied = []
-    for batch in loading.batches(0, 40):
-        torch.cuda._sleep(20_000_000)  # some ten milliseconds
-        copied.append(batch.x.clone())
-    for step, x in enumerate(copied):
-        assert torch.equal(x, loading.batch(step).x)
-
-
-@on_gpu
-def test_batches_for_a_gpu_are_right_while_processes_decode(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copies of this process are made while the GPU may fetch from memory that both have."""
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes even for a few images."""
     monkeypatch.setattr(sources, "LEAST_IMAGES", 1)
     monkeypatch.setattr(sources, "LEAST_CORES", 1)
+
+
+def decoded_by_workers(root: Path, cache: float, log: Path | None = None) -> ImageSource:
+    manifest = Manifest.from_folder(root, val_share=0.0)
+    quarantine = Quarantine(log, total=len(manifest), max_share=1.0)
+    config = DataConfig(cache_gib=cache, pack_gib=0.0, workers=2)
+    return ImageSource(manifest, SIDE, config, quarantine, processes=True)
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("cache", [0.0, 4.0])
+def test_worker_processes_change_nothing(
+    folder: Path, tmp_path: Path, cache: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither batches, nor which images are listed as unreadable, nor the global random state."""
+    spoil(folder, "a/1/1", "a/2/2", "b/3/9")
+    usual = open_images(folder, cache=cache)
+    expected = list(loader(usual, usual.manifest, augmented=True).batches(0, 12))
+    log = tmp_path / "quarantine.jsonl"
+    source = decoded_by_workers(folder, cache, log)
+    here = watch_decoding(monkeypatch)
+    state = torch.get_rng_state()
+    batches = list(loader(source, source.manifest, augmented=True).batches(0, 12))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(same(one, two) for one, two in zip(batches, expected, strict=True))
+    assert source.quarantine.entries == usual.quarantine.entries
+    assert len(log.read_text().splitlines()) == 3
+    assert len(here) <= 3 * 12, "but for those that stand in for others"
+    for one, two in zip(
+        readable(source, np.arange(14)), readable(usual, np.arange(14)), strict=True
+    ):
+        assert np.array_equal(one[0], two[0]) and torch.equal(one[1], two[1])
+
+
+@pytest.mark.usefixtures("workers")
+def test_worker_processes_end_with_their_loader(folder: Path) -> None:
+    source = decoded_by_workers(folder, 0.0)
+    batches = loader(source, source.manifest).batches(0, 10**6)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.usefixtures("workers")
+def test_workers_fill_a_pack(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    manifest = Manifest.from_folder(folder)
+    here = watch_decoding(monkeypatch)
+    config = DataConfig(workers=2)
+    pack_images(manifest, SIDE, config, Quarantine.lenient(14))
+    source = ImageSource(manifest, SIDE, config, Quarantine.lenient(14))
+    stored, good = source.take(np.arange(14))
+    assert good.all() and not here, "they were decoded elsewhere"
+    assert torch.equal(stored, open_images(folder).take(np.arange(14))[0])
+
+
+def test_workers_are_for_many_images_and_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class Watched(torch.utils.data.DataLoader[Any]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            started.append(options["num_workers"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(sources, "DataLoader", Watched)
+    for images, cores, rows in ((14, 1, 14), (15, 1, 14), (14, 10_000, 14), (14, 1, 13)):
+        monkeypatch.setattr(sources, "LEAST_IMAGES", images)
+        monkeypatch.setattr(sources, "LEAST_CORES", cores)
+        list(readable(decoded_by_workers(folder, 0.0), np.arange(rows)))
+    assert started == [2, 0, 0, 0]
+
+
+@on_gpu
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("cache", [0.0, 4.0])
+def test_batches_for_a_gpu_are_right_while_processes_decode(folder: Path, cache: float) -> None:
+    """Copies of this process are made while the GPU may fetch from memory that both have."""
     gpu = torch.device("cuda", 0)
     usual = open_images(folder)
     expected = loader(usual, usual.manifest)
-    cold = DataConfig(cache_gib=0.0, pack_gib=0.0, workers=2)
+    config = DataConfig(cache_gib=cache, pack_gib=0.0, workers=2)
     for _ in range(3):
         quarantine = Quarantine.lenient(len(usual.manifest))
-        source = open_source(usual.manifest, SIDE, cold, quarantine, gpu)
-        assert isinstance(source, ImageSource) and source.decoders is not None
+        source = open_source(usual.manifest, SIDE, config, quarantine, gpu)
+        assert isinstance(source, ImageSource) and (source.held is not None) == bool(cache)
         loading = loader(source, usual.manifest, world=World(device=gpu))
         for step, batch in enumerate(loading.batches(0, 40)):
             other = expected.batch(step)
             # A GPU divides by 255 as it multiplies, which rounds otherwise.
             assert torch.equal(batch.x.mul(255).round().cpu(), other.x.mul(255).round())
             assert torch.equal(batch.y.cpu(), other.y)
-        source.decoders.end()
 
 
 def test_a_loader_can_be_left_early(folder: Path) -> None:
@@ -556,15 +469,15 @@ def test_a_loader_can_be_left_early(folder: Path) -> None:
     batches = loader(source, source.manifest).batches(0, 10**6)
     assert same(next(batches), loader(source, source.manifest).batch(0))
     started = time.perf_counter()
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert time.perf_counter() - started < 2
 
 
 def test_sources_with_and_without_cache_agree(folder: Path) -> None:
     spoil(folder, "a/1/1")
     cached, direct = open_images(folder), open_images(folder, cache=0.0)
-    assert cached.kept is not None
-    assert direct.kept is None
+    assert cached.held is not None
+    assert direct.held is None
     rows = np.array([3, 1, 0, 3, 9, 1])
     for _ in range(2):
         (one, good), (two, fine) = cached.take(rows), direct.take(rows)
@@ -594,7 +507,7 @@ def test_the_cache_must_fit() -> None:
     size = 4 * 3 * SIDE * SIDE / 2**30
     for gib, fits in ((size, True), (size * 0.99, False)):
         source = ImageSource(manifest, SIDE, DataConfig(cache_gib=gib), quarantine)
-        assert (source.kept is not None) == fits
+        assert (source.held is not None) == fits
 
 
 def test_features_are_taken_as_they_are() -> None:

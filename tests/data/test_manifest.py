@@ -724,18 +724,6 @@ def test_a_pipe_is_no_image_of_a_manifest(tmp_path: Path) -> None:
     )
 
 
-def test_files_of_images(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "1.png"
-    path.parent.mkdir(parents=True)
-    Image.new("RGB", (4, 4)).save(path)
-    manifest = Manifest.open(tmp_path)
-    assert manifest.image_files(np.array([0, 0])) == [str(path)] * 2
-    held = replace(manifest, table=manifest.table.append_column("bytes", pa.array([b"x"])))
-    assert held.image_files(np.array([0])) == [None]
-    features = Manifest.from_arrays(np.zeros((2, 3)), [0, 1], ["a", "b"])
-    assert features.image_files(np.array([1])) == [None]
-
-
 def test_images_are_named_alike_one_by_one_and_together(tmp_path: Path) -> None:
     names = ["a.jpg", "./b.jpg", "c//d.jpg", "e/./f.jpg", "../g.jpg"]
     lines = ["image,label,domain", *(f"{name},x,y" for name in names)]
@@ -743,4 +731,7 @@ def test_images_are_named_alike_one_by_one_and_together(tmp_path: Path) -> None:
     manifest = Manifest.from_table(tmp_path / "rows.csv")
     rows = np.array([3, 0, 4, 2, 1])
     expected = [str(manifest.image_source(row)) for row in rows.tolist()]
-    assert manifest.image_files(rows) == list(manifest.image_sources(rows)) == expected
+    assert list(manifest.image_sources(rows)) == expected
+    encoded = pa.array([b"x", None, b"y", None, None], pa.large_binary())
+    held = replace(manifest, table=manifest.table.append_column("bytes", encoded))
+    assert list(held.image_sources(rows)) == [expected[0], b"x", expected[2], b"y", expected[4]]

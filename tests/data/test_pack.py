@@ -4,28 +4,24 @@ import errno
 import multiprocessing
 import os
 import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
 from acclimate.data import on_device
 from acclimate.data import pack as packing
 from acclimate.data.manifest import Manifest
-from acclimate.data.on_device import OnDevice, fits_on
+from acclimate.data.on_device import fits_on
 from acclimate.data.pack import Pack
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import ImageSource, InMemory, open_source, pack_images
+from acclimate.data.source import ImageSource, open_source, pack_images
 from fixtures.decoding import watch_decoding
+from fixtures.errors import refused
 
 SIDE, COUNT = 8, 12
 NEEDED = COUNT * 3 * SIDE**2
@@ -61,6 +57,15 @@ def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1
     return ImageSource(manifest, size, config, quarantine)
 
 
+def in_pack(source: ImageSource) -> Pack:
+    assert source.decoder.pack is not None and source.held is None
+    return source.decoder.pack
+
+
+def in_memory(source: ImageSource) -> bool:
+    return source.decoder.pack is None and source.held is not None
+
+
 def everything(source: ImageSource) -> torch.Tensor:
     return source.take(np.arange(len(source.image)))[0]
 
@@ -69,12 +74,12 @@ def test_the_second_run_decodes_nothing(folder: Path, decoded: list[object]) -> 
     first = everything(opened(folder))
     assert len(decoded) == COUNT
     second = opened(folder)
-    assert isinstance(second.kept, Pack)
+    assert in_pack(second)
     assert torch.equal(everything(second), first)
     assert torch.equal(everything(second), first)  # now without looking at the records
     assert len(decoded) == COUNT
     direct = opened(folder, gib=0.0, cache=0.0)
-    assert direct.kept is None
+    assert direct.decoder.pack is None and direct.held is None
     assert torch.equal(everything(direct), first)
 
 
@@ -148,9 +153,8 @@ def test_a_full_disk_stops_the_pack_and_not_the_run(
     source = opened(folder)
     for _ in range(2):
         assert torch.equal(everything(source), whole)
-    assert isinstance(source.kept, Pack)
-    assert 0 < source.kept.have.sum() < COUNT
-    with pytest.raises(WriteError, match=r"no space left on device; free some .* repeat"):
+    assert 0 < sum(in_pack(source).has(image) for image in range(COUNT)) < COUNT
+    with refused(WriteError, "no space left"):
         quarantine = Quarantine.lenient(COUNT)
         pack_images(Manifest.from_folder(folder), SIDE, DataConfig(), quarantine)
 
@@ -168,7 +172,7 @@ def test_rows_of_one_image_are_decoded_and_kept_once(
         source = ImageSource(manifest, SIDE, config, Quarantine.lenient(30))
         stored = everything(source)
         assert len(decoded) == 3
-        assert source.kept is None or len(source.kept.pixels) == 3
+        assert source.held is None or len(source.held) == 3
         for row in range(30):
             assert torch.equal(stored[row], stored[row % 3])
     assert not torch.equal(stored[0], stored[1])
@@ -176,15 +180,16 @@ def test_rows_of_one_image_are_decoded_and_kept_once(
 
 def test_budgets(folder: Path, cache: Path) -> None:
     gib = NEEDED / 2**30
-    assert isinstance(opened(folder, gib=gib).kept, Pack)
+    assert in_pack(opened(folder, gib=gib))
     for short in (gib * 0.99, 0.0):
-        assert isinstance(opened(folder, size=SIDE, gib=short).kept, InMemory)
-    assert opened(folder, gib=0.0, cache=gib * 0.99).kept is None
+        assert in_memory(opened(folder, size=SIDE, gib=short))
+    neither = opened(folder, gib=0.0, cache=gib * 0.99)
+    assert neither.decoder.pack is None and neither.held is None
 
 
 def test_small_sets_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
-    assert isinstance(opened(folder).kept, InMemory)
+    assert in_memory(opened(folder))
 
 
 def test_what_was_made_to_be_kept_is_used_however_small(
@@ -196,17 +201,18 @@ def test_what_was_made_to_be_kept_is_used_however_small(
     for make in (True, False):
         for size in (SIDE, SIDE - 1):
             source = ImageSource(manifest, size, DataConfig(), quarantine, make_pack=make)
-            assert isinstance(source.kept, InMemory)
+            assert in_memory(source)
+    whole = everything(source=opened(folder, gib=0.0))
     made = pack_images(manifest, SIDE, DataConfig(), quarantine)
     decoded.clear()
     for make in (True, False):
         source = ImageSource(manifest, SIDE, DataConfig(), quarantine, make_pack=make)
-        assert isinstance(source.kept, Pack) and source.kept.folder == made.folder
-        assert torch.equal(everything(source), made.pixels[torch.from_numpy(made.slot)])
+        assert in_pack(source).folder == made.folder
+        assert torch.equal(everything(source), whole)
         source = ImageSource(manifest, SIDE - 1, DataConfig(), quarantine, make_pack=make)
-        assert isinstance(source.kept, InMemory)
+        assert in_memory(source)
     assert not decoded
-    assert isinstance(opened(folder, gib=0.0).kept, InMemory)
+    assert in_memory(opened(folder, gib=0.0))
 
 
 def test_without_being_asked_to_make_one_there_is_none(folder: Path) -> None:
@@ -214,7 +220,7 @@ def test_without_being_asked_to_make_one_there_is_none(folder: Path) -> None:
     source = ImageSource(
         Manifest.from_folder(folder), SIDE, DataConfig(), quarantine, make_pack=False
     )
-    assert isinstance(source.kept, InMemory)
+    assert in_memory(source)
 
 
 def test_a_disk_that_is_nearly_full_gets_no_pack(
@@ -224,36 +230,32 @@ def test_a_disk_that_is_nearly_full_gets_no_pack(
         free = 2 * NEEDED - 1
 
     monkeypatch.setattr(packing.shutil, "disk_usage", lambda path: Usage)
-    assert isinstance(opened(folder).kept, InMemory)
+    assert in_memory(opened(folder))
     Usage.free += 1
-    assert isinstance(opened(folder).kept, Pack)
+    assert in_pack(opened(folder))
 
 
-def test_the_oldest_gives_way_unless_in_use_or_kept(folder: Path, cache: Path) -> None:
+def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: Path) -> None:
     def made(size: int) -> Path:
         source = opened(folder, size=size)
         everything(source)
-        assert isinstance(source.kept, Pack)
-        return source.kept.folder
+        return in_pack(source).folder
 
-    kept = pack_images(Manifest.from_folder(folder), 5, DataConfig(), Quarantine.lenient(COUNT))
-    del kept
+    pack_images(Manifest.from_folder(folder), 5, DataConfig(), Quarantine.lenient(COUNT))
     old, young = made(6), made(7)
     for age, path in ((200, old), (100, young)):
         os.utime(path / "about.json", (1e9 - age, 1e9 - age))
     block = (young / "pixels").stat().st_blocks * 512
     gib = (NEEDED + block) / 2**30  # for the new one and one other
-    using = opened(folder, size=6)
-    assert isinstance(using.kept, Pack)
-    os.utime(old / "about.json", (1e9 - 200, 1e9 - 200))
-    assert isinstance(opened(folder, gib=gib).kept, Pack)
-    assert old.exists()  # in use
-    assert not young.exists()
+    using = opened(folder, size=6)  # opened last: the other one goes
+    before = everything(using)
+    assert in_pack(opened(folder, gib=gib))
+    assert old.exists() and not young.exists()
     everything(opened(folder, gib=gib))
-    using.kept.close()
-    assert isinstance(opened(folder, size=7, gib=gib).kept, Pack)
+    assert in_pack(opened(folder, size=7, gib=gib))
     assert not old.exists()
-    assert isinstance(opened(folder, size=5, gib=1e-12).kept, Pack)  # made to be kept
+    assert torch.equal(everything(using), before), "its files live on"
+    assert in_pack(opened(folder, size=5, gib=1e-12))  # made to be kept
 
 
 def test_unreadable_images_are_listed_once(folder: Path) -> None:
@@ -294,91 +296,36 @@ def test_processes_write_at_once_and_one_is_killed(folder: Path, decoded: list[o
     assert torch.equal(kept, everything(opened(folder, gib=0.0, cache=0.0)))
 
 
-@pytest.mark.parametrize("by", [False, True])
-def test_images_stay_on_the_device(by: bool, folder: Path, decoded: list[object]) -> None:
-    source = opened(folder, gib=0.0, cache=0.0)
-    bad = source.manifest.image_source(4)
+def test_images_stay_where_they_are_held(folder: Path, decoded: list[object]) -> None:
+    bad = opened(folder).manifest.image_source(4)
     assert isinstance(bad, Path)
     bad.write_bytes(b"nothing")
-    device = OnDevice(source, torch.device("cpu"))
-    expected, good = opened(folder).take(np.arange(COUNT))
+    expected, good = opened(folder, gib=0.0, cache=0.0).take(np.arange(COUNT))
     decoded.clear()
+    manifest, quarantine = Manifest.from_folder(folder), Quarantine.lenient(COUNT)
+    config = DataConfig(pack_gib=0.0, cache_gib=0.0)
+    source = ImageSource(manifest, SIDE, config, quarantine, held_on=torch.device("cpu"))
     for rows in ([1, 2, 1, 4], list(range(COUNT)), [11, 0, 4]):
-        way = torch.zeros((len(rows), 3, SIDE, SIDE), dtype=torch.uint8) if by else None
-        stored, fine = device.take(np.array(rows), way)
-        if way is not None:  # the last ones were there already
-            assert way.any() == (rows[0] != 11)
+        stored, fine = source.take(np.array(rows))
         assert fine.tolist() == good[rows].tolist()
-        readable = torch.from_numpy(fine)
-        assert torch.equal(stored[readable], expected[rows][readable])
+        assert torch.equal(stored, expected[rows])
     assert len(decoded) == COUNT  # the unreadable one was tried once too
-    assert device.labels is source.labels
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_threads_bring_images_side_by_side_and_wait_for_each_other(
-    fails: bool, folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One has rows 0 to 7, and is held up while another wants 4 to 11: that one brings 8 to 11 at
-    once and waits for the rest, or brings it, too, where the first fails."""
-    source = opened(folder, gib=0.0, cache=0.0)
-    expected, _ = opened(folder).take(np.arange(COUNT))
-    device = OnDevice(source, torch.device("cpu"))
-    usual, held_up, brought = OnDevice._bring, threading.Event(), []
-
-    def bring(self: OnDevice, images: np.ndarray, by: Tensor | None) -> None:
-        brought.append(images.tolist())
-        if len(brought) == 1:
-            assert held_up.wait(60)
-            if fails:
-                raise OSError("the first fails")
-        usual(self, images, by)
-        held_up.set()
-
-    monkeypatch.setattr(OnDevice, "_bring", bring)
-    decoded.clear()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(device.take, np.arange(8))
-        while not brought:
-            time.sleep(0.01)
-        second = pool.submit(device.take, np.arange(4, 12))
-        stored, good = second.result(60)
-        assert good.all() and torch.equal(stored, expected[4:12])
-        if fails:
-            assert isinstance(first.exception(60), OSError)
-        else:
-            assert torch.equal(first.result(60)[0], expected[:8])
-    assert brought == [[*range(8)], [*range(8, 12)], *([[4, 5, 6, 7]] if fails else [])]
-    assert len(decoded) == (8 if fails else 12)
-
-
-def test_files_of_a_pack_know_what_was_written(folder: Path) -> None:
+def test_a_pack_knows_what_was_written(folder: Path) -> None:
     source = opened(folder)
-    pack = source.kept
-    assert isinstance(pack, Pack)
+    pack = in_pack(source)
     stored, _ = source.take(np.arange(3))
     image, into = int(source.image[1]), np.empty((3, SIDE, SIDE), np.uint8)
-    files = pack.files
-    assert files.find(image, into) and (into == stored[1].numpy()).all()
-    assert not files.find(5, into), "never written"
-    slot = files.slot.copy()
-    slot[5] = slot[image]
-    assert not replace(files, slot=slot).find(5, into), "another image's place"
-    os.pwrite(files.pixels, b"\x00\x01", int(files.slot[image]) * into.nbytes)
-    assert not files.find(image, into), "not as it was written"
-
-
-def test_images_that_a_pack_lacks_are_counted(folder: Path) -> None:
-    source = opened(folder)
-    assert isinstance(source.kept, Pack)
-    assert source.kept.lacking() == COUNT
-    source.take(np.array([1, 3, 1]))
-    again = opened(folder).kept
-    assert isinstance(again, Pack)
-    assert again.lacking() == COUNT - 2
-    os.truncate(again.folder / "records", 10)
-    assert not again._records()[0].any()
-    assert InMemory(3, 8).lacking() == 3
+    fresh = in_pack(opened(folder))
+    assert fresh.has(image) and fresh.find(image, into) and (into == stored[1].numpy()).all()
+    assert not fresh.has(5) and not fresh.find(5, into), "never written"
+    fresh.slot[5] = fresh.slot[image]
+    assert not fresh.find(5, into), "another image's place"
+    os.pwrite(pack.pixels, b"\x00\x01", int(pack.slot[image]) * into.nbytes)
+    assert not in_pack(opened(folder)).find(image, into), "not as it was written"
+    os.truncate(pack.folder / "pixels", 10)
+    assert not pack.find(image, into), "cut short"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors.torch import load
 
-from acclimate.adapt.kernel import KernelClassifier
 from acclimate.config import RunConfig, from_dict, gather, nested, parse_assignments, settings_of
+from acclimate.core.files import parse_metadata
+from acclimate.core.layout import write_checksums
 from acclimate.core.randomness import stream
-from acclimate.core.sealed import read_sealed, write_sealed
+from acclimate.core.tensors import DIGEST, save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
+from acclimate.paper.kernel import KernelClassifier
 from acclimate.report.export import to_csv
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep
@@ -165,20 +170,19 @@ class Models(_OfAModel):
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
         for path in self.run_folder.iterdir():
-            if path.name != "model.json":
+            if path.suffix != ".json":
                 os.link(path, run / path.name)
-        shutil.copy(self.run_folder / "model.json", run)
+            else:
+                shutil.copy(path, run)
         kind = rng.integers(4)
         if kind == 0:
             return self._damaged(run, "model.safetensors", rng)
         if kind == 1:
             return self._damaged(run, "model.json", rng)
         path = run / "model.json"
-        if kind == 2:  # an earlier version's, and somebody's who knows how it is sealed
-            values = mutated_values(read_sealed(path), rng)
-            path.write_text(json.dumps(values))
-            if rng.random() < 0.5 and isinstance(values, dict):
-                write_sealed(path, values)
+        if kind == 2:  # of somebody who knows of the checksums
+            path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
+            write_checksums(run)
         else:
             _replace(
                 run / "model.safetensors", _resealed((run / "model.safetensors").read_bytes(), rng)
@@ -367,15 +371,15 @@ class Runs(_OfAModel):
         files = [path for path in sorted(run.iterdir()) if path.suffix in (".json", ".jsonl")]
         path = files[rng.integers(len(files))]
         if path.suffix == ".json":
-            values = mutated_values(read_sealed(path), rng)
-            path.write_text(json.dumps(values))
+            path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
         else:
             lines = path.read_text().splitlines()
             place = rng.integers(len(lines))
             values = json.loads(lines[place])
-            values.pop("seal", None)
             lines[place] = json.dumps(mutated_values(values, rng))
             path.write_text("\n".join(lines) + "\n")
+        if path.name != "checksums.json":
+            write_checksums(run)
         ways = (
             ("theory", run), ("theory", run, "--budget", "1000"), ("evaluate", run),
             ("report", run, "--out", self.folder / "page.html", "--table", self.folder / "t.csv"),
@@ -429,7 +433,7 @@ class Sweeps(Family):
             method = "embedding" if job.algorithm == "da-erm" else "none"
             found = [score(domain, 0.5 + number / 50, method)]
             folder = make_run(SweepFolder(whole).run(job.id).path, job.algorithm, job.trial, found)
-            write_sealed(folder / "run.json", json.loads((folder / "run.json").read_text()))
+            write_checksums(folder)
         self.files = [p.relative_to(whole) for p in sorted(whole.rglob("*")) if p.is_file()]
         self.whole = self._tables(whole)
 
@@ -443,8 +447,9 @@ class Sweeps(Family):
         path = case / name
         hostile = rng.random() < 0.4 and name.suffix == ".json"
         if hostile:
-            values = mutated_values(read_sealed(path), rng)
-            path.write_text(json.dumps(values))
+            path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
+            if name.name != "checksums.json":
+                write_checksums(path.parent)
         elif name.suffix == ".json":
             path.write_bytes(mutated_json(path.read_bytes(), rng))
         else:
@@ -558,40 +563,27 @@ def _any(answer: str) -> Verdict:
 
 
 def _resealed(data: bytes, rng: Random) -> bytes:
-    """A safetensors file with another content and no checksum: not damage, but malice."""
+    """A safetensors file with another content and a digest that agrees: not damage, but malice."""
+    tensors = load(data)
     size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header.get("__metadata__", {}).pop("seal", None)
-    body = data[8 + size :]
-    if rng.random() < 0.4:
-        numbers = np.frombuffer(body, np.uint8).copy()
-        numbers[rng.integers(len(numbers), size=8)] = 0xFF  # NaN, as likely as not
-        body = numbers.tobytes()
-    elif rng.random() < 0.5:
-        header, body = _wider(header, body, int(rng.integers(-1, 3)))
+    metadata = parse_metadata(json.loads(data[8 : 8 + size])["__metadata__"])
+    metadata.pop(DIGEST, None)
+    kind, names = rng.random(), sorted(tensors)
+    if kind < 0.4:
+        numbers = tensors[names[rng.integers(len(names))]].reshape(-1).view(torch.uint8)
+        if len(numbers):
+            numbers[rng.integers(len(numbers), size=8)] = 0xFF  # NaN, as likely as not
+    elif kind < 0.7:  # they agree with each other, and with nothing else
+        length = int(rng.integers(-1, 3))
+        for name in [name for name in names if tensors[name].ndim == 1 and len(tensors[name])]:
+            value = tensors[name]
+            tensors[name] = value[:1] if length < 0 else torch.cat([value, value[:1]])
     else:
-        header = mutated_values(header, rng)
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + body
-
-
-def _wider(header: dict[str, Any], body: bytes, more: int) -> tuple[dict[str, Any], bytes]:
-    """All tensors of one dimension longer by `more`, or of one number: they agree with each other,
-    and with nothing else."""
-    made, parts, end = {}, [], 0
-    for name, facts in header.items():
-        if name != "__metadata__":
-            start, stop = facts["data_offsets"]
-            held, shape = body[start:stop], list(facts["shape"])
-            if len(shape) == 1 and shape[0]:
-                each = len(held) // shape[0]
-                shape = [1 if more < 0 else shape[0] + more]
-                held = (held + held[:each] * more)[: each * shape[0]]
-            facts = {**facts, "shape": shape, "data_offsets": [end, end + len(held)]}
-            parts.append(held)
-            end += len(held)
-        made[name] = facts
-    return made, b"".join(parts)
+        texts = mutated_values(metadata, rng)
+        metadata = {str(key): str(value) for key, value in dict(texts).items()}
+    with tempfile.TemporaryDirectory() as folder:
+        save_tensors(Path(folder) / "a", tensors, metadata)
+        return (Path(folder) / "a").read_bytes()
 
 
 FAMILIES: dict[str, tuple[type[Family], int]] = {  # and the share of each in all cases, in 1/1000

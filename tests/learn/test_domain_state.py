@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError, RunError, StateMismatch
+from acclimate.core.files import parse_metadata
 from acclimate.core.tensors import read_tensors, save_tensors, tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
@@ -39,6 +40,7 @@ from acclimate.learn.embeddings.domains import (
 from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
+from fixtures.errors import refused
 
 DIM = 3
 QUICK = settings(max_examples=60)
@@ -169,9 +171,8 @@ def test_a_sample_comes_out_again() -> None:
     rows = features(1, 9)
     state = state_of(rows).removed(torch.from_numpy(rows[3:5]))
     assert_matches(state, np.delete(rows, [3, 4], axis=0))
-    with pytest.raises(StateMismatch) as caught:
+    with refused(StateMismatch, "8", "7"):
         state.removed(torch.zeros(8, DIM))
-    assert str(caught.value) == "cannot remove 8 images from a state of 7"
 
 
 def test_what_went_in_comes_out_to_the_last_digit() -> None:
@@ -273,9 +274,8 @@ def test_payloads_add_up() -> None:
 def test_a_payload_that_does_not_add_up(turned: bool) -> None:
     stuck = with_payload("tent", mergeable=False, weight=torch.ones(2))
     states = [stuck, state_of(features(0, 2))]
-    with pytest.raises(StateMismatch) as caught:
+    with refused(StateMismatch, "tent"):
         states[turned].merged(states[not turned])
-    assert str(caught.value) == "'tent' cannot be merged; adapt it anew on all the images"
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -284,17 +284,14 @@ def test_payloads_of_other_contents_are_not_added(turned: bool) -> None:
         with_payload("prior", counts=torch.ones(2)),
         with_payload("prior", counts=torch.ones(2), more=torch.ones(1)),
     ]
-    with pytest.raises(StateMismatch) as caught:
+    with refused(StateMismatch, "prior"):
         states[turned].merged(states[not turned])
-    assert str(caught.value) == (
-        "'prior' holds other things in the other state; adapt it anew on all the images"
-    )
 
 
 def test_payloads_of_other_shapes_are_not_added() -> None:
     for size in (1, 3):  # one of which torch would stretch
         one, two = (with_payload("prior", counts=torch.ones(n)) for n in (2, size))
-        with pytest.raises(StateMismatch, match="'prior' holds other things in the other state"):
+        with refused(StateMismatch, "prior"):
             one.merged(two)
 
 
@@ -305,12 +302,8 @@ def test_a_state_of_another_width_takes_nothing(width: int) -> None:
         lambda: state.updated(torch.from_numpy(features(0, 2))),
         lambda: state.merged(state_of(features(0, 2))),
     ):
-        with pytest.raises(StateMismatch) as caught:
+        with refused(StateMismatch, width, DIM):
             take()
-        assert str(caught.value) == (
-            f"the domain state holds {width} numbers, and the model's embedding has {DIM}; adapt "
-            "again with the model you use"
-        )
 
 
 @pytest.mark.parametrize(
@@ -365,13 +358,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert same(DomainState.load(path), state)
     assert not same(DomainState.load(path), replace(state, reach=state.reach + 1e-12))
     with safe_open(path, framework="pt") as file:
-        assert file.metadata()["notes"] == '{"n": 5, "radius": null}'
-
-
-def test_what_a_killed_process_left_of_the_file_goes(tmp_path: Path) -> None:
-    (tmp_path / ".site.0a1b2c3d.tmp").write_text("half")
-    state_of(features(7, 5)).save(tmp_path / "site")
-    assert [path.name for path in tmp_path.iterdir()] == ["site"]
+        assert parse_metadata(file.metadata())["notes"] == '{"n": 5, "radius": null}'
 
 
 def test_an_empty_state_can_be_saved(tmp_path: Path) -> None:
@@ -389,10 +376,9 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
     missing, text, pickled, other = (tmp_path / name for name in ("a", "b", "c", "d"))
     text.write_text("hello")
     torch.save({"total": torch.ones(3)}, pickled)
-    save_file({"total": torch.ones(3)}, other)
-    with pytest.raises(StateMismatch) as caught:
+    save_tensors(other, {"total": torch.ones(3)})
+    with refused(StateMismatch, missing):
         DomainState.load(missing)
-    assert str(caught.value) == f"{missing}: no such file; make it with `acclimate adapt`"
     said = {
         text: f"{text} is no domain state, or is damaged; make one with `acclimate adapt`",
         pickled: f"{pickled} is no domain state, or is damaged; make one with `acclimate adapt`",
@@ -680,13 +666,11 @@ def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path)
     other = {key: value for key, value in change.items() if key != "names"}
     known = {key: value for key, value in told.items() if value is not None}
     save_tensors(path, {**tensors, **other}, known)
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, path):
         load_embedding(path, doubled(DIM))
-    assert str(caught.value) == f"{path} is damaged; delete it to repeat Step A"
     path.unlink()
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, path):
         load_embedding(path, doubled(DIM))
-    assert str(caught.value) == f"{path} is gone; restore it, or repeat Step A"
 
 
 def test_an_embedding_of_other_shapes_does_not_fit(tmp_path: Path) -> None:
@@ -728,5 +712,5 @@ def test_the_domain_map_of_a_report(tmp_path: Path) -> None:
     assert torch.equal(tensors["mu"][1], states["ä"][1].mean.float())
     assert tensors["variance"].tolist() == pytest.approx([s.variance for _, s in states.values()])
     with safe_open(path, framework="pt") as file:
-        assert json.loads(file.metadata()["names"]) == ["b", "ä"]
-        assert json.loads(file.metadata()["roles"]) == ["test", "train"]
+        assert json.loads(parse_metadata(file.metadata())["names"]) == ["b", "ä"]
+        assert json.loads(parse_metadata(file.metadata())["roles"]) == ["test", "train"]

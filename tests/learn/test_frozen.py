@@ -14,11 +14,10 @@ import torch
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, TooManyUnreadable
-from acclimate.data.feature_cache import FeatureCache, cache_folder
+from acclimate.data.feature_cache import FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import NoQuarantine, Quarantine
 from acclimate.data.source import open_source, pack_images, to_float
-from acclimate.data.user_cache import image_identity
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.models import Backbone, build_backbone
 from fixtures.decoding import watch_decoding

@@ -130,7 +130,7 @@ def test_it_comes_back_from_its_tensors() -> None:
     with torch.no_grad():
         assert torch.equal(again.predictor(x, mu).logits, site.predictor(x, mu).logits)
         assert torch.equal(again.embedding.phi(x), site.embedding.phi(x))
-    assert again.scale is None
+    assert again.scale == 1.0
     weighed = replace(site, scale=0.25).tensors()
     path = Path("model.safetensors")
     assert Site.from_tensors(weighed, NAMES, 2, SMALL, "digest", path).scale == 0.25

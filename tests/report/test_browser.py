@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from acclimate.report.html import write_page
+from acclimate.report.page import write_page
 from acclimate.results.load import load_report
 from fixtures.sweep_example import HOSTILE, write_example
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from acclimate.adapt.rehearsal import Rehearsal, Trial, conclude
 from acclimate.config import RunConfig, as_dict, from_dict, nested
-from acclimate.core.sealed import write_sealed
+from acclimate.core.files import write_document
+from acclimate.records.rehearsal import Rehearsal
+from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import illustrations, rehearsal
-from acclimate.report.html import page_of
+from acclimate.report.page import page_of
 from acclimate.report.sentences import headline
 from acclimate.report.tables import kept_grid, promises_grid
 from acclimate.results.load import load_report
@@ -74,7 +75,7 @@ def write_run(place: Path, *, seed: int, what: Rehearsal | None) -> Path:
         Finished(kept_step=6, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0),
     )
     if what is not None:
-        write_sealed(place / "rehearsal.json", what.to_dict())
+        write_document(place / "rehearsal.json", what.to_dict())
     return place
 
 
@@ -161,7 +162,7 @@ def test_where_auto_leaves_the_model_alone(tmp_path: Path) -> None:
     report = load_report(tmp_path)
     (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
     assert one.caption.endswith("None is filled: auto leaves the model as it is (run a).")
-    assert headline(report.summary) == (
+    assert headline(report) == (
         "No domain was kept unseen to be scored; what to expect at a new one, rehearsal tells "
         "below."
     )
@@ -176,6 +177,6 @@ def test_a_page_without_rehearsal_has_no_such_section(tmp_path: Path) -> None:
 
 def test_a_damaged_rehearsal_is_named(tmp_path: Path) -> None:
     place = write_run(tmp_path / "sites", seed=0, what=found())
-    write_sealed(place / "rehearsal.json", {**found().to_dict(), "promises": [{}]})
+    write_document(place / "rehearsal.json", {**found().to_dict(), "promises": [{}]})
     (view,) = find_runs(tmp_path)
     assert view.problem == "rehearsal.json is damaged; delete it and repeat the training"

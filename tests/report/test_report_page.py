@@ -1,19 +1,30 @@
 """The HTML page and the figures of a report, without a browser."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from acclimate.core.errors import ConfigError
-from acclimate.core.sealed import write_sealed
+from acclimate.core.files import write_document
 from acclimate.data.manifest import Manifest
-from acclimate.report import sections
+from acclimate.paper.beside import Measured, beside
+from acclimate.paper.figures import (
+    FIGURES,
+)
+from acclimate.paper.figures import (
+    ablation as curve,
+)
+from acclimate.paper.figures import (
+    consistency as theory,
+)
+from acclimate.paper.reproduction import beside_grids, looked_at
 from acclimate.report.figures import (
     FORMATS,
     by_domain,
@@ -26,26 +37,15 @@ from acclimate.report.figures import (
     search,
     write_figures,
 )
-from acclimate.report.figures import (
-    ablation as curve,
-)
-from acclimate.report.figures import (
-    consistency as theory,
-)
 from acclimate.report.figures.canvas import Illustration
-from acclimate.report.html import page_of, write_page
-from acclimate.report.markup import bullets, paragraph, prose
-from acclimate.report.reproduction import beside_grids, looked_at
-from acclimate.report.sections import facts
-from acclimate.results.beside import Measured, beside
+from acclimate.report.page import facts, page_of, prose, sweep_line, write_page
+from acclimate.results.comparison import AVERAGE, Change, Comparison, Difference, Row
 from acclimate.results.load import load_report
 from acclimate.results.material import Labels, Report
 from acclimate.results.protocol import Axis
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
-from acclimate.results.summary import Change, Difference
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.results.tabulate import AVERAGE, Results
 from acclimate.runs.records import Finished, Loss, Record, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
@@ -95,12 +95,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def text(report: Report) -> str:
-    return page_of(report, f"An intro.\n\nWith {HOSTILE}.")
+    return page_of(report, f"An intro.\n\nWith {HOSTILE}.", FIGURES)
 
 
 @pytest.fixture(scope="module")
 def drawn(report: Report) -> list[Illustration]:
-    return illustrations(report)
+    return illustrations(report, FIGURES)
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +165,13 @@ def test_hostile_names_are_text(text: str) -> None:
 
 @pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(ablation: Report, tmp_path: Path) -> None:
-    first = write_page(ablation, tmp_path / "a.html", "x").read_bytes()
-    assert write_page(ablation, tmp_path / "b.html", "x").read_bytes() == first
+    first = write_page(ablation, tmp_path / "a.html", "x", FIGURES).read_bytes()
+    assert write_page(ablation, tmp_path / "b.html", "x", FIGURES).read_bytes() == first
 
 
 @pytest.mark.slow
 def test_figures_become_files_for_papers(ablation: Report, tmp_path: Path) -> None:
-    paths = write_figures(ablation, tmp_path / "all", formats=["svg"])
+    paths = write_figures(ablation, tmp_path / "all", ["svg"], FIGURES)
     names = ["ablation.svg", "map.svg", "consistency.svg", "learning.svg"]
     assert [path.name for path in paths] == names
     found = paths[0].read_text(encoding="utf-8")
@@ -194,48 +194,59 @@ def test_an_unknown_format_writes_nothing(ablation: Report, tmp_path: Path) -> N
     assert not (tmp_path / "x").exists()
 
 
-def test_results_mark_the_best_and_the_published(report: Report) -> None:
-    rule = report.rules[0]
-    first = report.results[rule][0]
+@pytest.fixture
+def results_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The section of results alone, of these comparisons under the first rule."""
+    monkeypatch.setattr("acclimate.report.page.illustrations", lambda report, figures: [])
+
+    def section(report: Report, *found: Comparison, **more: Any) -> str:
+        if found:
+            report = replace(report, rules=report.rules[:1], results={report.rule: found})
+        text = page_of(replace(report, **more))
+        return text.split('<section id="results">')[1].split("</section>")[0]
+
+    return section
+
+
+Section = Callable[..., str]
+
+
+def test_results_mark_the_best_and_the_published(report: Report, results_of: Section) -> None:
+    first = report.results[report.rule][0]
     best = next(row for row in first.rows if row.key in first.best[AVERAGE])
-    published = replace(best, published=True, note="Table 1 of <the paper>", test=None)
-    changed = replace(first, rows=(*first.rows, published))
-    small = replace(report, rules=(rule,), results={rule: (changed,)})
-    text = sections.results(small)
+    published = Row(best.key, best.cells, best.average, published=True, note="Table 1 of <it>")
+    text = results_of(report, replace(first, rows=(*first.rows, published)))
     rows = [line for line in text.splitlines() if line.startswith("<tr") and best.key.label in line]
     ours, theirs = rows[0], next(row for row in rows if 'class="published"' in row)
     assert "<strong>" in ours and "<strong>" not in theirs
-    assert 'title="Table 1 of &lt;the paper&gt;">published</span>' in theirs
-    assert "Published rows are numbers from papers" in text
+    assert 'title="Table 1 of &lt;it&gt;">published</span>' in theirs
+    assert "Published rows" in text
     assert 'class="switch"' not in text  # one rule: nothing to switch
 
 
-def test_the_average_is_not_beyond_the_edge(report: Report) -> None:
-    rule = report.rules[0]
-    few, many, _ = report.results[rule]
+def test_the_average_is_not_beyond_the_edge(report: Report, results_of: Section) -> None:
+    few, many, _ = report.results[report.rule]
     ends = [
-        re.findall(r'<button type="button">(.*?)</button>', sections.results(small))
+        re.findall(r'<button type="button">(.*?)</button>', results_of(report, one))
         for one in (few, many)
-        for small in [replace(report, rules=(rule,), results={rule: (one,)})]
     ]
     overall = ["Average", "Difference to ERM", "p (Holm)"]
     assert ends[0][-3:] == overall and ends[1][1:4] == overall
     assert len(few.columns) == 4 and len(many.columns) == 10
 
 
-def test_notes_speak_of_what_is_there(report: Report) -> None:
-    rule = report.rules[0]
-    first = report.results[rule][0]
-    erm = next(row for row in first.rows if row.key == ERM)
-    alone = replace(first, rows=(erm,), best={})
-    text = sections.results(replace(report, rules=(rule,), results={rule: (alone,)}), ["Careful."])
-    for absent in ("Bold", "t-test", "Words go by", "Difference", "Published", "ceilings"):
-        assert absent not in text.split("<p", 1)[1]
+def test_notes_speak_of_what_is_there(report: Report, results_of: Section) -> None:
+    first = report.results[report.rule][0]
+    alone = replace(first, rows=first.rows[:1], best={})
+    text = results_of(report, alone, notes=("Careful.",))
+    assert first.rows[0].key == ERM
+    for absent in ("Bold", "t-test", "Difference", "Published", "ceilings"):
+        assert absent not in text
     assert "<li>Careful.</li>" in text
 
 
-def test_rules_that_agree_are_shown_once(ablation: Report) -> None:
-    text = sections.results(ablation)
+def test_rules_that_agree_are_shown_once(ablation: Report, results_of: Section) -> None:
+    text = results_of(ablation)
     assert ablation.rules == ("training-domains", "oracle")
     assert text.count("<table>") == 1 and "<select>" not in text
     assert "Selection by oracle chooses the same runs." in text
@@ -262,27 +273,25 @@ def test_an_ablation_over_data_shows_the_first_and_the_last(ablation: Report) ->
         replace(run, dataset=name)
         for run, name in zip(ablation.runs, names * len(ablation.runs), strict=False)
     ]
-    rule = ablation.rules[0]
-    summary = replace(ablation.summaries[rule], runs=tuple(runs))
     sweep = replace(ablation.sweep, datasets=sets)
-    changed = replace(ablation, sweep=sweep, labels=labels, summaries={rule: summary})
+    changed = replace(ablation, sweep=sweep, labels=labels, chosen={ablation.rule: tuple(runs)})
     for name in ("labels", "map"):
-        captions = [one.caption for one in illustrations(changed) if one.name.startswith(name)]
+        captions = [
+            one.caption for one in illustrations(changed, FIGURES) if one.name.startswith(name)
+        ]
         assert [caption.split(".")[0] for caption in captions] == ["Data set n-3", "Data set n-48"]
 
 
-def test_a_missing_value_is_a_dash_without_a_value(report: Report) -> None:
-    rule = report.rules[0]
-    first = report.results[rule][0]
+def test_a_missing_value_is_a_dash_without_a_value(report: Report, results_of: Section) -> None:
+    first = report.results[report.rule][0]
     gone = replace(first.rows[1], cells={**first.rows[1].cells, "photo": None}, average=None)
-    changed = replace(first, rows=(first.rows[0], gone))
-    text = sections.results(replace(report, rules=(rule,), results={rule: (changed,)}))
+    text = results_of(report, replace(first, rows=(first.rows[0], gone)))
     assert text.count("<td>–</td>") == 4  # two missing cells, the baseline's difference and p
 
 
 @pytest.mark.slow
 def test_an_ablation_shows_its_curve_first(ablation: Report) -> None:
-    text = page_of(ablation)
+    text = page_of(ablation, figures=FIGURES)
     assert headings(text)[:2] == ["Ablation", "Results"]
     assert "Domain by domain" not in headings(text) and "Label distributions" not in text
     drawing = _curve(ablation)
@@ -327,7 +336,7 @@ def test_entries_of_a_later_panel_keep_their_marks(ablation: Report) -> None:
 
 
 def test_an_ablation_says_only_what_is_drawn(ablation: Report, tmp_path: Path) -> None:
-    assert illustrations(ablation)[0].caption == (
+    assert illustrations(ablation, FIGURES)[0].caption == (
         "Accuracy on unseen domains by training domains. Whiskers are one standard error over "
         "trials. Hollow, pointing down: controls, which are meant to fail. Hollow, pointing up: "
         "ceilings, which use what no method may know."
@@ -337,7 +346,7 @@ def test_an_ablation_says_only_what_is_drawn(ablation: Report, tmp_path: Path) -
     rule = single.rules[0]
     (table,) = single.results[rule]
     own = replace(table, rows=tuple(row for row in table.rows if row.key.kind == "method"))
-    assert illustrations(replace(single, results={rule: (own,)}))[0].caption == (
+    assert illustrations(replace(single, results={rule: (own,)}), FIGURES)[0].caption == (
         "Accuracy on unseen domains by training domains. A single trial, which has no standard "
         "error."
     )
@@ -345,14 +354,14 @@ def test_an_ablation_says_only_what_is_drawn(ablation: Report, tmp_path: Path) -
 
 def test_an_ablation_counts_methods_and_variants_apart(ablation: Report) -> None:
     assert ablation.sweep is not None
-    assert sections.sweep_line(ablation.sweep, 12).startswith(
+    assert sweep_line(ablation).startswith(
         "12 of 12 runs finished on pacs: 2 methods, 3 variants, 1 draw of the settings, 2 trials."
     )
 
 
 def test_learning_curves_speak_of_what_is_there(ablation: Report) -> None:
     def caption(runs: Sequence[RunView]) -> str:
-        return illustrations(replace(ablation, runs=tuple(runs)))[-1].caption
+        return illustrations(replace(ablation, runs=tuple(runs)), FIGURES)[-1].caption
 
     loss, accuracy = (
         "a loss should fall and level off",
@@ -389,12 +398,12 @@ def test_labels_stand_in_the_order_of_the_data_sets(tmp_path: Path) -> None:
     folder.write(replace(sweep, datasets=(*sweep.datasets, *more)))
     domains = {"a": Labels.Domain("train", (1, 2))}
     for name, digest in zip(("lost", *names), "acb", strict=True):  # files are found by digest
-        write_sealed(folder.labels_file(digest), asdict(Labels(name, ("x", "y"), domains)))
+        write_document(folder.labels_file(digest), asdict(Labels(name, ("x", "y"), domains)))
     assert [labels.name for labels in load_report(tmp_path).labels] == ["n-4", "n-16", "lost"]
 
 
 def test_a_number_keeps_its_percent_sign_in_its_line(ablation: Report) -> None:
-    lead = re.search(r'<p class="lead">(.*?)</p>', page_of(ablation))
+    lead = re.search(r'<p class="lead">(.*?)</p>', page_of(ablation, figures=FIGURES))
     assert lead is not None and "\u00a0%" in lead[1] and " %" not in lead[1]
 
 
@@ -410,7 +419,7 @@ def test_categories_stand_in_the_order_of_the_jobs(tmp_path: Path) -> None:
     names = ("none", "random", "mean", "prototype")
     axis = Axis(label="embedding", places=dict.fromkeys(names))
     report = load_report(write_ablation(tmp_path, axis, plain=True))
-    (ax,) = illustrations(report)[0].drawing.figure.axes
+    (ax,) = illustrations(report, FIGURES)[0].drawing.figure.axes
     assert [label.get_text() for label in ax.get_xticklabels()] == list(names)
     assert ax.get_xscale() == "linear"
     level = next(line for line in ax.get_lines() if line.get_label() == "ERM")
@@ -451,7 +460,7 @@ def test_high_accuracies_close_together_are_no_bars_from_0(report: Report) -> No
     """At 96 % all bars would look alike."""
     first = report.results[report.rules[0]][0]
 
-    def near(*means: float) -> Results:
+    def near(*means: float) -> Comparison:
         rows = [row for row in first.rows if not row.badge]
         cells = [{name: Estimate(mean, 0.002, 3) for name in first.columns} for mean in means]
         made = (replace(row, cells=own) for row, own in zip(rows, cells, strict=False))
@@ -487,8 +496,7 @@ def test_lines_of_one_algorithm_are_told_apart(report: Report) -> None:
 def test_code_in_a_sentence_is_code() -> None:
     assert prose("`predict` uses <it>") == "<code>predict</code> uses &lt;it&gt;"
     assert prose("a ` alone") == "a ` alone"
-    assert bullets(["`a`"]) == "<ul><li><code>a</code></li></ul>"
-    assert paragraph("`a`") == '<p class="note"><code>a</code></p>'
+    assert prose("5 % of 3") == "5\u00a0% of 3"
 
 
 def test_every_draw_that_competed_is_a_point(report: Report) -> None:
@@ -664,12 +672,7 @@ def test_one_point_is_a_mark_beside_curves_and_no_curve_by_itself(report: Report
 
 def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Report) -> None:
     shown = next(iter(dumbbells.illustrate(report)))
-    summary = report.summary
-    gains = {
-        key: found.gain.mean
-        for key in summary.contenders
-        if (found := summary.versus(key)) is not None and found.gain is not None
-    }
+    gains = {row.key: row.gain.mean for row in report.overall.contenders if row.gain is not None}
     winner = max(gains, key=lambda key: gains[key])
     assert len(gains) > 1
     assert f"to {winner.label} (diamond)" in shown.caption
@@ -678,7 +681,7 @@ def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Re
 
 def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
     da = Key.usual("da-erm")
-    tied = Difference(da, ERM, None, 0.5, 0.5, 1, 0, (Change("a", 0.5, 0.5),))
+    tied = Difference(da, ERM, changes=(Change("a", 0.5, 0.5),))
     drawing = dumbbells.draw(tied, COLOURS)
     assert drawing is not None
     ring, diamond = (
@@ -708,13 +711,9 @@ def test_the_unseen_domains_are_the_columns(text: str) -> None:
         assert f'<button type="button">{name}</button>' in text
 
 
-def test_notes_are_kept_when_nothing_can_be_compared(report: Report, ablation: Report) -> None:
-    rule = report.rules[0]
-    nothing = replace(ablation.summaries[rule], runs=(), lines=(), differences=(), domains=())
-    bare = replace(
-        report, runs=(), sweep=None, rules=(rule,), summaries={rule: nothing}, results={},
-        choices={}, failures=(), waiting=0, labels=(), notes=("Mind the <gap>.",),
-    )  # fmt: skip
+def test_notes_are_kept_when_nothing_can_be_compared(report: Report) -> None:
+    nothing = Comparison("", report.rule, (), (), ERM, {})
+    bare = Report(Path(), "Bare", ("",), {"": (nothing,)}, notes=("Mind the <gap>.",))
     text = page_of(bare)
     assert headings(text) == ["Notes"]
     assert "<li>Mind the &lt;gap&gt;.</li>" in text and "<nav" not in text

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from acclimate.core.wording import percent, signed
+from acclimate.paper.ablations.verdict import Level, level_table
 from acclimate.report.grid import Cell, Grid, accuracy, difference, latex_table, share
-from acclimate.report.markup import table
+from acclimate.report.page import environment
 from acclimate.results.statistics import Estimate
-from acclimate.sweep.ablations.verdict import Level, level_table
 
 SHARES = [k / 2000 for k in range(2001)]  # every 0.05 points
 
@@ -18,7 +18,8 @@ def test_terminal_and_page_print_the_same_number() -> None:
     cells = [made for v in SHARES for made in (accuracy(Estimate(v, None, 1)), share(v))]
     grid = Grid(("x", *map(str, range(len(cells)))), ((Cell("all"), *cells),))
     assert grid.to_text().splitlines()[2].split() == ["all", *said]
-    assert re.findall(r"<td[^>]*>([^<]*)</td>", table("x", grid)) == said
+    page = environment().get_template("macros.html").module.table("x", grid)
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", page) == said
     assert " & ".join(["all", *said]) in latex_table(grid, "x", "x")
     levels = [Level(str(value), "v", "none", {0: value}) for value in SHARES]
     assert level_table(levels, ["v"])[1] == [["v", *said[::2]]]

@@ -9,9 +9,10 @@ from acclimate.results.observations import (
     Frame,
     Observation,
     by_method,
-    domains_of_a_trial,
+    mean_over,
     observations,
     pooled,
+    pooled_frame,
 )
 from acclimate.results.runs import Key, find_runs
 from fixtures.run_folders import make_run, score
@@ -70,18 +71,24 @@ def test_runs_that_are_the_same_are_averaged() -> None:
 def test_several_data_sets_as_one() -> None:
     """A trial covers all of them, whatever data they drew, and their domains are told apart."""
     rows = [Observation(data, ERM, f"digest {data}", 3, "a", top1=0.5) for data in ("x", "y")]
-    assert pooled(rows[:1] * 2) == rows[:1] * 2
     assert pooled(rows) == [
         replace(rows[0], data="", domain="x: a"),
         replace(rows[1], data="", domain="y: a"),
     ]
 
 
-def test_the_domains_of_a_trial_are_those_of_all_data_sets() -> None:
+def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
     three = Frame(("a", "b", "c"), (ERM, CORAL))
-    two = Frame(("d", "e", "f"), (ERM, Key("erm", "prior", "wide")), {"": frozenset({"d", "e"})})
-    assert domains_of_a_trial([three, two]) == {
-        ("erm", ""): 5,
-        ("coral", ""): 3,
-        ("erm", "wide"): 2,
-    }
+    two = Frame(("a", "e", "f"), (ERM, Key("erm", "prior")), {"": frozenset({"a", "e"})})
+    found = pooled_frame({"x": three, "y": two})
+    assert found.columns == ("x: a", "x: b", "x: c", "y: a", "y: e")  # y: f has nothing to score
+    assert found.keys == (ERM, CORAL, Key("erm", "prior"))
+
+
+def test_data_sets_count_equally_however_many_domains_they_have() -> None:
+    one = Observation("x", ERM, "", 0, "a", top1=0.2)
+    cells = [one, replace(one, domain="b", top1=0.4), replace(one, dataset="y", top1=0.9)]
+    assert mean_over(cells) == pytest.approx((0.3 + 0.9) / 2)
+    frame = Frame(("a", "b"))
+    scores = {("", 0): {"a": cells[0], "b": cells[1]}, ("", 1): {"a": cells[0]}}
+    assert frame.averages(scores) == {("", 0): pytest.approx(0.3)}  # trial 1 lacks a domain

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.core.errors import SweepError
-from acclimate.core.sealed import read_sealed, write_sealed
+from acclimate.core.errors import SchemaError, SweepError
+from acclimate.core.files import read_document, write_document
+from acclimate.core.layout import write_checksums
 from acclimate.results.protocol import (
     Axis,
     DataSet,
@@ -50,7 +51,7 @@ def finished(folder: Path) -> None:
     folder.mkdir(parents=True)
     record = Finished(kept_step=1, kept_by="x", kept_score=None, seconds=1.0, quarantined=0)
     append(folder / "records.jsonl", record)
-    (folder / "model.json").write_text("{}")
+    write_checksums(folder)
 
 
 def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:
@@ -59,21 +60,6 @@ def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:
     assert SweepFolder(tmp_path).exists
     assert SweepFolder(tmp_path).read() == sweep()
     assert SweepFolder(tmp_path).read().dataset("pets").digest == "abc"
-
-
-def test_a_sweep_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(
-        """{"format": "acclimate-sweep-1", "title": "T", "rule": "oracle", "baseline": "erm",
-        "datasets": [{"name": "pets", "digest": "d", "source": "/x", "domains": ["a", "b"]}],
-        "embeddings": [{"id": "phi", "dataset": "pets", "config": {"seed": 0}}],
-        "jobs": [{"id": "j", "dataset": "pets", "algorithm": "da-erm", "variant": "",
-        "groups": [["a"], ["b"]], "draw": 0, "trial": 1, "config": {"seed": 1}, "needs": "phi"}],
-        "axis": {"label": "width", "places": {"one": 1.0}}}"""
-    )
-    found = SweepFolder(tmp_path).read()
-    assert found.jobs[0].held_out == ("a", "b") and found.jobs[0].needs == "phi"
-    assert found.axis == Axis(label="width", places={"one": 1.0})
-    assert found.dataset("pets").domains == ("a", "b")
 
 
 def test_held_out_domains_are_those_of_all_groups_in_order() -> None:
@@ -91,12 +77,12 @@ def test_targets_are_the_groups_that_runs_are_scored_on() -> None:
         ("{", "{0}/sweep.json is damaged; restore it, or choose another --out"),
         ("[]", "{0}/sweep.json is damaged; restore it, or choose another --out"),
         (
-            '{"format": "acclimate-sweep-9"}',
-            "{0}/sweep.json: format acclimate-sweep-9, this version reads acclimate-sweep-1; "
+            '{"format": 9}',
+            "{0}/sweep.json: format 9, this version reads 1; "
             "use the version of acclimate that wrote it",
         ),
         (
-            '{"format": "acclimate-sweep-1"}',
+            '{"format": 1}',
             "{0}/sweep.json is damaged; restore it, or choose another --out",
         ),
     ],
@@ -104,7 +90,7 @@ def test_targets_are_the_groups_that_runs_are_scored_on() -> None:
 def test_what_is_no_sweep_is_said(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(SweepError) as caught:
+    with pytest.raises((SweepError, SchemaError)) as caught:
         SweepFolder(tmp_path).read()
     assert str(caught.value) == message.format(tmp_path)
 
@@ -143,7 +129,7 @@ def test_the_state_of_a_job_is_read_from_its_files(tmp_path: Path) -> None:
     assert SweepFolder(tmp_path).job_state("j") == "failed"
     finished(SweepFolder(tmp_path).run("k").path)
     assert SweepFolder(tmp_path).job_state("k") == "done"
-    (SweepFolder(tmp_path).run("k").path / "model.json").unlink()  # weights never written: not done
+    (SweepFolder(tmp_path).run("k").path / "checksums.json").unlink()  # not all was written
     assert SweepFolder(tmp_path).job_state("k") == "waiting"
 
 
@@ -185,9 +171,10 @@ def test_a_job_of_another_kind_is_damage(tmp_path: Path, name: str, value: objec
     )
     SweepFolder(tmp_path).write(sweep)
     assert SweepFolder(tmp_path).read().jobs[0].id == "j"
-    stored = read_sealed(tmp_path / "sweep.json")
+    stored = read_document(tmp_path / "sweep.json")
     stored["jobs"][0][name] = value
-    write_sealed(tmp_path / "sweep.json", stored)
+    write_document(tmp_path / "sweep.json", stored)
+    write_checksums(tmp_path)
     with pytest.raises(SweepError) as error:
         SweepFolder(tmp_path).read()
     assert str(error.value) == (
@@ -198,9 +185,10 @@ def test_a_job_of_another_kind_is_damage(tmp_path: Path, name: str, value: objec
 @pytest.mark.parametrize("adapt", [{"methods": [None]}, {"methods": "prior"}, ["prior"]])
 def test_methods_of_a_damaged_sweep_are_refused(tmp_path: Path, adapt: object) -> None:
     SweepFolder(tmp_path).write(sweep())
-    stored = read_sealed(tmp_path / "sweep.json")
+    stored = read_document(tmp_path / "sweep.json")
     stored["jobs"][0]["config"]["adapt"] = adapt
-    write_sealed(tmp_path / "sweep.json", stored)
+    write_document(tmp_path / "sweep.json", stored)
+    write_checksums(tmp_path)
     with pytest.raises(SweepError, match="damaged"):
         SweepFolder(tmp_path).read()
 
@@ -210,8 +198,9 @@ def test_methods_of_a_damaged_sweep_are_refused(tmp_path: Path, adapt: object) -
 )
 def test_a_null_in_a_damaged_sweep_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     SweepFolder(tmp_path).write(sweep())
-    stored = read_sealed(tmp_path / "sweep.json")
+    stored = read_document(tmp_path / "sweep.json")
     stored[kind][0][name] = None
-    write_sealed(tmp_path / "sweep.json", stored)
+    write_document(tmp_path / "sweep.json", stored)
+    write_checksums(tmp_path)
     with pytest.raises(SweepError, match="damaged"):
         SweepFolder(tmp_path).read()

@@ -9,34 +9,37 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
 from acclimate.cli import app, load_commands
-from acclimate.core.errors import ConfigError, RunError, SchemaError, SweepError, UnknownName
-from acclimate.core.wording import percent
+from acclimate.core.errors import (
+    AcclimateError,
+    ConfigError,
+    RunError,
+    SchemaError,
+    SweepError,
+    UnknownName,
+)
+from acclimate.paper.published import with_published
 from acclimate.report import export, sentences, tables
-from acclimate.report.html import page_of
+from acclimate.report.page import page_of
 from acclimate.report.sentences import first_sentence
-from acclimate.results import material, observations, runs, statistics
-from acclimate.results import tabulate as results
+from acclimate.results import comparison as results
+from acclimate.results import material, observations, runs
 from acclimate.results.load import load_domainbed, load_report
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.runs import ERM, Key, find_runs
-from acclimate.results.statistics import Estimate, in_words
-from acclimate.results.summary import summarise
+from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from acclimate.runs.records import append
+from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
 
 DA = Key("da-erm", "embedding")
 CORAL = Key("coral", "none")
 DOMAINS = ("a", "b")
-MISSING = (
-    "(a cell is over the trials that have it, or a dash; a trial that lacks one is in no average)"
-)
 Scores = Mapping[
     tuple[str, int], Mapping[str, float | None]
 ]  # (algorithm, trial) -> domain -> top1
@@ -106,12 +109,12 @@ def sweep(tmp_path: Path) -> Path:
     return make_sweep(tmp_path / "sweep")
 
 
-def table(folder: Path, **options: object) -> results.Results:
+def table(folder: Path, **options: object) -> results.Comparison:
     report = load_report(folder, **options)  # type: ignore[arg-type]
     return report.results[report.rules[0]][0]
 
 
-def row_of(found: results.Results, key: Key) -> results.Row:
+def row_of(found: results.Comparison, key: Key) -> results.Row:
     return next(row for row in found.rows if row.key == key)
 
 
@@ -128,56 +131,57 @@ def test_means_and_errors_are_over_trials(sweep: Path) -> None:
     assert (a.mean, a.se, a.n) == pytest.approx((0.55, 0.05, 2))
     # Trials average 0.6 and 0.7 over domains: the error is theirs, not that of four numbers.
     assert (average.mean, average.se, average.n) == pytest.approx((0.65, 0.05, 2))
-    assert erm.test is None
+    assert erm.difference is None
     assert found.best == {"a": {DA}, "b": {DA}, "average": {DA}}
-    line = report.summaries["training-domains"].line(DA)
-    assert line is not None and line.unseen is not None
-    assert line.unseen.mean == pytest.approx(0.70) and line.seeds == 2
+    assert report.overall == found and row_of(found, DA).trials == 2
 
 
 def test_differences_are_paired_over_domains_and_trials(sweep: Path) -> None:
-    test = row_of(table(sweep), DA).test
-    assert test is not None
+    test = row_of(table(sweep), DA).difference
+    assert test is not None and test.gain is not None
     # Trial 0: mean of +0.10 and +0.02; trial 1: of +0.02 and +0.06. So 0.06 and 0.04.
-    difference = test.difference
-    assert (difference.mean, difference.se, difference.n) == pytest.approx((0.05, 0.01, 2))
-    assert test.pairs == 4
-    mine, theirs = [0.60, 0.72, 0.62, 0.86], [0.50, 0.70, 0.60, 0.80]
-    assert test.p == pytest.approx(stats.ttest_rel(mine, theirs).pvalue)
-    assert test.p_holm == pytest.approx(test.p)  # the control is no method to correct for
+    assert (test.gain.mean, test.gain.se, test.gain.n) == pytest.approx((0.05, 0.01, 2))
+    assert test.pairs == 4 and test.improved == 4
+    assert (test.before, test.after) == pytest.approx((0.65, 0.70))
+    assert (test.p, test.p_holm, test.verdict) == (None, None, "few seeds")
 
 
-def test_p_is_none_where_it_cannot_be_computed() -> None:
-    assert statistics.paired_p([(0.5, 0.4)]) is None
-    assert statistics.paired_p([]) is None
-    assert statistics.paired_p([(0.5, 0.4), (0.6, 0.5), (0.7, 0.6)]) is None  # always +0.1
-    by_hand = [0.1, 0.0, 0.2]
-    t = np.mean(by_hand) / (np.std(by_hand, ddof=1) / math.sqrt(3))
-    p = statistics.paired_p([(0.5 + gain, 0.5) for gain in by_hand])
-    assert p == pytest.approx(2 * stats.t.sf(t, df=2))
+THREE: Scores = {
+    **SCORES,
+    ("erm", 2): {"a": 0.5, "b": 0.5},
+    ("da-erm", 2): {"a": 0.51, "b": 0.52},
+    ("coral", 0): {"a": 0.51, "b": 0.69},
+    ("coral", 1): {"a": 0.63, "b": 0.82},
+    ("coral", 2): {"a": 0.53, "b": 0.51},
+}
 
 
-def test_holm() -> None:
-    # Sorted: 0.01·4, 0.02·3, 0.03·2, 0.04·1, each at least the one before.
-    assert statistics.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert statistics.holm([0.5, 0.9]) == [1.0, 1.0]
-    assert statistics.holm([]) == []
-
-
-def test_holm_is_over_the_methods_of_a_table(tmp_path: Path) -> None:
-    scores = {
-        **SCORES,
-        ("coral", 0): {"a": 0.51, "b": 0.69},
-        ("coral", 1): {"a": 0.63, "b": 0.82},
-    }
-    found = table(make_sweep(tmp_path, scores))
-    tests = {row.key: row.test for row in found.rows}
+def test_p_is_over_trials_and_corrected_for_the_methods_of_a_table(tmp_path: Path) -> None:
+    found = table(make_sweep(tmp_path, THREE))
+    tests = {row.key: row.difference for row in found.rows}
     da, coral, wrong = tests[DA], tests[CORAL], tests[Key("da-erm", "wrong-embedding")]
     assert da and coral and wrong and da.p and coral.p
+    assert da.p == pytest.approx(stats.ttest_1samp([0.06, 0.04, 0.015], 0).pvalue)
+    assert coral.p == pytest.approx(stats.ttest_1samp([0.0, 0.025, 0.02], 0).pvalue)
     low, high = sorted([da.p, coral.p])
     fixed = {low: min(1.0, 2 * low), high: max(min(1.0, 2 * low), high)}
     assert (da.p_holm, coral.p_holm) == pytest.approx((fixed[da.p], fixed[coral.p]))
     assert wrong.p is not None and wrong.p_holm is None
+
+
+def test_words_go_by_the_p_that_is_shown(tmp_path: Path) -> None:
+    """Alone beyond noise; one of three that are compared, it is not."""
+    gains = {"da-erm": (0.05, 0.06, 0.08), "coral": (0.04, -0.05, 0.0), "mmd": (-0.03, 0.0, 0.02)}
+    scores = {("erm", trial): {"a": 0.5} for trial in range(3)}
+    for names, verdict in ((("da-erm",), "better"), (tuple(gains), "noise")):
+        for name in names:
+            scores |= {(name, trial): {"a": 0.5 + gain} for trial, gain in enumerate(gains[name])}
+        report = load_report(make_sweep(tmp_path / verdict, scores))
+        test = row_of(report.overall, DA).difference
+        assert test is not None and test.p is not None and test.p_holm is not None
+        assert test.p < 0.05 and (test.p_holm < 0.05) == (verdict == "better")
+        assert test.verdict == verdict
+        assert ("beyond noise" in first_sentence(report)) == (verdict == "noise")
 
 
 def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
@@ -188,23 +192,15 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     da = row_of(found, DA)
     assert da.cells["b"] == Estimate(0.72, None, 1)
     assert da.average == Estimate(pytest.approx(0.66), None, 1)  # of trial 0 alone
-    assert da.test is not None and da.test.pairs == 3
+    assert da.difference is not None and da.difference.pairs == 3
     assert report.waiting == 1
-    assert report.notes == (
-        f"Under training-domains, 1 of 8 results are missing {MISSING}: "
-        "DA-ERM on toy b in trial 1 (no finished run is scored on b).",
-    )
-    # A mean over other domains is another quantity, in a line of the summary as in the table.
-    line = report.summaries["training-domains"].line(DA)
-    assert line is not None and line.unseen == da.average
-    assert line.worst == Estimate(pytest.approx(0.60), None, 1)
-    assert said(report) == [  # once: its controls lack the same
-        "DA-ERM and ERM: only the test domains that both scored are compared; "
-        "not every seed has the same test domains to compare."
-    ]
+    (note,) = report.notes
+    assert mentions(note, "training-domains", "1 of 8", "DA-ERM on toy b in trial 1")
+    # A mean over other domains is another quantity.
+    assert da.worst == Estimate(pytest.approx(0.60), None, 1)
+    (remark,) = sentences.notes(report)  # once: its controls lack the same
+    assert mentions(remark, "DA-ERM and ERM", "domains that both scored", "not every seed")
     (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
-    line = load_report(folder).summaries["training-domains"].line(DA)
-    assert line is not None and line.unseen is None
     da = row_of(table(folder), DA)
     assert da.cells["b"] is None and da.average is None
     assert [cell.text for cell in tables.results_grid(table(folder)).rows[1]] == [
@@ -212,27 +208,25 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def said(report: material.Report) -> list[str]:
-    return list(sentences.notes(report.summaries[report.rules[0]]))
+def mentions(text: str, *facts: str) -> bool:
+    missing = [fact for fact in facts if fact not in text]
+    assert not missing, f"{missing} not in: {text}"
+    return True
 
 
 def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, {("da-erm", 0): {"a": 0.6, "b": 0.7}})
     (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
-    assert first_sentence(load_report(folder)) == (
-        "No trial of DA-ERM has all of its unseen domains yet. "
-        "There is no finished ERM run to compare it with."
-    )
+    said = first_sentence(load_report(folder))
+    assert mentions(said, "No trial of DA-ERM", "no finished ERM run") and "%" not in said
 
 
 def test_many_missing_domains_do_not_flood_a_note(tmp_path: Path) -> None:
     names = tuple(f"d{i:02d}" for i in range(60))
     one = replace(job("erm", "x", 0), groups=(names,))
     SweepFolder(tmp_path).write(sweep_of([one]))
-    assert load_report(tmp_path).notes == (
-        f"Under training-domains, 1 of 1 results are missing {MISSING}: ERM on toy d00 and 59 more "
-        "in trial 0 (no finished run is scored on d00 and 59 more).",
-    )
+    (note,) = load_report(tmp_path).notes
+    assert mentions(note, "1 of 1", "ERM on toy d00 and 59 more in trial 0") and "d01" not in note
 
 
 def test_a_score_that_is_no_number_is_missing(tmp_path: Path) -> None:
@@ -240,7 +234,7 @@ def test_a_score_that_is_no_number_is_missing(tmp_path: Path) -> None:
     found = table(make_sweep(tmp_path, scores))
     assert row_of(found, DA).cells["b"] == Estimate(0.72, None, 1)
     assert row_of(found, DA).average == Estimate(pytest.approx(0.66), None, 1)
-    assert math.isfinite(found.rows[1].test.difference.mean)  # type: ignore[union-attr]
+    assert math.isfinite(found.rows[1].gain.mean)  # type: ignore[union-attr]
 
 
 def test_a_domain_without_rows_is_in_no_average(tmp_path: Path) -> None:
@@ -249,7 +243,7 @@ def test_a_domain_without_rows_is_in_no_average(tmp_path: Path) -> None:
     (found,) = report.results["training-domains"]
     assert found.columns == ("a", "b", "c") and found.rows[0].cells["c"] is None
     assert found.rows[0].average == Estimate(pytest.approx(0.65), pytest.approx(0.05), 2)
-    assert report.notes[0] == "toy: c has nothing to score, and is in no average."
+    assert report.notes[0].startswith("toy: c ")
 
 
 def test_ties_at_printed_precision_are_best_together(tmp_path: Path) -> None:
@@ -275,7 +269,7 @@ def seen(
 def test_a_ceiling_is_never_the_best() -> None:
     oracle = Key("erm", "oracle-prior")
     found = [seen(ERM, 0.5), seen(DA, 0.6), seen(oracle, 0.9)]
-    (one,) = results.tabulate(found, observations.frames_of(found), rule="", baseline=ERM)
+    (one,) = results.compare(found, observations.frames_of(found))
     assert one.best == {"a": {DA}, "average": {DA}}
     assert [row.key for row in one.rows] == [ERM, DA, oracle]
 
@@ -287,15 +281,14 @@ def test_trials_of_several_data_sets_meet_whatever_their_data() -> None:
         for (dataset, data), gain in gains.items()
         for key in (ERM, DA)
     ]
-    every = results.tabulate(found, observations.frames_of(found), rule="", baseline=ERM)[-1]
-    test = row_of(every, DA).test
-    assert test is not None and test.difference == Estimate(pytest.approx(0.2), None, 1)
+    every = results.compare(found, observations.frames_of(found))[-1]
+    assert row_of(every, DA).gain == Estimate(pytest.approx(0.2), None, 1)
     assert row_of(every, DA).average == Estimate(pytest.approx(0.7), None, 1)
 
 
 def test_no_number_in_plain_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "r", "erm", 0, [score("a", math.nan), score("b", 0.5)])
-    assert summarise(find_runs(tmp_path)).lines[0].unseen == Estimate(0.5, None, 1)
+    assert table(tmp_path).rows[0].average == Estimate(0.5, None, 1)
     assert table(tmp_path).columns == ("b",)
 
 
@@ -311,12 +304,13 @@ def test_only_the_chosen_runs_count(tmp_path: Path) -> None:
     assert [(run.draw, run.groups) for run in report.runs] == [
         (0, (("a",),)), (1, (("a",),)), (0, (("a",), ("b",))),
     ]  # fmt: skip
-    assert [len(summary.runs) for summary in report.summaries.values()] == [1] * len(report.rules)
+    assert [len(own) for own in report.chosen.values()] == [1] * len(report.rules)
     means = {rule: report.results[rule][0].rows[0].cells["a"] for rule in report.rules}
     assert means["training-domains"] == Estimate(0.4, None, 1)
     assert means["oracle"] == Estimate(0.9, None, 1)
     assert [choice.draw for choice in report.choices["training-domains"]] == [1]
-    assert not any("differ" in note for note in sentences.notes(report.summaries["oracle"]))
+    oracle = material.limited(report, ["oracle"])
+    assert not any("differ" in note for note in sentences.notes(oracle))
 
 
 def test_all_data_sets(tmp_path: Path) -> None:
@@ -337,15 +331,15 @@ def test_all_data_sets(tmp_path: Path) -> None:
     # Trials: (0.6 + 0.4)/2 and (0.7 + 0.5)/2; a data set counts as one, however many domains.
     assert erm.average == Estimate(pytest.approx(0.55), pytest.approx(0.05), 2)
     assert da.average == Estimate(pytest.approx(0.58), None, 1)  # trial 1 lacks mini
-    assert da.test is not None and da.test.pairs == 5
+    assert da.difference is not None and da.difference.pairs == 5
     # Trial 0: mean of +0.06 and +0.10; trial 1: +0.04.
-    assert da.test.difference == Estimate(pytest.approx(0.06), pytest.approx(0.02), 2)
-    line = report.summaries["training-domains"].line(ERM)
-    assert line is not None and line.seeds == 2  # trials, not trials of each data set
-    # The summary keeps domains of one name apart.
-    assert [row.domain for row in report.summaries["training-domains"].domains] == [
-        "mini: a", "toy: a", "toy: b",
-    ]  # fmt: skip
+    assert da.gain == Estimate(pytest.approx(0.06), pytest.approx(0.02), 2)
+    assert (erm.trials, erm.runs, erm.domains) == (2, 6, 3)  # trials, not those of each data set
+    # Domains of one name are kept apart.
+    assert [one.domain for one in da.difference.changes] == ["mini: a", "toy: a", "toy: b"]
+    assert erm.worst == Estimate(pytest.approx(0.45), pytest.approx(0.05), 2)
+    # What a sentence says is what the table over all data sets says.
+    assert report.overall == every
 
 
 def test_variants_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
@@ -361,11 +355,10 @@ def test_variants_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
     found = report.results["training-domains"][0]
     labels = [row.key.label for row in found.rows if row.key.kind == "method"]
     assert labels == ["ERM", "DA-ERM (f = 0.05)", "DA-ERM (f = 0.1)", "ERM (f = 0.1)"]
-    gains = {row.key.label: row.test.difference.mean for row in found.rows if row.test}
+    gains = {row.key.label: row.gain.mean for row in found.rows if row.gain}
     assert gains["DA-ERM (f = 0.1)"] == pytest.approx(0.1)  # to ERM (f = 0.1)
     assert gains["DA-ERM (f = 0.05)"] == pytest.approx(0.3)  # to ERM: no other has f = 0.05
-    summary = report.summaries["training-domains"]
-    versus = summary.versus(Key("da-erm", "embedding", "f = 0.1"))
+    versus = row_of(found, Key("da-erm", "embedding", "f = 0.1")).difference
     assert versus is not None and versus.against == Key("erm", "none", "f = 0.1")
 
 
@@ -394,7 +387,7 @@ def test_holm_is_over_all_values_of_an_ablation(tmp_path: Path) -> None:
     (found,) = load_report(ablation(tmp_path, NUMBERS, axis)).results["training-domains"]
     raw, fixed = {}, {}
     for variant in ("3", "12"):
-        test = row_of(found, Key("da-erm", "embedding", variant)).test
+        test = row_of(found, Key("da-erm", "embedding", variant)).difference
         assert test is not None
         raw[variant], fixed[variant] = test.p, test.p_holm
         mine, theirs = (NUMBERS[name, variant] for name in ("da-erm", "erm"))
@@ -431,11 +424,10 @@ def test_plain_models_under_one_value_are_the_baseline_of_all(tmp_path: Path) ->
         "prototype 50.0 ± 0.0 % (DA-ERM), none 51.0 ± 1.0 % (ERM)."
     )
     (found,) = report.results["training-domains"]
-    tests = {row.key.variant: row.test for row in found.rows if row.key.kind == "method"}
-    assert tests["none"] is None and found.baseline.label == "ERM (none)"
-    assert tests["mean"] is not None and tests["mean"].difference.mean == pytest.approx(0.05)
-    summary = report.summaries["training-domains"]
-    assert any("−1.0 ± 1.0 points" in sentence for sentence in sentences.findings(summary))
+    gains = {row.key.variant: row.gain for row in found.rows if row.key.kind == "method"}
+    assert gains["none"] is None and found.baseline.label == "ERM (none)"
+    assert gains["mean"] is not None and gains["mean"].mean == pytest.approx(0.05)
+    assert any("−1.0 ± 1.0 points" in sentence for sentence in sentences.findings(found))
 
 
 def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
@@ -453,10 +445,6 @@ def test_rules_that_choose_the_same_runs(tmp_path: Path, sweep: Path) -> None:
     assert material.alike(load_report(tmp_path)) == []
 
 
-def test_the_last_bit_decides_no_digit() -> None:
-    assert percent(0.0385) == percent(0.03849999999999998) == "3.9"
-
-
 def test_runs_that_differ_in_settings_are_not_pooled(tmp_path: Path) -> None:
     for seed in (0, 1):
         for backbone, top1 in (("small-cnn", 0.4), ("mlp", 0.6)):
@@ -464,23 +452,22 @@ def test_runs_that_differ_in_settings_are_not_pooled(tmp_path: Path) -> None:
             settings = {"model": {"backbone": backbone}, "train": {"steps": 5 + seed}}
             make_run(folder, "erm", seed, [score("a", top1)], settings=settings)
     make_run(tmp_path / "da", "da-erm", 0, [score("a", 0.7, "embedding")])
-    summary = summarise(find_runs(tmp_path))
-    lines = {line.key.label: line.unseen for line in summary.lines}
+    report = load_report(tmp_path)
+    lines = {line.key.label: line.average for line in report.overall.lines}
     assert lines == {
         "ERM (backbone=mlp)": Estimate(0.6, 0.0, 2),
         "ERM (backbone=small-cnn)": Estimate(0.4, 0.0, 2),
         "DA-ERM": Estimate(0.7, None, 1),
     }
-    assert [note for note in sentences.notes(summary) if "differ in more" in note] == [
+    assert [note for note in sentences.notes(report) if "differ in more" in note] == [
         "The runs of ERM (backbone=mlp) differ in more than the seed: train.steps.",
         "The runs of ERM (backbone=small-cnn) differ in more than the seed: train.steps.",
     ]
-    report = load_report(tmp_path)
     assert [row.key.label for row in report.results[""][0].rows] == [
         "DA-ERM", "ERM (backbone=mlp)", "ERM (backbone=small-cnn)",
     ]  # fmt: skip
     da = row_of(report.results[""][0], DA)
-    assert da.test is None  # neither ERM is the one to compare with
+    assert da.gain is None  # neither ERM is the one to compare with
 
 
 def test_settings_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -497,7 +484,7 @@ def test_a_test_split_speaks_for_a_training_domain(tmp_path: Path) -> None:
     train = score("t1", 0.9, role="train")
     both = [replace(train, split="test", top1=0.6), replace(train, split="val")]
     make_run(tmp_path / "r", "erm", 0, [score("a", 0.5), *both])
-    assert summarise(find_runs(tmp_path)).lines[0].seen == Estimate(0.6, None, 1)
+    assert table(tmp_path).rows[0].seen == Estimate(0.6, None, 1)
 
 
 def test_plain_runs_have_a_table_too(tmp_path: Path) -> None:
@@ -511,10 +498,11 @@ def test_plain_runs_have_a_table_too(tmp_path: Path) -> None:
     (found,) = report.results[""]
     assert found.columns == ("a", "b", "c") and found.dataset == "toy"
     assert found.rows[0].average == Estimate(pytest.approx(0.75), pytest.approx(0.15), 2)
-    assert report.notes == (f"1 of 5 results are missing {MISSING}: ERM on toy b in seed 1.",)
+    (note,) = report.notes
+    assert mentions(note, "1 of 5", "ERM on toy b in seed 1")
 
 
-def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
+def test_failures_waiting_and_labels(tmp_path: Path) -> None:
     phi = EmbeddingJob(id="phi", dataset="toy", config={})
     folder = make_sweep(tmp_path, embeddings=(phi,))
     lost = "toy-da-erm--b-0-1"
@@ -533,16 +521,12 @@ def test_failures_waiting_labels_and_consistency(tmp_path: Path) -> None:
         )
     )
     (folder / "labels" / "y.json").write_text("{")
-    (SweepFolder(folder).run("toy-erm--a-0-0").path / "consistency.json").write_text('{"n": [1]}')
-    (SweepFolder(folder).run("toy-erm--b-0-0").path / "consistency.json").write_text("[")
     report = load_report(folder)
     assert [failure.job for failure in report.failures] == ["phi", lost]
     assert report.waiting == 0
     assert report.labels == (
         material.Labels("toy", ("cat", "dog"), {"a": material.Labels.Domain("", (3, 4))}),
     )
-    views = {run.folder.name: run.consistency for run in report.runs}
-    assert views["toy-erm--a-0-0"] == {"n": [1]} and views["toy-erm--b-0-0"] is None
 
 
 def test_a_sweep_without_a_finished_run(tmp_path: Path) -> None:
@@ -552,10 +536,8 @@ def test_a_sweep_without_a_finished_run(tmp_path: Path) -> None:
     report = load_report(tmp_path)
     assert report.rules == ("leave-one-out",) and report.waiting == 2
     (found,) = report.results["leave-one-out"]
-    assert found.rows == (results.Row(ERM, {"a": None, "b": None}, None, None),)
-    assert sentences.headline(report.summaries["leave-one-out"]) == (
-        "No run is finished, so there is nothing to compare yet."
-    )
+    assert found.rows == (results.Row(ERM, {"a": None, "b": None}),)
+    assert "No run is finished" in sentences.headline(report)
 
 
 def test_a_damaged_run_is_not_counted_but_another_schema_is_refused(tmp_path: Path) -> None:
@@ -568,7 +550,7 @@ def test_a_damaged_run_is_not_counted_but_another_schema_is_refused(tmp_path: Pa
     assert damaged.name == "runs/toy-erm--a-0-0" and damaged.algorithm == "erm"
     assert report.waiting == 0
     assert row_of(report.results["training-domains"][0], ERM).cells["a"] == Estimate(0.6, None, 1)
-    records.write_text(whole.replace('"schema": 1', '"schema": 7'))
+    records.write_text(whole.replace('"format": 1', '"format": 7'))
     with pytest.raises(SchemaError):
         load_report(folder)
     with pytest.raises(SchemaError):
@@ -576,42 +558,22 @@ def test_a_damaged_run_is_not_counted_but_another_schema_is_refused(tmp_path: Pa
 
 
 def test_what_cannot_be_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as gone:
+    with refused(RunError, tmp_path / "gone"):
         load_report(tmp_path / "gone")
-    assert str(gone.value) == (
-        f"{tmp_path}/gone: no such folder; give the folder that holds the runs"
-    )
-    with pytest.raises(RunError) as empty:
+    with refused(RunError, tmp_path, "run.json", "acclimate train"):
         load_report(tmp_path)
-    assert str(empty.value) == (
-        f"{tmp_path}: no run in it (no run.json); give the --out of `acclimate sweep`, or "
-        "the folder that holds the --out of `acclimate train`"
-    )
     make_sweep(tmp_path / "one")
-    with pytest.raises(RunError) as nested:
+    with refused(RunError, tmp_path, "sweeps: one"):
         load_report(tmp_path)
-    assert str(nested.value) == (
-        f"{tmp_path}: no run in it, but sweeps: one; report on one of them"
-    )
-    with pytest.raises(UnknownName) as base:
+    with refused(UnknownName, tmp_path / "one", "da-emr", "'da-erm'"):
         load_report(tmp_path / "one", baseline=Key.usual("da-emr"))
-    assert str(base.value) == (
-        f"{tmp_path}/one has no runs of 'da-emr' to be the baseline; did you mean 'da-erm'?"
-    )
-    with pytest.raises(UnknownName) as rule:
+    with refused(UnknownName, "oracel", "'oracle'"):
         material.limited(load_report(tmp_path / "one"), ["oracel"])
-    assert str(rule.value) == f"{tmp_path}/one has no results by 'oracel'; did you mean 'oracle'?"
-    with pytest.raises(ConfigError) as format_:
+    with refused(ConfigError, "t.docx", ".md, .tex, .csv, .json, .txt"):
         export.format_of(Path("t.docx"))
-    assert str(format_.value) == (
-        "t.docx: no table format ends in '.docx'; use one of .md, .tex, .csv, .json, .txt"
-    )
     (tmp_path / "one" / "sweep.json").write_text("{")
-    with pytest.raises(SweepError) as damaged:
+    with refused(SweepError, tmp_path / "one" / "sweep.json", "damaged"):
         load_report(tmp_path / "one")
-    assert str(damaged.value) == (
-        f"{tmp_path}/one/sweep.json is damaged; restore it, or choose another --out"
-    )
 
 
 def test_runs_beside_a_sweep(tmp_path: Path) -> None:
@@ -625,8 +587,8 @@ def test_runs_beside_a_sweep(tmp_path: Path) -> None:
 def test_another_baseline(sweep: Path) -> None:
     found = table(sweep, baseline=DA)
     erm = row_of(found, ERM)
-    assert found.rows[0].key == DA and found.rows[0].test is None
-    assert erm.test is not None and erm.test.difference.mean == pytest.approx(-0.05)
+    assert found.rows[0].key == DA and found.rows[0].difference is None
+    assert erm.gain is not None and erm.gain.mean == pytest.approx(-0.05)
 
 
 def balanced(text: str) -> None:
@@ -671,15 +633,10 @@ def test_latex(tmp_path: Path) -> None:
     assert r"DA-ERM & \textbf{60.0} & 70.0 & \textbf{65.0} \\" in lines
     assert lines.count(r"\midrule") == 3  # under each header, and before the control
     caption, tests = [line for line in lines if line.startswith(r"\caption")]
-    assert caption == (
-        r"\caption{toy. Accuracy in percent on unseen domains. Models selected by "
-        r"training-domains (validation splits of the training domains). "
-        r"$\pm$ is the standard error over trials: sample standard deviation / $\surd$n. "
-        r"Bold: the best of each column, with those that print the same.}"
-    )
-    assert "Trials of one domain are not independent, so with few domains a small p is" in tests
+    assert mentions(caption, "toy", "training-domains", r"$\pm$", r"$\surd$n", "Bold")
+    assert mentions(tests, "Holm", "Differences to ERM")
     assert r"\label{tab:toy-training-domains}" in lines
-    assert r"DA-ERM & +5.0 & 0.500 & 0.500 & 2 \\" in lines
+    assert r"DA-ERM & +5.0 & -- & -- & 2 \\" in lines
 
 
 def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
@@ -750,18 +707,12 @@ def test_the_best_has_a_star(sweep: Path) -> None:
     ]
 
 
-def test_p_values() -> None:
-    assert [in_words(p) for p in (None, 0.0004, 0.04, 1.0)] == [
-        "–", "<0.001", "0.040", "1.000",
-    ]  # fmt: skip
-
-
 def test_published_rows_stand_beside_and_are_never_best(tmp_path: Path) -> None:
-    report = load_report(make_sweep(tmp_path, dataset="PACS"), published=True)
+    report = with_published(load_report(make_sweep(tmp_path, dataset="PACS")))
     for rule in report.rules:
         (found,) = report.results[rule]
         rows = [row for row in found.rows if row.published]
-        assert len(rows) == 11 and all(row.test is None for row in rows)
+        assert len(rows) == 11 and all(row.difference is None for row in rows)
         best = max((row for row in rows if row.average), key=lambda row: row.average.mean)
         assert best.key == Key.usual("da-coral")
         assert best.average == Estimate(pytest.approx(0.845), pytest.approx(0.007), 8)
@@ -789,7 +740,7 @@ def test_published_averages_stand_for_their_five_data_sets_only(tmp_path: Path) 
         SweepFolder(folder).write(sweep_of(jobs))
         for one in jobs:
             run_job(folder, one, {"a": 0.5})
-        every = load_report(folder, published=True).results["training-domains"][-1]
+        every = with_published(load_report(folder)).results["training-domains"][-1]
         row = next(row for row in every.rows if row.published and row.key == ERM)
         assert every.dataset == results.ALL
         assert row.cells["PACS"] == Estimate(pytest.approx(0.832), pytest.approx(0.007), 8)
@@ -798,7 +749,7 @@ def test_published_averages_stand_for_their_five_data_sets_only(tmp_path: Path) 
 
 
 def test_nothing_is_published_on_toys(sweep: Path) -> None:
-    report = load_report(sweep, published=True)
+    report = with_published(load_report(sweep))
     assert report.notes == ("The paper has no rows for toy.",)
 
 
@@ -838,18 +789,13 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
     assert erm.average == Estimate(pytest.approx(0.55), pytest.approx(0.05), 2)
     assert sag.key.label == "SagNet"
     assert sag.average == Estimate(pytest.approx(0.55), None, 1)  # trial 1 lacks sketch
-    assert sag.test is not None and sag.test.pairs == 7
-    line = report.summaries["training-domains"].line(sag.key)
-    assert line is not None and line.unseen == sag.average
-    assert report.notes[1:] == (
-        "Without results, and left out: empty.",
-        f"Under training-domains, 1 of 16 results are missing {MISSING}: "
-        "SagNet on PACS sketch in trial 1.",
-        f"Under oracle, 1 of 16 results are missing {MISSING}: SagNet on PACS sketch in trial 1.",
-    )
-    line = report.summaries["training-domains"].line(Key("SagNet", "none"))
-    assert line is not None and line.seeds == 2
-    with_rows = load_domainbed(tmp_path, published=True, baseline=Key.usual("SagNet"))
+    assert sag.difference is not None and sag.difference.pairs == 7
+    assert (sag.key, sag.trials, sag.runs) == (Key("SagNet", "none"), 2, 2)
+    _, empty, *lacking = report.notes
+    assert "empty" in empty
+    for rule, note in zip(("training-domains", "oracle"), lacking, strict=True):
+        assert mentions(note, rule, "1 of 16", "SagNet on PACS sketch in trial 1")
+    with_rows = with_published(load_domainbed(tmp_path, baseline=Key.usual("SagNet")))
     assert sum(row.published for row in with_rows.results["oracle"][0].rows) == 11
     assert with_rows.results["oracle"][0].rows[0].key == Key("SagNet", "none")
 
@@ -857,11 +803,8 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
 def test_domainbed_folders_are_recognised_and_sorted_by_name(tmp_path: Path) -> None:
     for name in ("SagNet", "CORAL", "ERM"):
         domainbed_run(tmp_path, name, 0.5, env=0, trial=0)
-    with pytest.raises(RunError) as error:
+    with refused(RunError, tmp_path, "--from-domainbed"):
         load_report(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path}: no run in it, but results of DomainBed; add --from-domainbed"
-    )
     (found, *_) = load_domainbed(tmp_path).results["training-domains"]
     assert [row.key.label for row in found.rows] == ["ERM", "CORAL", "SagNet"]
 
@@ -870,10 +813,7 @@ def test_a_domainbed_trial_without_any_number_is_named(tmp_path: Path) -> None:
     domainbed_run(tmp_path, "ERM", 0.5, env=0, trial=0)
     domainbed_run(tmp_path, "MMD", math.nan, env=0, trial=0)
     report = load_domainbed(tmp_path)
-    assert report.notes[1] == (
-        f"Under training-domains, 1 of 2 results are missing {MISSING}: "
-        "MMD on PACS art_painting in trial 0."
-    )
+    assert mentions(report.notes[1], "training-domains", "MMD on PACS art_painting in trial 0")
     assert row_of(report.results["oracle"][0], Key("mmd", "none")).average is None
 
 
@@ -930,6 +870,6 @@ def test_the_command_reads_domainbed(tmp_path: Path) -> None:
 
 def test_a_wrong_ending_or_format_writes_nothing(sweep: Path) -> None:
     for wrong in (["--table", "x.docx"], ["--format", "gif"]):
-        with pytest.raises(ConfigError):
+        with pytest.raises(AcclimateError):
             command(sweep, *wrong)
     assert not (sweep / "report.html").exists()

@@ -10,12 +10,17 @@ from acclimate.results.statistics import (
     difference_p,
     holm,
     in_words,
-    paired_p,
     ratio,
+    verdict_of,
 )
 
 # Two-sided 5 % points of Student's t, as tables print them, by degrees of freedom.
 T = {2: 4.3027, 3: 3.1824, 9: 2.2622}
+
+
+def judged(mean: float, se: float | None, n: int) -> str:
+    gap = Estimate(mean, se, n)
+    return verdict_of(gap, difference_p(gap))
 
 
 @pytest.mark.parametrize("freedom", T)
@@ -23,21 +28,30 @@ T = {2: 4.3027, 3: 3.1824, 9: 2.2622}
 def test_the_interval_over_seeds_is_students(freedom: int, sign: int, beyond: str) -> None:
     inside = Estimate(sign * (T[freedom] - 0.001) * 0.01, 0.01, freedom + 1)
     outside = Estimate(sign * (T[freedom] + 0.001) * 0.01, 0.01, freedom + 1)
-    assert (inside.verdict, inside.clear) == ("noise", False)
-    assert (outside.verdict, outside.clear) == (beyond, True)
+    assert judged(inside.mean, 0.01, inside.n) == "noise" and not inside.clear
+    assert judged(outside.mean, 0.01, outside.n) == beyond and outside.clear
+    low, high = inside.interval or (0, 0)
+    assert (high - low, (high + low) / 2) == pytest.approx(
+        (2 * T[freedom] * 0.01, inside.mean), abs=1e-5
+    )
 
 
 def test_without_seeds_enough_there_is_no_interval() -> None:
     one, two = Estimate(0.5, None, 1), Estimate(0.5, 1e-6, ENOUGH_SEEDS - 1)
-    assert (one.verdict, one.clear) == ("one seed", False)
-    assert (two.verdict, two.clear) == ("few seeds", False)
+    assert (judged(0.5, None, 1), one.clear, one.interval) == ("one seed", False, None)
+    assert (judged(0.5, 1e-6, two.n), two.clear, two.interval) == ("few seeds", False, None)
     assert Estimate(0.5, 1e-6, ENOUGH_SEEDS).clear
 
 
 @pytest.mark.parametrize(("mean", "verdict"), [(0.0, "noise"), (1e-9, "noise"), (2e-9, "better")])
 def test_seeds_that_agree_to_the_last_digit(mean: float, verdict: str) -> None:
     """A difference as small as rounding is none, however well seeds agree on it."""
-    assert Estimate(mean, 0.0, 3).verdict == verdict
+    assert judged(mean, 0.0, 3) == verdict
+
+
+def test_a_corrected_p_decides_what_is_said() -> None:
+    gap = Estimate(-0.05, 0.01, 3)
+    assert [verdict_of(gap, p) for p in (0.049, 0.051, None)] == ["worse", "noise", "few seeds"]
 
 
 def test_a_share_of_the_wholes_by_hand() -> None:
@@ -79,17 +93,6 @@ def test_differences_that_are_all_alike_leave_no_doubt() -> None:
     assert 0 < (difference_p(Estimate(1e-11, 1e-12, 3)) or 0) < 0.05
 
 
-def test_pairs_whose_gaps_differ_by_rounding_alone_have_no_chance() -> None:
-    """Nine gaps of a standard deviation of 0.8e-12, and of 2e-12, which is no more rounding."""
-
-    def p(spread: float) -> float | None:
-        # Four above and four below by as much, one at their mean: 8 squares, 8 degrees of freedom.
-        return paired_p([(0.1 + sign * spread, 0.1) for sign in (1, -1) * 4] + [(0.1, 0.1)])
-
-    assert p(0.8e-12) is None
-    assert p(2e-12) == pytest.approx(1, abs=1e-3)
-
-
 def test_with_too_few_seeds_nothing_is_said_of_a_difference() -> None:
     assert difference_p(Estimate(0.1, None, 1)) is None
     assert difference_p(Estimate(0.1, 0.01, ENOUGH_SEEDS - 1)) is None
@@ -101,5 +104,8 @@ def test_a_chance_is_said_with_three_digits() -> None:
     assert [in_words(p) for p in (0.00099, 0.001, 0.0449)] == ["<0.001", "0.001", "0.045"]
 
 
-def test_a_corrected_chance_is_no_more_than_certain() -> None:
+def test_holm_by_hand() -> None:
+    """Sorted: 0.01·4, 0.02·3, 0.03·2, 0.04·1, each at least the one before and at most 1."""
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.8, 0.9, 0.01]) == [1.0, 1.0, pytest.approx(0.03)]
+    assert holm([]) == []

@@ -1,142 +1,151 @@
-"""Compiled backbones: where they are used, where not and why, and that trying leaves no trace."""
+"""Faster steps: where backbones are graphed or compiled, where not and why, and that whatever
+fails leaves training as it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from acclimate.config import TrainConfig
 from acclimate.core.distributed import World
 from acclimate.learn.models import Backbone
 from acclimate.runs import compiling
-from acclimate.runs.compiling import Wish, compiled
+from acclimate.runs.compiling import COMPILED_FROM, GRAPHED_FROM, accelerated, trained_backbones
+from fixtures.gpu import on_gpu
 from fixtures.objectives import on_images
 
 GPU = World(device=torch.device("cuda"))
-WISH = Wish("auto", compiling.LEAST_STEPS, rows=4, parts=2, size=16, bf16=False)
+X = torch.rand(4, 3, 16, 16)
 
 
 @pytest.fixture
-def lines() -> list[str]:
-    return []
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which way batches took; the ways work on the CPU, and move statistics when they are made."""
+    seen: list[str] = []
 
+    def make(way: str) -> Callable[[Backbone, Tensor], Callable[[Tensor], Tensor]]:
+        def made(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
+            backbone.mean.add_(1)
 
-@pytest.fixture
-def wish(lines: list[str]) -> Wish:
-    return replace(WISH, say=lines.append)
+            def run(x: Tensor) -> Tensor:
+                seen.append(way)
+                return backbone.normalised_body(x)
 
+            return run
 
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Images that a compiled backbone saw; it works on the CPU, and compiles nothing."""
-    seen: list[int] = []
+        return made
 
-    def make(backbone: Backbone) -> Callable[[Tensor], Tensor]:
-        def run(x: Tensor) -> Tensor:
-            seen.append(len(x))
-            return backbone.normalised_body(x)
-
-        return run
-
-    tried = compiling._tried
-    monkeypatch.setattr(compiling, "compile_body", make)
-    monkeypatch.setattr(compiling, "next_step", lambda: None)
-    monkeypatch.setattr(
-        compiling,
-        "_tried",
-        lambda backbone, wish, device: tried(backbone, wish, torch.device("cpu")),
-    )
+    monkeypatch.setattr(compiling, "graphed", make("graphed"))
+    monkeypatch.setattr(compiling, "compiled", make("compiled"))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     return seen
 
 
+@pytest.mark.parametrize(
+    ("setting", "steps", "ways"),
+    [
+        ("auto", GRAPHED_FROM, ["graphed"] * 2),  # the first pass is eager
+        ("auto", COMPILED_FROM, ["compiled"] * 3),
+        ("on", 1, ["compiled"] * 3),
+    ],
+)
 def test_it_is_used_in_training_alone_and_only_meanwhile(
-    passes: list[int], wish: Wish, lines: list[str]
+    setting: str, steps: int, ways: list[str], passes: list[str]
 ) -> None:
-    learned = on_images()
-    (backbone,) = compiling.trained_backbones(learned)
-    x = torch.rand(4, 3, 16, 16)
-    with compiled(learned, wish, GPU) as faster:
-        assert faster
-        assert passes == [2, 2, 2]  # the trial: parts of a batch
-        learned.train()
-        found = backbone(x)
-        assert passes[3:] == [4]
-        with torch.no_grad():
-            backbone(x)
-        learned.eval()
-        backbone(x)
-        assert passes[3:] == [4]
-    learned.train()
-    assert torch.equal(backbone(x), found)
-    assert passes[3:] == [4]
-    assert backbone.stand_in is None and not lines
-
-
-def test_trying_leaves_no_trace(passes: list[int], wish: Wish) -> None:
-    learned = on_images()
-    learned.eval()
+    learned, lines = on_images(), list[str]()
+    (backbone,) = trained_backbones(learned)
     before = {name: value.clone() for name, value in learned.state_dict().items()}
-    random = torch.get_rng_state()
-    with compiled(learned, wish, GPU):
+    with accelerated(learned, setting, steps, GPU, lines.append) as faster:
+        assert faster is not None
+        learned.train()
+        for _ in range(3):
+            faster.begin_step()
+            features = backbone(X)
+        with torch.no_grad():
+            backbone(X)
+        learned.eval()
+        backbone(X)
         assert list(before) == list(learned.state_dict())
-    assert passes
-    assert all(torch.equal(before[name], value) for name, value in learned.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert not any(part.training for part in learned.modules())
-    assert all(parameter.grad is None for parameter in learned.parameters())
+    assert passes == ways and not lines
+    assert backbone.stand_in is None
+    assert torch.equal(backbone.train()(X), features) and passes == ways
+    assert torch.equal(backbone.mean, before["predictor.backbone.mean"])
 
 
-def test_a_compiler_that_fails_is_done_without(
-    passes: list[int], wish: Wish, lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(backbone: Backbone) -> Callable[[Tensor], Tensor]:
+def test_a_second_pass_of_a_step_and_other_shapes_are_eager(passes: list[str]) -> None:
+    """A graph's memory holds one pass until its gradients are taken."""
+    learned = on_images()
+    (backbone,) = trained_backbones(learned)
+    with accelerated(learned.train(), "auto", GRAPHED_FROM, GPU, print) as faster:
+        assert faster is not None
+        for _ in range(2):
+            faster.begin_step()
+            backbone(X)
+            backbone(X)
+        assert passes == ["graphed", "graphed"]
+        faster.begin_step()
+        backbone(X[:2])
+        assert len(passes) == 2
+
+
+def test_what_fails_is_done_without(passes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
         raise RuntimeError("no C++\ncompiler " + "x" * 300)
 
-    monkeypatch.setattr(compiling, "compile_body", broken)
-    learned = on_images()
-    with compiled(learned, wish, GPU) as faster:
-        assert not faster
-        learned.train()
-        compiling.trained_backbones(learned)[0](torch.rand(4, 3, 16, 16))
-    assert lines == [f"not compiled: no C++ compiler {'x' * 184}…"]
+    monkeypatch.setattr(compiling, "compiled", broken)
+    learned, lines = on_images(), list[str]()
+    with accelerated(learned.train(), "on", 5, GPU, lines.append):
+        trained_backbones(learned)[0](X)
+        trained_backbones(learned)[0](X)
+    assert len(lines) == 1 and "no C++ compiler" in lines[0] and len(lines[0]) < 250
 
 
 @pytest.mark.parametrize(
     ("algorithm", "world", "why"),
     [
-        ("erm", World(), "that is for GPUs"),
-        ("erm", replace(GPU, size=2), "several processes share the run"),
-        (
-            "mldg",
-            GPU,
-            "the algorithm takes gradients of gradients, which compiled networks do not have",
-        ),
+        ("erm", World(), "GPU"),
+        ("erm", replace(GPU, size=2), "processes"),
+        ("mldg", GPU, "gradients of gradients"),
     ],
 )
-def test_where_it_cannot_be(
-    passes: list[int], wish: Wish, lines: list[str], algorithm: str, world: World, why: str
-) -> None:
+def test_where_it_cannot_be(algorithm: str, world: World, why: str, passes: list[str]) -> None:
+    lines: list[str] = []
     for setting in ("auto", "on", "off"):
-        with compiled(on_images(algorithm), replace(wish, setting=setting), world) as faster:
-            assert not faster
-    assert lines == [f"not compiled: {why}"]  # only who asked for it is told
-    assert not passes
+        with accelerated(on_images(algorithm), setting, COMPILED_FROM, world, lines.append) as it:
+            assert it is None
+    assert len(lines) == 1 and why in lines[0]  # only who asked for it is told
 
 
-def test_short_runs_are_not_worth_it(passes: list[int], wish: Wish, lines: list[str]) -> None:
-    short = replace(wish, steps=compiling.LEAST_STEPS - 1)
-    with compiled(on_images(), short, GPU) as faster:
-        assert not faster
-    with compiled(on_images(), replace(short, setting="on"), GPU) as faster:
-        assert faster
-    assert not lines
-
-
-def test_a_frozen_backbone_has_nothing_to_compile(wish: Wish, lines: list[str]) -> None:
-    learned = on_images()
-    for parameter in compiling.trained_backbones(learned)[0].parameters():
+def test_short_runs_and_frozen_backbones_are_left_alone() -> None:
+    learned, lines = on_images(), list[str]()
+    with accelerated(learned, "auto", GRAPHED_FROM - 1, GPU, lines.append) as faster:
+        assert faster is None
+    for parameter in trained_backbones(learned)[0].parameters():
         parameter.requires_grad_(False)
-    with compiled(learned, replace(wish, setting="on"), GPU) as faster:
-        assert not faster
-    assert lines == ["not compiled: 0 backbones learn from images, not one"]
+    with accelerated(learned, "on", 1, GPU, lines.append) as faster:
+        assert faster is None
+    assert len(lines) == 1 and "0 backbones" in lines[0]
+
+
+def test_the_setting_says_from_how_many_steps_on() -> None:
+    about = TrainConfig.__dataclass_fields__["compile"].metadata["about"]
+    assert f" {GRAPHED_FROM} " in about and f" {COMPILED_FROM};" in about
+
+
+@on_gpu
+def test_a_graph_gives_the_eager_numbers() -> None:
+    learned = on_images().cuda().train()
+    (backbone,) = trained_backbones(learned)
+    x, found = torch.rand(8, 3, 32, 32, device="cuda"), []
+    for setting in ("off", "auto"):
+        with accelerated(learned, setting, GRAPHED_FROM, GPU, print) as faster:
+            for _ in range(3):
+                if faster is not None:
+                    faster.begin_step()
+                learned.zero_grad(set_to_none=True)
+                backbone(x).square().sum().backward()
+            grads = [p.grad for p in backbone.parameters()]
+            found.append([g.clone() for g in grads if g is not None])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

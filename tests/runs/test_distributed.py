@@ -21,7 +21,7 @@ KINDS = (
     "features",
     "images with augmentation and domain mixup",
     "frozen features",
-    "a probe, SWAD and a last fit",
+    "SWAD",
 )
 
 
@@ -46,7 +46,6 @@ def test_several_processes_equal_one(
         features.write(data)
         unseen = "site-4"
         if kind == KINDS[3]:
-            settings |= {"train.probe.steps": 3, "train.last_fit": "true"}
             settings |= {"train.average.kind": "swad", "train.average.patience": 1}
     elif kind == "frozen features":
         Manifest.from_folder(tree).write(data)

@@ -1,6 +1,5 @@
 """What decides which rows are scored belongs to the model: `evaluate` repeats what `train` said."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,21 +191,3 @@ def test_other_data_are_scored_on_every_domain(
     assert not found.same_data
     roles = {score.domain: score.role for score in found.scores}
     assert roles == {"site-1": "val", "site-2": "test", "site-3": "test", "site-4": "train"}
-
-
-def test_models_of_earlier_versions_have_their_domains_in_the_run_s_identity(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    data, run = with_roles(features), tmp_path / "run"
-    train(tiny("erm"), data, run)
-    description = json.loads((run / "model.json").read_text())
-    del description["seal"]  # nor had those a checksum
-    assert (description.pop("val_domains"), description.pop("test_domains")) == (
-        ["site-1"],
-        ["site-2", "site-3"],
-    )
-    (run / "model.json").write_text(json.dumps(description))
-    assert_repeated(run, data)
-    (run / "run.json").unlink()  # a model that was copied on its own knows the settings alone
-    roles = {score.domain: score.role for score in evaluate_run(run, data).scores}
-    assert roles["site-1"] == "test"

@@ -13,13 +13,8 @@ from safetensors.torch import load_file
 from acclimate.adapt.classifier import adapt
 from acclimate.adapt.methods import base_predictor, find_chain
 from acclimate.config import (
-    AdaptConfig,
     ModelConfig,
     RunConfig,
-    as_dict,
-    completed,
-    digestible,
-    spelled_out,
 )
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
@@ -28,7 +23,6 @@ from acclimate.data.quarantine import NoQuarantine
 from acclimate.data.source import Images, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
-from acclimate.results.protocol import job_digest
 from acclimate.runs import session
 from acclimate.runs.backbone_choice import Freeze, choose_freeze
 from acclimate.runs.checkpoint import save_checkpoint
@@ -300,53 +294,6 @@ class TestRunsOnDisk:
             train(asked, data, tmp_path / "run", device="cpu")
         train(open_ended, data, tmp_path / "run", device="cpu")
         assert Trained.load(tmp_path / "run").config.model.freeze == "none"
-
-    def test_a_run_of_an_earlier_version_is_not_frozen(
-        self, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-    ) -> None:
-        data, asked = Manifest.from_folder(tree), frozen("erm", **{"model.freeze": "none"})
-        asked = replace(asked, data=replace(asked.data, image_size=72))
-        train(asked, data, tmp_path, device="cpu")
-        for name in ("run.json", "model.json"):
-            stored = json.loads((tmp_path / name).read_text())
-            stored.pop("seal", None)  # nor had those a checksum
-            del stored["config"]["model"]["freeze"]
-            (tmp_path / name).write_text(json.dumps(stored))
-        assert Trained.load(tmp_path).config.model.freeze == "none"
-        open_ended = replace(asked, model=replace(asked.model, freeze="auto"))
-        assert train(open_ended, data, tmp_path, device="cpu").already
-        with pytest.raises(Exception) as error:
-            train(frozen("erm", **{"data.image_size": 72}), data, tmp_path, device="cpu")
-        assert str(error.value) == (
-            f"{tmp_path} holds another run (its data.augment is 'domainbed', not 'none'); choose "
-            f"another --out, or repeat the command that made it"
-        )
-
-    def test_jobs_keep_their_names(self) -> None:
-        heads = AdaptConfig(depth="heads")
-        settings = as_dict(RunConfig(model=ModelConfig(freeze="none"), adapt=heads))
-        before = as_dict(RunConfig())
-        del before["model"]["freeze"], before["train"]["prior_aware"], before["train"]["compile"]
-        del before["adapt"]["rehearse"], before["adapt"]["site"], before["data"]["pack_gib"]
-        del before["data"]["min_images"], before["adapt"]["methods"], before["adapt"]["depth"]
-        del before["train"]["last_fit"], before["train"]["probe"], before["train"]["parts"]
-        for key in ("patience", "tolerance", "ratio"):
-            del before["train"]["average"][key]
-        assert digestible(settings) == before and spelled_out(before) == settings
-        assert completed(before) == {
-            **before,
-            "model": {**before["model"], "freeze": "none"},
-            "adapt": {**before["adapt"], "depth": "heads"},
-        }
-        assert job_digest("data", settings) == job_digest("data", before)
-        auto = as_dict(RunConfig(model=ModelConfig(freeze="none")))
-        assert job_digest("data", auto) == job_digest("data", before)  # nothing is rehearsed
-        rehearsed = {**auto, "adapt": {**auto["adapt"], "rehearse": True}}
-        whole = {**auto, "adapt": {**rehearsed["adapt"], "depth": "whole"}}
-        assert job_digest("data", rehearsed) != job_digest("data", whole)
-        frozen = as_dict(RunConfig(model=ModelConfig(freeze="backbone")))
-        assert job_digest("data", frozen) != job_digest("data", settings)
-        assert digestible(frozen)["model"] == frozen["model"]
 
 
 def _killed_at_the_first_checkpoint(patch: pytest.MonkeyPatch) -> Callable[..., None]:

@@ -15,7 +15,6 @@ from acclimate.core.errors import AcclimateError, RecordError, SchemaError, Unkn
 from acclimate.core.files import append_line, write_atomically, write_json, write_text
 from acclimate.core.randomness import derive, stream
 from acclimate.runs.records import (
-    SCHEMA,
     Finished,
     Loss,
     Record,
@@ -85,7 +84,7 @@ def test_every_kind_comes_back_as_it_was(path: Path) -> None:
     assert found.finished == FINISHED
     assert path.read_bytes().count(b"\n") == len(written)
     first = json.loads(path.read_text(encoding="utf-8").split("\n")[0])
-    assert (first["schema"], first["kind"], first["data_digest"]) == (SCHEMA, "started", "da7a")
+    assert (first["format"], first["kind"], first["data_digest"]) == (1, "started", "da7a")
 
 
 def test_no_file_is_no_records(path: Path) -> None:
@@ -150,14 +149,14 @@ MENDED = "record; restore or delete the line"
         ("[1, 2]", "not a record; restore or delete the line"),
         ("3", "not a record; restore or delete the line"),
         ('{"kind": "loss"}', "not a record; restore or delete the line"),
-        ('{"schema": 1}', "not a record; restore or delete the line"),
+        ('{"format": 1}', "not a record; restore or delete the line"),
         (
-            '{"schema": 2, "kind": "loss"}',
-            "schema 2, this version reads 1; use the version of acclimate that wrote it",
+            '{"format": 2, "kind": "loss"}',
+            "format 2, this version reads 1; use the version of acclimate that wrote it",
         ),
-        ('{"schema": 1, "kind": "lost", "step": 1}', f"no known 'lost' {MENDED}"),
-        ('{"schema": 1, "kind": "loss", "step": 1}', f"no known 'loss' {MENDED}"),
-        ('{"schema": 1, "kind": "finished", "extra": 1}', f"no known 'finished' {MENDED}"),
+        ('{"format": 1, "kind": "lost", "step": 1}', f"no known 'lost' {MENDED}"),
+        ('{"format": 1, "kind": "loss", "step": 1}', f"no known 'loss' {MENDED}"),
+        ('{"format": 1, "kind": "finished", "extra": 1}', f"no known 'finished' {MENDED}"),
     ],
 )
 def test_damage_before_the_end_is_refused(path: Path, line: str, message: str) -> None:
@@ -167,8 +166,8 @@ def test_damage_before_the_end_is_refused(path: Path, line: str, message: str) -
     assert complaint(path) == f"{path}, line 2: {message}"
 
 
-def test_another_schema_is_told_from_damage(path: Path) -> None:
-    append_line(path, '{"schema": 2, "kind": "loss"}')
+def test_another_format_is_told_from_damage(path: Path) -> None:
+    append_line(path, '{"format": 2, "kind": "loss"}')
     with pytest.raises(SchemaError):
         read(path)
     path.write_text("garbage\n")

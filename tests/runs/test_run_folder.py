@@ -1,4 +1,4 @@
-"""A run folder: files named in one place and read without torch; old folders stay readable."""
+"""A run folder: files named in one place and read without torch."""
 
 import ast
 import json
@@ -13,6 +13,7 @@ import pytest
 import acclimate
 from acclimate.core import layout
 from acclimate.core.errors import RunError
+from acclimate.core.files import write_document
 from acclimate.results.runs import find_runs
 from acclimate.runs.folder import RunFolder
 
@@ -35,7 +36,7 @@ def spelt(path: Path) -> Iterator[str]:
     """Names of files that the code itself spells; what is written about them may."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     prose = docstrings(tree)
-    names = [getattr(layout, name).partition("{")[0] for name in FILES] + ["sweep.json"]
+    names = [getattr(layout, name).partition("{")[0] for name in FILES]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
             # A name of its own, not the end of another, such as new-site.safetensors.
@@ -58,10 +59,7 @@ def test_folders_do_not_pay_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# As folders of earlier versions hold it: they must stay readable.
-
 IDENTITY = {
-    "format": "acclimate-run-1",
     "version": "0.9",
     "config": {"algorithm": "da-erm", "seed": 3, "model": {"weights": ""}},
     "data": "d1",
@@ -73,74 +71,74 @@ IDENTITY = {
     "weights": "",
 }
 LINES = (
-    '{"schema": 1, "kind": "started", "time": "t0", "version": "0.9", "config_digest": "c", '
+    '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", "config_digest": "c", '
     '"data_digest": "d1", "device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
-    '{"schema": 1, "kind": "loss", "phase": "main", "step": 5, "risk": 0.5, "penalty": null, '
+    '{"format": 1, "kind": "loss", "phase": "main", "step": 5, "risk": 0.5, "penalty": null, '
     '"lr": 0.1, "images_per_second": 9.0}',
-    '{"schema": 1, "kind": "score", "moment": "final", "step": 5, "domain": "clip", '
+    '{"format": 1, "kind": "score", "moment": "final", "step": 5, "domain": "clip", '
     '"role": "test", "split": "all", "n": 4, "top1": 0.75, "top5": null, "method": "embedding", '
     '"adapted_on": "held-out", "adapt_n": 2, "adapt_seed": 3}',
-    '{"schema": 1, "kind": "finished", "kept_step": 5, "kept_by": "last step", '
+    '{"format": 1, "kind": "finished", "kept_step": 5, "kept_by": "last step", '
     '"kept_score": null, "seconds": 1.5, "quarantined": 1}',
 )
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> RunFolder:
-    (tmp_path / "run.json").write_text(json.dumps(IDENTITY))
+def run(tmp_path: Path) -> RunFolder:
+    write_document(tmp_path / "run.json", IDENTITY)
     (tmp_path / "records.jsonl").write_text("".join(f"{line}\n" for line in LINES))
     (tmp_path / "quarantine.jsonl").write_text('{"image": "a.jpg", "reason": "cut off"}\n')
     (tmp_path / "consistency.json").write_text('{"points": [], "domains": []}')
-    (tmp_path / "model.json").write_text("{}")
+    layout.write_checksums(tmp_path)
     return RunFolder(tmp_path)
 
 
-def test_a_folder_that_an_earlier_version_wrote_is_read(old: RunFolder) -> None:
-    assert old.exists and old.complete() and old.algorithm == "da-erm"
-    assert old.identity() == IDENTITY
-    assert [score.top1 for score in old.records().scores] == [0.75]
-    assert old.finished is not None and old.finished.seconds == 1.5
-    assert old.quarantined() == (("a.jpg", "cut off"),)
-    assert old.consistency() == {"points": [], "domains": []}
-    old.refuse_others(IDENTITY)  # it is this very run's
-    view = find_runs(old.path)[0]
+def test_what_a_folder_holds_is_read(run: RunFolder) -> None:
+    assert run.exists and run.complete() and run.algorithm == "da-erm"
+    assert run.identity() == IDENTITY
+    assert [score.top1 for score in run.records().scores] == [0.75]
+    assert run.finished is not None and run.finished.seconds == 1.5
+    assert run.quarantined() == (("a.jpg", "cut off"),)
+    assert run.consistency() == {"points": [], "domains": []}
+    run.refuse_others(IDENTITY)  # it is this very run's
+    view = find_runs(run.path)[0]
     assert (view.problem, view.seed, view.domains["test"]) == (None, 3, ("clip",))
 
 
-def test_another_run_is_refused(old: RunFolder) -> None:
+def test_another_run_is_refused(run: RunFolder) -> None:
     config = {**IDENTITY["config"], "seed": 4}
     with pytest.raises(RunError) as error:
-        old.refuse_others({**IDENTITY, "config": config})
+        run.refuse_others({**IDENTITY, "config": config})
     assert str(error.value) == (
-        f"{old.path} holds another run (its seed is 3, not 4); "
+        f"{run.path} holds another run (its seed is 3, not 4); "
         "choose another --out, or repeat the command that made it"
     )
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_damaged_identity_is_named(old: RunFolder, text: str) -> None:
-    old.identity_file.write_text(text)
+def test_a_damaged_identity_is_named(run: RunFolder, text: str) -> None:
+    run.identity_file.write_text(text)
     with pytest.raises(RunError) as error:
-        old.identity()
+        run.identity()
     assert str(error.value) == (
-        f"{old.identity_file} is damaged; restore it, or train again in another folder"
+        f"{run.identity_file} is damaged; restore it, or train again in another folder"
     )
 
 
 @pytest.mark.parametrize("part", ["adapt", "data", "embedding", "model", "train"])
-def test_a_part_of_the_settings_that_is_no_table_is_damage(old: RunFolder, part: str) -> None:
+def test_a_part_of_the_settings_that_is_no_table_is_damage(run: RunFolder, part: str) -> None:
     config = {"model": {}, **IDENTITY["config"]}
-    old.identity_file.write_text(json.dumps({**IDENTITY, "config": config}))
-    assert old.comparable()["config"] == config
+    run.identity_file.write_text(json.dumps({**IDENTITY, "config": config}))
+    assert run.comparable()["config"] == config
     for value in (5, None):
         hostile = {**IDENTITY, "config": {**config, part: value}}
-        old.identity_file.write_text(json.dumps(hostile))
+        run.identity_file.write_text(json.dumps(hostile))
         with pytest.raises(RunError, match=r"run\.json is damaged; restore it, or train again in"):
-            old.comparable()
+            run.comparable()
 
 
-def test_without_a_checkpoint_what_was_left_behind_is_cleared(old: RunFolder) -> None:
-    (old.path / "model.json").unlink()
-    old.take(IDENTITY | {"version": "1.0"})
-    assert old.identity()["version"] == "1.0"
-    assert old.records().all == () and old.quarantined() == ()
+def test_without_a_checkpoint_what_was_left_behind_is_cleared(run: RunFolder) -> None:
+    (run.path / "checksums.json").unlink()
+    run.take(IDENTITY | {"version": "1.0"})
+    assert run.identity()["version"] == "1.0"
+    assert run.records().all == () and run.quarantined() == ()

@@ -17,7 +17,6 @@ from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import base_predictor, find_chain
 from acclimate.adapt.methods.prior import soft_confusion
-from acclimate.adapt.rehearsal import Promise, Rehearsal
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
@@ -33,6 +32,7 @@ from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_
 from acclimate.learn.models.passed import Passed
 from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Losses
+from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.runs.counting import Candidate, Counts, Remembered, count_by_group, count_each
 from acclimate.runs.plan import make_plan
 from acclimate.runs.records import Score
@@ -311,12 +311,12 @@ def test_images_of_several_passes_are_remembered_if_all_of_them_fit(
     times = [sum(number in image[some] for some in passes) for number in range(40)]
     expected = [number for number, count in enumerate(times) if count > 1]
     assert 0 < len(expected) < sum(count > 0 for count in times)
-    found = scorer._to_remember(())
+    found = scorer._to_remember()
     assert found is not None and np.flatnonzero(found._place >= 0).tolist() == expected
     needed = len(expected) * 5 * 4
     for budget, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", budget)
-        assert (scorer._to_remember(()) is not None) == fits
+        assert (scorer._to_remember() is not None) == fits
 
 
 def test_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -787,8 +787,8 @@ def rehearsed(**chosen: str) -> Rehearsal:
     return Rehearsal(
         promises=promises,
         chosen=chains,
-        temperatures=dict.fromkeys(own, 2.0),
-        strengths=dict.fromkeys(own, 9.0),
+        temperatures={"none": 2.0, "embedding": 2.0},
+        settings=dict.fromkeys(own, WITH),
         domains=3,
         exact=True,
     )
@@ -918,25 +918,6 @@ def test_the_confusion_of_validation_rows_that_no_score_is_of(
     list(scorer.final(0, ["prior"]))
     assert (scorer._confusion - expected).abs().max() > 1e-3
     torch.testing.assert_close(scorer._confusion.sum(0), expected.sum(0), rtol=1e-5, atol=1e-6)
-
-
-def test_what_a_last_fit_takes_in_is_scored_before_it_and_not_after(
-    learned: dict[str, Trained], shifted: Manifest, tiny: Tiny
-) -> None:
-    splits = dict.fromkeys(shifted.domains, ("train", "val", "test"))
-    data = with_splits(shifted, splits | {"q": ("train", "val")})
-    scorer = scorer_of(learned["erm"], data, tiny, {"train.last_fit": True})
-    earlier = list(scorer.before_last_fit(step=8))
-    assert [(s.domain, s.split, s.step, s.moment) for s in earlier] == [
-        (domain, "val", 8, "final") for domain in "qpr"
-    ]
-    later = list(scorer.final(step=9, methods=["prior"]))
-    assert [(s.domain, s.split) for s in later if s.role == "train"] == [
-        (domain, "test") for domain in "pr"
-    ]
-    # No validation row is left that the model was not fitted on, and so no check of the prior.
-    assert not scorer._confusion.any()
-    assert "black-box-prior" not in {s.method for s in later}
 
 
 def test_the_check_of_the_prior_by_hand(

@@ -1,6 +1,5 @@
 """A Φ that runs share: the same results as learning it in each, whatever happens on the way."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,17 +15,17 @@ import numpy as np
 import pytest
 
 from acclimate.config import RunConfig, as_dict, flat, setting
-from acclimate.core import locks
 from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
+from acclimate.rehearse.training import train
 from acclimate.runs import embedding_step
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.records import Started, read
-from acclimate.runs.training import train, train_embedding
+from acclimate.runs.training import train_embedding
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 Tiny = Callable[..., RunConfig]
@@ -70,9 +69,6 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.average.patience": 2,
     "train.average.tolerance": 2,
     "train.average.ratio": 2.0,
-    "train.probe.steps": 2,
-    "train.probe.lr": 0.1,
-    "train.last_fit": True,
     "train.optimiser.name": "sgd",
     "train.optimiser.lr": 0.1,
     "train.optimiser.weight_decay": 0.1,
@@ -82,7 +78,7 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.optimiser.warmup": 2,
     "train.optimiser.clip": 1.0,
     "train.optimiser.accumulate": 2,
-    "train.parts": 2,
+    "train.micro_batches": 2,
     "adapt.points": 3,
     "adapt.source": "test",
     "adapt.methods": ["prior"],
@@ -138,29 +134,21 @@ def test_a_shared_phi_gives_the_very_same_run(
     assert shared.read_bytes() == own.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "better"),
-    [
-        ("mean", {}),
-        ("posterior", {}),
-        ("mean", {"train.probe.steps": 3, "train.last_fit": True}),
-    ],
-)
+@pytest.mark.parametrize("name", ["mean", "posterior"])
 def test_phi_takes_the_weights_of_the_finished_run_erm(
     features: Manifest,
     tiny: Tiny,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    better: dict[str, Any],
 ) -> None:
     """Bit by bit what Step A would have learned, without a step of training."""
-    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02, **better}
+    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02}
     config = tiny("da-coral", **settings, **{"embedding.name": name})
     own = train_embedding(config, features, tmp_path / "own")
     train(tiny("erm", **settings), features, tmp_path / "erm")
     with monkeypatch.context() as patch:
-        patch.setattr(embedding_step, "Fit", None)
+        patch.setattr(embedding_step, "train_predictor", None)
         taken = train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "erm")
     assert taken.read_bytes() == own.read_bytes()
     assert stable(tmp_path / "taken") == stable(tmp_path / "own")
@@ -399,7 +387,7 @@ def test_the_data_are_those_given_not_those_left(tiny: Tiny, tmp_path: Path) -> 
     train_embedding(config, data, tmp_path / "phi")
     stored = json.loads((tmp_path / "phi" / "embedding.json").read_text())
     assert stored["data"] == data.digest()
-    assert stored["format"] == "acclimate-embedding-1"
+    assert stored["format"] == 1
     train(config, data, tmp_path / "shared", embedding=tmp_path / "phi")
     train(config, data, tmp_path / "own")
     assert_same_weights(tmp_path / "own", tmp_path / "shared")
@@ -556,25 +544,6 @@ def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -
         f"another process is training in {phi}; wait for it, or choose another --out"
     )
     train_embedding(tiny(), features, phi)
-
-
-def test_a_lock_file_removed_while_one_waits_for_it_is_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flock, calls = fcntl.flock, []
-
-    def after_the_holder_left(file: Any, how: int) -> None:
-        calls.append(file)
-        if len(calls) == 1:  # its holder ended between our opening and our locking it
-            (tmp_path / ".lock").unlink()
-        flock(file, how)
-
-    monkeypatch.setattr(locks.fcntl, "flock", after_the_holder_left)
-    with RunFolder(tmp_path).locked():
-        assert len(calls) == 2
-        with pytest.raises(RunBusy), RunFolder(tmp_path).locked():
-            pass
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from acclimate.data.manifest import Manifest
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from acclimate.runs.training import train
-from acclimate.sweep.definition import SweepConfig, gather
+from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import count as runs_by_rule
 from acclimate.sweep.jobs import define, notes
+from acclimate.sweep.settings import SweepConfig
 from fixtures.settings import TINY
 
 

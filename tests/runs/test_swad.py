@@ -21,11 +21,11 @@ from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Objective
 from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
+from acclimate.runs.averaging import Swad, Valley, find_valley
 from acclimate.runs.checkpoint import Position
 from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.records import Finished, Records, Score, Validated, read
-from acclimate.runs.swad import Swad, Valley, find_valley
 from acclimate.runs.training import train
 from fixtures.interruption import stable, weights
 

@@ -18,12 +18,12 @@ from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import records
-from acclimate.sweep.driver import Event, run_sweep
-from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
+from acclimate.sweep.driver import Event, Queue, run_sweep
+from acclimate.sweep.launchers import chosen_launcher
 from acclimate.sweep.launchers.ray_cluster import gpu_share
 from acclimate.sweep.launchers.slurm import parameters_of
-from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Task
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task
 
 Tiny = Callable[..., RunConfig]
 LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))

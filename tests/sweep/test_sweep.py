@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,20 +15,22 @@ from typing import Any
 
 import pytest
 
-from acclimate.config import RunConfig, as_dict, completed
+from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import RunBusy, SweepError, WriteError
+from acclimate.core.layout import write_checksums
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import embedding_step, records
 from acclimate.runs.training import train
-from acclimate.sweep.driver import Event, run_sweep
+from acclimate.sweep.conduct import write_labels
+from acclimate.sweep.driver import Event, Queue, claim, run_sweep
 from acclimate.sweep.jobs import with_baselines
-from acclimate.sweep.launchers import Died, LaunchOptions, chosen_launcher, expected_workers
+from acclimate.sweep.launchers import Died, chosen_launcher, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
-from acclimate.sweep.opening import opened, write_labels
-from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Task, TaskResult, note_failure, perform
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task, TaskResult, note_failure, perform
+from fixtures.errors import refused
 from fixtures.faults import no_file_above
 from fixtures.interruption import assert_same_weights
 
@@ -214,10 +217,8 @@ def test_a_worker_that_dies_puts_its_job_back_and_three_deaths_are_a_failure(
     launcher = Scripted({"one": [killed] * 3, "two": [killed] * 2})
     tally = conduct(tmp_path / "s", sweep_of([job("one"), job("two")]), launcher)
     assert sorted(launcher.started) == ["one"] * 3 + ["two"] * 3
-    assert [failure.error for failure in tally.failures] == [
-        "the worker died (signal 9) 3 times; often out of memory: lower --max-parallel; "
-        "--retry-failed tries again"
-    ]
+    (failure,) = tally.failures
+    assert all(fact in failure.error for fact in ("signal 9", "3 times", "--max-parallel"))
     assert (tally.jobs, tally.done, tally.already) == (2, 1, 0)
     assert launcher.closed
     again = Scripted({"one": [killed] * 3})
@@ -250,12 +251,8 @@ def test_a_failed_embedding_blocks_its_jobs_but_is_their_only_failure(tmp_path: 
 
 def test_a_full_disk_stops_the_sweep_and_is_no_failure_of_the_job(tmp_path: Path) -> None:
     launcher = Scripted({"one": [TaskResult(state="full", error="OSError: [Errno 28] full")]})
-    with pytest.raises(SweepError) as error:
+    with refused(SweepError, tmp_path / "s", "[Errno 28] full", "resume"):
         conduct(tmp_path / "s", sweep_of([job("one")]), launcher)
-    assert str(error.value) == (
-        f"the disk of {tmp_path}/s is full (OSError: [Errno 28] full); "
-        "free some space, then repeat the command to resume"
-    )
     assert launcher.closed
     assert not SweepFolder(tmp_path / "s").failure_file("one").exists()
 
@@ -266,11 +263,8 @@ def test_trouble_of_the_driver_itself_is_said_in_one_line(tmp_path: Path) -> Non
             raise PermissionError(13, "Permission denied", "/somewhere")
 
     broken = Broken({})
-    with pytest.raises(SweepError) as error:
+    with refused(SweepError, "/somewhere", "permission denied", "resume"):
         conduct(tmp_path / "s", sweep_of([job("one")]), broken)
-    assert str(error.value) == (
-        "/somewhere: permission denied; mend that, then repeat the command to resume"
-    )
     assert broken.closed
 
 
@@ -288,48 +282,34 @@ def test_ctrl_c_stops_the_workers(tmp_path: Path) -> None:
 # ---- the folder ----------------------------------------------------------------------------------
 
 
-def refusal(folder: Path, sweep: Sweep, **options: Any) -> str:
-    before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) if folder.is_dir() else []
-    with pytest.raises(SweepError) as error:
+def assert_refused(folder: Path, sweep: Sweep, *facts: object, **options: Any) -> None:
+    """In a line with these facts, and without a trace in the folder."""
+    before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+    with refused(SweepError, folder, *facts):
         conduct(folder, sweep, Scripted({}), **options)
-    if folder.is_dir():
-        assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
-    return str(error.value)
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    assert refusal(tmp_path, sweep_of([job("one")])) == (
-        f"{tmp_path} is not empty and not a sweep; choose another --out"
-    )
-    file = tmp_path / "thesis.tex"
-    assert refusal(file, sweep_of([job("one")])) == (
-        f"{file} is not empty and not a sweep; choose another --out"
-    )
+    for place in (tmp_path, tmp_path / "thesis.tex"):
+        assert_refused(place, sweep_of([job("one")]), "--out")
 
 
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     stored = sweep_of([job("one"), job("two")])
     SweepFolder(folder).write(stored)
-    remedy = "choose another --out, or repeat the command that made it"
-    for changed, difference in (
-        (replace(stored, rule="oracle"), "its rule is 'training-domains', not 'oracle'"),
-        (replace(stored, title="large"), "its title is 'small', not 'large'"),
-        (replace(stored, baseline="irm"), "its baseline is 'erm', not 'irm'"),
-        (sweep_of(stored.jobs, digest="1" * 64), "its data 'sites' differ"),
-        (
-            sweep_of([job("one"), job("three", trial=7)]),
-            "1 of its 2 jobs are not asked for, e.g. two; "
-            "to add jobs, ask for these too and give --extend",
-        ),
+    fewer = sweep_of([job("one"), job("three", trial=7)])
+    for changed, facts in (
+        (replace(stored, rule="oracle"), ("rule", "training-domains", "oracle")),
+        (replace(stored, title="large"), ("title", "small", "large")),
+        (replace(stored, baseline="irm"), ("baseline", "erm", "irm")),
+        (sweep_of(stored.jobs, digest="1" * 64), ("data", "sites")),
+        (fewer, ("1 of its 2 jobs", "two", "--extend")),
     ):
-        assert refusal(folder, changed) == f"{folder} holds another sweep ({difference}); {remedy}"
-    other = sweep_of([job("one"), job("three", trial=7)])
-    assert refusal(folder, other, extend=True) == (
-        f"{folder} holds another sweep (1 of its 2 jobs are not asked for, e.g. two; "
-        f"to add jobs, ask for these too and give --extend); {remedy}"
-    )
+        assert_refused(folder, changed, *facts)
+    assert_refused(folder, fewer, "1 of its 2 jobs", "two", extend=True)
 
 
 def test_the_setting_that_makes_another_sweep_is_named(tmp_path: Path) -> None:
@@ -337,23 +317,17 @@ def test_the_setting_that_makes_another_sweep_is_named(tmp_path: Path) -> None:
     config = RunConfig(algorithm="erm", test_domains=("site-0",))
     SweepFolder(folder).write(sweep_of([job("erm-1", config)]))
     longer = replace(config, train=replace(config.train, steps=31))
-    assert refusal(folder, sweep_of([job("erm-2", longer)])) == (
-        f"{folder} holds another sweep (its train.steps is 0, not 31); "
-        "choose another --out, or repeat the command that made it"
-    )
+    assert_refused(folder, sweep_of([job("erm-2", longer)]), "train.steps", 0, 31)
 
 
 def test_more_jobs_need_to_be_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     SweepFolder(folder).write(sweep_of([job("one")]))
     larger = sweep_of([job("one"), job("two"), job("three")])
-    assert refusal(folder, larger) == (
-        f"{folder} holds 1 of these 3 jobs; add the other 2 with --extend, or choose another --out"
-    )
+    assert_refused(folder, larger, 1, 3, 2, "--extend")
     launcher = Scripted({})
     conduct(folder, larger, launcher, extend=True)
-    whole = tuple(replace(job, config=completed(job.config)) for job in larger.jobs)
-    assert SweepFolder(folder).read() == replace(larger, jobs=whole)
+    assert SweepFolder(folder).read() == larger
     assert launcher.started == ["one", "two", "three"]
 
 
@@ -368,12 +342,8 @@ def test_data_that_moved_are_the_same_sweep_and_the_new_place_is_kept(tmp_path: 
 
 def test_two_drivers_do_not_run_one_sweep(tmp_path: Path) -> None:
     sweep = sweep_of([job("one")])
-    with opened(tmp_path / "s", sweep), pytest.raises(RunBusy) as error:
+    with claim(tmp_path / "s", sweep), refused(RunBusy, tmp_path / "s", "--out"):
         conduct(tmp_path / "s", sweep, Scripted({}))
-    assert str(error.value) == (
-        f"another process is running the sweep in {tmp_path}/s; "
-        "wait for it, or choose another --out"
-    )
     conduct(tmp_path / "s", sweep, Scripted({}))
 
 
@@ -462,11 +432,7 @@ def test_a_task_refuses_other_data(
     other = tmp_path / "other.parquet"
     features.without_domains("site-2").write(other)
     outcome = perform(task_of(tmp_path, sweep, other, "erm-0"))
-    assert (outcome.state, outcome.error) == (
-        "failed",
-        f"{other} is not the data that this sweep was made with (another digest); "
-        "restore them, or start a sweep of their own with another --out",
-    )
+    assert outcome.state == "failed" and str(other) in outcome.error
 
 
 def test_a_full_disk_is_no_failure(
@@ -487,8 +453,9 @@ def test_a_folder_that_another_process_works_in_is_busy(
     import fcntl
 
     task = task_of(tmp_path, small_sweep(tiny, data), data, "erm-0")
-    task.folder.path.mkdir(parents=True)
-    with (task.folder.path / ".lock").open("w") as lock:
+    run = SweepFolder(tmp_path).run("erm-0").path
+    run.mkdir(parents=True)
+    with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         outcome = perform(task)
     assert outcome.state == "busy"
@@ -518,7 +485,6 @@ def test_a_sweep_on_local_workers(tiny: Tiny, data: Path, tmp_path: Path) -> Non
     stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     again = run_sweep(folder, sweep, {"sites": data}, launch=never)
     assert (again.done, again.already, len(again.failures)) == (4, 4, 1)
-    del stamps[folder / ".lock"]
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
@@ -550,7 +516,7 @@ def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
         driver.kill()
         driver.wait()
     wait_until(lambda: not any(alive(pid) for pid in workers), seconds=5)
-    with opened(tmp_path / "s", endless):
+    with claim(tmp_path / "s", endless):
         pass  # the lock went with its holder
 
 
@@ -626,7 +592,6 @@ def test_slots_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         *("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
     ]
     assert local_slots(LaunchOptions(device="cuda:1", max_parallel=3)) == [Slot("cuda:1", 4)] * 3
-    assert expected_workers(LaunchOptions(max_parallel=5)) == (5, 2)  # two GPUs for five jobs
     # One thread each, however many there are: thread counts change rounding.
     assert local_slots(LaunchOptions(device="cpu")) == [Slot("cpu", 1)] * 12
     assert local_slots(LaunchOptions(device="cpu", max_parallel=2)) == [Slot("cpu", 1)] * 2
@@ -643,11 +608,11 @@ def test_workers_of_other_launchers_are_guessed_as_they_will_be(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(local, "cores", lambda: 12)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert expected_workers(LaunchOptions(launcher="ray")) == (2, 2)  # a GPU each, as here
-    assert expected_workers(LaunchOptions(launcher="ray", ray_address="there:1")) == (1, 1)
-    assert expected_workers(LaunchOptions(launcher="slurm", max_parallel=30)) == (30, 30)
+    assert expected_workers(LaunchOptions(launcher="ray")) == 2  # a GPU each, as here
+    assert expected_workers(LaunchOptions(launcher="ray", ray_address="there:1")) == 1
+    assert expected_workers(LaunchOptions(launcher="slurm", max_parallel=30)) == 30
     by_hand = LaunchOptions(launcher="slurm", slurm_cluster="local")
-    assert expected_workers(by_hand) == (2, 2)
+    assert expected_workers(by_hand) == 2
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     assert LaunchOptions(launcher="ray").elsewhere
     found = [
@@ -665,12 +630,9 @@ def test_a_folder_that_cannot_be_locked_is_not_called_busy(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(SweepError) as error, opened(tmp_path / "s", sweep_of([job("one")])):
+    locked = claim(tmp_path / "s", sweep_of([job("one")]))
+    with refused(SweepError, tmp_path / "s", "No locks available"), locked:
         pass
-    assert str(error.value) == (
-        f"{tmp_path / 's'} cannot be locked (No locks available); choose a folder on a file system "
-        "that has locks"
-    )
 
 
 def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Path) -> None:
@@ -680,7 +642,8 @@ def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Pa
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    with opened(tmp_path, sweep):
+        os.utime(path, (0, 0))  # nobody has written to it for long
+    with claim(tmp_path, sweep):
         assert not any(path.exists() for path in left)
 
 
@@ -689,14 +652,14 @@ def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) 
     sweep = sweep_of([job("one"), job("two")])
     place = SweepFolder(tmp_path).run("one").path
     place.mkdir(parents=True)
-    (place / "model.json").write_text("{}")
     end = records.Finished(
         kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
     )
     records.append(place / "records.jsonl", end)
+    write_checksums(place)
     SweepFolder(tmp_path).write(sweep)
     for id in ("one", "two"):
-        note_failure(tmp_path, id, "an error")
+        note_failure(SweepFolder(tmp_path), id, "an error")
     tally = conduct(tmp_path, sweep, Scripted({}))
     assert [failure.job for failure in tally.failures] == ["two"]
     assert [path.stem for path in (tmp_path / "failures").iterdir()] == ["two"]

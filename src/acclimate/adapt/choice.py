@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate.adapt.methods import chain_of
-from acclimate.adapt.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 from acclimate.core.layout import REHEARSAL
 from acclimate.core.wording import count, percent, signed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acclimate.adapt.adaptation import adapt_model, embed
 from acclimate.adapt.changes import Changes, changes_on, side_by_side
 from acclimate.adapt.choice import choose_method
 from acclimate.adapt.guard import Guard, outlook
@@ -18,7 +19,6 @@ from acclimate.adapt.methods import (
     base_predictor,
     chain_of,
     find_chain,
-    no_phi,
     nothing_to_embed,
 )
 from acclimate.adapt.trust import Trust, judge
@@ -234,28 +234,16 @@ def _adapted(
     state = _start(trained, chain, into)
     before = state.count
     start = trained.start(embedding=chain.embedding)
-    embedding = start.embedding if chain.embedding else None
     kept: list[Tensor] = []
     device = next(trained.predictor.parameters()).device
-    with torch.no_grad():
-        for stored in read:
-            phi = embedding.phi(to_float(stored, device)) if embedding else no_phi(len(stored))
-            state = state.updated(phi)
-            if chain.methods:
-                kept.append(stored)
+    for stored in read:
+        state = embed(start, Images(stored, device), chain, state)
+        if chain.methods:
+            kept.append(stored)
     if state.count == before:
         raise nothing_readable(quarantine)
     if chain.methods:
-        base = base_predictor(start.predictor, start.table, state)
-        context = chain.context(
-            start.predictor,
-            start.table,
-            trained.label_prior,
-            prior_aware=start.prior_aware,
-            ratios=trained.label_ratios,
-        )
-        seen, earlier = Images(torch.cat(kept), device), state.payloads
-        state = replace(state, payloads=chain.adapt(base, seen, context, earlier)[1])
+        state = adapt_model(start, Images(torch.cat(kept), device), chain, state)[1]
     return apply_state(trained, state)
 
 

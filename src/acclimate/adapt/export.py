@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from acclimate.adapt.classifier import Adapted, apply_state
 from acclimate.adapt.methods import base_predictor, chain_of
-from acclimate.adapt.methods.prior import log_ratio
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.core.files import write_atomically
 from acclimate.core.randomness import stream
@@ -33,7 +32,7 @@ from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState, Payload
 from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Predictor, takes_features
+from acclimate.learn.models import Paired, Predictor, takes_features
 from acclimate.learn.models.licences import weights_licence
 
 OUTPUT = "probabilities"
@@ -122,18 +121,18 @@ def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.nda
     if state is not None:
         state.require(trained.digest())
         chain = chain_of(state)
-        stuck = [name for name in chain.methods if name != "prior"]
+        stuck = [name for name, method in chain.methods.items() if method.changes != "bias"]
         if stuck:
             raise ConfigError(
                 f"'{stuck[0]}' changes weights, which the conditioned form shares between all "
                 f"sites; export this site on its own, with --domain and without --conditioned"
             )
         embedding = chain.embedding
-        if "prior" in state.payloads:
-            tensors = state.payloads["prior"].tensors
-            ratio = log_ratio(tensors["prior"], tensors["base"])
-            prior = (prior.log() + ratio).softmax(0)  # log 0 stays: no such class in training
-            temperature = float(tensors.get("temperature", 1.0))
+        shift = torch.zeros_like(prior)
+        for name, method in chain.methods.items():
+            own, further = method.shift(state.payloads[name].tensors)
+            temperature, shift = temperature * own, shift / own + further
+        prior = (prior.log() + shift).softmax(0)  # log 0 stays: no such class in training
     found: dict[str, Any] = {"prior": prior, "temperature": torch.tensor(temperature)}
     if trained.adaptive:
         start = trained.start(embedding=True)
@@ -175,8 +174,8 @@ class _AnyDomain(nn.Module):
     def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.predictor = _on_cpu(trained.predictor)
-        self.second = None if trained.site is None else _on_cpu(trained.site.predictor)
-        self.scale = None if trained.site is None else trained.site.scale
+        pair = None if trained.site is None else trained.start(embedding=True).predictor
+        self.pair: Paired | None = None if pair is None else _on_cpu(pair)
         train = torch.tensor(trained.label_prior)
         self.register_buffer("log_train", train.clamp(min=SMALLEST).log())
         self.register_buffer("learned", train > 0)
@@ -190,25 +189,13 @@ class _AnyDomain(nn.Module):
 
     def _logits(self, x: Tensor, site: Tensor | None = None) -> Tensor:
         logits: Tensor
-        if self.second is None or site is None:
+        if self.pair is None or site is None:
             logits = self.predictor(x, site).logits
             return logits
-        x, plain = self._both(x)
-        logits = self.second(x, site).logits
-        if self.scale is not None:
-            logits = (self.scale * plain + logits) / 2
-        return torch.where(site.isnan().any(), plain, logits)
-
-    def _both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the second path works on, and the plain logits, in one pass of the backbone."""
-        backbone = self.predictor.backbone
-        if takes_features(self.predictor):
-            return x, self.predictor(x).logits
-        if backbone.extractor is not None:
-            x = backbone.extractor(x)
-            return x, self.predictor(x).logits
-        x = backbone(x)
-        return x, self.predictor.head(x).logits
+        features = self.pair.backbone(x)
+        logits = self.pair.on_features(features, site).logits
+        # Not adapted by its second path: the plain model.
+        return torch.where(site.isnan().any(), self.pair.plain(features).logits, logits)
 
 
 def _scaled(rows: Tensor) -> Tensor:

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.choice import MethodChoice, rehearsal_of
-from acclimate.adapt.methods import chain_of
+from acclimate.adapt.methods import chain_of, find_chain
 from acclimate.adapt.methods.prior import posteriors
-from acclimate.adapt.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.adapt.trust import Trust, judge
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
 
 TOO_FAR = 1.5  # times as far from the nearest domain as domains like those in training may lie
 MARGIN = 0.1  # a share of the change that label shift may explain less than at rehearsed domains
@@ -63,11 +63,12 @@ class Guard:
         self, chain: str, state: DomainState | None, images: Images
     ) -> tuple[str, str] | None:
         """A part of `chain` to do without, and why."""
-        parts = chain.split("+")
-        if "embedding" in parts and state is not None and (against := self._too_far(state)):
+        steps = find_chain(chain)
+        if steps.embedding and state is not None and (against := self._too_far(state)):
             return "embedding", against
-        if "prior" in parts and (against := self._no_label_shift(images)):
-            return "prior", against
+        for name, method in steps.methods.items():
+            if method.assumes_label_shift and (against := self._no_label_shift(images)):
+                return name, against
         return None
 
     def explained(self, images: Images) -> float | None:
@@ -80,9 +81,8 @@ class Guard:
 
     def expected(self, chain: str, predictor: Predictor, images: Images) -> tuple[float, float]:
         """Where the accuracy of the adapted `predictor` is expected, in nine cases of ten."""
-        # Who corrects for frequencies has divided by the temperature already.
-        adapted = "prior" in chain.split("+")
-        temperature = 1.0 if adapted else self.rehearsal.temperature(chain)
+        calibrated = find_chain(chain).calibrates
+        temperature = 1.0 if calibrated else self.rehearsal.temperature(chain)
         promise, sure = self.rehearsal.promise(chain, len(images)), None
         # How sure it is of fewer images than were ever rehearsed with tells too little.
         if temperature is not None and len(images) >= promise.n:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from acclimate.core.errors import DamagedFile
+from acclimate.core.files import read_document, write_document
 from acclimate.core.layout import LABELS
-from acclimate.core.sealed import read_sealed, write_sealed
 
 MOST_BYTES = 1 << 16  # of one label
 
@@ -42,7 +42,7 @@ class Labels:
         """Names need no file: they are the classes."""
         if self.values.dtype.kind in "iufb":
             facts = {"values": self.values.tolist(), "dtype": str(self.values.dtype)}
-            write_sealed(folder / LABELS, facts)
+            write_document(folder / LABELS, facts)
 
     @classmethod
     def read(cls, folder: Path, classes: Sequence[str]) -> "Labels | None":
@@ -50,7 +50,7 @@ class Labels:
         path = folder / LABELS
         if not path.exists():
             return None
-        facts: dict[str, Any] = read_sealed(path)
+        facts: dict[str, Any] = read_document(path)
         try:
             return cls.parsed(facts["values"], facts["dtype"], classes)
         except (KeyError, TypeError, ValueError, OverflowError):

@@ -11,9 +11,8 @@ from acclimate.adapt.labels import Labels
 from acclimate.config import AlgorithmName
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import RunError
-from acclimate.core.files import write_text
+from acclimate.core.files import read_document, write_text
 from acclimate.core.layout import CARD, EXAMPLE, MODEL, RUN, SITE
-from acclimate.core.sealed import read_sealed
 from acclimate.core.wording import count, percent, signed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
@@ -67,7 +66,7 @@ def _refuse_others(folder: Path, trained: Trained) -> None:
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder} holds other files; save the model in a folder of its own")
         return
-    if read_sealed(folder / MODEL).get("digest") != trained.digest():
+    if read_document(folder / MODEL).get("digest") != trained.digest():
         raise RunError(f"{folder} holds another model; choose another folder, or delete it first")
 
 

@@ -4,6 +4,7 @@
 Rows name their class by its path: a builder is imported when it is asked for, and not before.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -41,14 +42,6 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.domainbed.builder:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",
     ),
-    "geo-yfcc": Row(
-        "acclimate.build.geo_yfcc.builder:GeoYfcc",
-        "Geo-YFCC from YFCC100M's metadata: domains are countries, labels are tags.",
-    ),
-    "geo-yfcc-released": Row(
-        "acclimate.build.released.builder:Released",
-        "Geo-YFCC from the table that its authors released; the pickle is read, not run.",
-    ),
     "fetch": Row(
         "acclimate.build.fetch.builder:Fetch",
         "Check the images of a manifest, fetch those that are missing, and say what is gone.",
@@ -56,9 +49,10 @@ BUILDERS: dict[str, Row] = {
 }
 
 
-def builder(name: str) -> type[Builder]:
-    if name not in BUILDERS:
-        raise unknown(f"there is no builder '{name}'", name, BUILDERS)
-    module, _, attribute = BUILDERS[name].where.partition(":")
+def builder(name: str, rows: Mapping[str, Row] = BUILDERS) -> type[Builder]:
+    """The class of a row; the command line adds rows of its own."""
+    if name not in rows:
+        raise unknown(f"there is no builder '{name}'", name, rows)
+    module, _, attribute = rows[name].where.partition(":")
     found: type[Builder] = getattr(import_module(module), attribute)
     return found

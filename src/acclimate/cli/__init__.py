@@ -62,8 +62,10 @@ def _options(
 
 def load_commands() -> None:
     """Each module registers its commands on `app`, and so can be imported only after it is made."""
+    from acclimate.cli import paper
+
     for name in COMMANDS:
-        import_module(f"acclimate.cli.{name}")
+        import_module(paper.COMMANDS.get(name, f"acclimate.cli.{name}"))
 
 
 def main() -> None:

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, MethodSettings, progress_bar, say, say_json
+from acclimate.cli.options import Device, Images, Json, MethodSettings, Run
+from acclimate.cli.output import progress_bar, say, say_json
 from acclimate.core.errors import StateMismatch
-from acclimate.core.locks import locked
+from acclimate.core.files import locked
 from acclimate.core.wording import percent
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
-Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
-Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
 
 
 @app.command(epilog="Example: acclimate adapt runs/pacs new-site/ --out new-site.safetensors")
@@ -116,7 +115,7 @@ def _show(site: Any) -> None:
         return
     trust = site.trust
     if trust.expected_accuracy is not None:
-        _show_expected(*trust.expected_accuracy)
+        say(expected_line(*trust.expected_accuracy))
     if trust.explained_by_labels is not None:
         share = f"{trust.explained_by_labels:.0%}"
         say(f"label frequencies explain {share} of how predictions change here")
@@ -126,31 +125,22 @@ def _show(site: Any) -> None:
         say(f"note: {warning}")
 
 
-def _show_expected(low: float, high: float) -> None:
-    from acclimate.adapt.rehearsal import TELLS_NOTHING
+def expected_line(low: float, high: float) -> str:
+    """The accuracy to expect at this site, where the interval tells anything."""
+    from acclimate.records.rehearsal import TELLS_NOTHING
 
     if high - low > TELLS_NOTHING:
-        say(
-            "what accuracy to expect here is not known: the sites that played a new one were too "
-            "few, or too unlike each other"
-        )
-    else:
-        say(
-            f"expected accuracy here, by these images and the rehearsed sites, in nine cases of "
-            f"ten: {percent(low)} to {percent(high)} %"
-        )
+        return "expected accuracy at this site: not known; too few sites, or too unlike each other"
+    return f"expected accuracy at this site: {percent(low)} to {percent(high)} % (90 % interval)"
 
 
 def _show_place(trust: Any) -> None:
-    like = (
-        "lies no farther off than a domain like those in training may"
-        if trust.beyond_chance <= trust.typical_distance
-        else ("is unlike every training domain")
-    )
+    near = trust.beyond_chance <= trust.typical_distance
+    inside = f"{100 * (1 - trust.warned_share):.0f} %"
     say(
-        f"this domain {like}: {trust.nearest_distance:.2f} from the nearest, "
-        f"{trust.nearest_domain} ({100 * (1 - trust.warned_share):.0f} % of domains like those in "
-        f"training would lie within {trust.typical_distance:.2f})"
+        f"this domain is {'like' if near else 'unlike'} the training domains: "
+        f"{trust.nearest_distance:.2f} from the nearest, {trust.nearest_domain} "
+        f"({inside} of such domains lie within {trust.typical_distance:.2f})"
     )
     if trust.expected_error is not None:
         say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")

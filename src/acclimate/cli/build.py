@@ -12,9 +12,9 @@ class _Builders(TyperGroup):
     """Looks into the table when it is asked, so that no other command waits for builders."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from acclimate.build import BUILDERS
+        from acclimate.cli.builders import rows
 
-        return list(BUILDERS)
+        return list(rows())
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         from acclimate.cli.builders import command

@@ -10,19 +10,26 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from acclimate.build import BUILDERS, Builder, Built, builder
+from acclimate.build import BUILDERS, Builder, Built, Row, builder
 from acclimate.build.base import in_short, option
 from acclimate.build.splits import Split, parse_split
-from acclimate.cli.output import Json, progress_bar, say, say_json, say_table, stoppable
+from acclimate.cli import paper
+from acclimate.cli.options import Json, parameter, with_parameters
+from acclimate.cli.output import progress_bar, say, say_json, say_table, stoppable
 from acclimate.core.errors import unknown
 
 Plots = Annotated[bool, typer.Option(help="Plot labels and domains beside OUT.")]
 
 
+def rows() -> dict[str, Row]:
+    """Every builder: the product's and the paper's."""
+    return BUILDERS | {name: Row(*row) for name, row in paper.BUILDERS.items()}
+
+
 def command(name: str) -> TyperCommand:
-    cls = builder(name)
+    cls = builder(name, rows())
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    register = alone.command(name, help=BUILDERS[name].about, epilog=f"Example: {cls.example}")
+    register = alone.command(name, help=rows()[name].about, epilog=f"Example: {cls.example}")
     register(_function(cls))
     made = typer.main.get_command(alone)
     assert isinstance(made, TyperCommand)
@@ -41,15 +48,10 @@ def _function(cls: type[Builder]) -> Callable[..., None]:
             built = _with_plots(built, _plots(built) if plots else [])
         _show(built, json=json)
 
-    own = [*([("plots", Plots, True)] if cls.plotted else []), ("json", Json, False)]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        *(_parameter(one, hint) for one, hint in _options(cls)),
-        *(inspect.Parameter(name, kind, annotation=hint, default=off) for name, hint, off in own),
-    ]
-    build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    build.__annotations__ = {one.name: one.annotation for one in parameters}
-    return build
+    flags = [_parameter(one, hint) for one, hint in _options(cls)]
+    if cls.plotted:
+        flags.append(parameter("plots", Plots, True))
+    return with_parameters(build, [*flags, parameter("json", Json, False)])
 
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
@@ -70,10 +72,7 @@ def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
         hint = list[Path]
     elif get_origin(hint) is Literal:
         hint = str
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(
-        one.name, kind, annotation=Annotated[hint, _info(one)], default=default
-    )
+    return parameter(one.name, Annotated[hint, _info(one)], default)
 
 
 def _info(one: Field[Any]) -> Any:

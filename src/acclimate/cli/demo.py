@@ -1,12 +1,13 @@
 """`demo`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from acclimate.cli import app
-from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
+from acclimate.cli import app, paper
+from acclimate.cli.options import Json
+from acclimate.cli.output import progress_bar, say, say_json, say_table
 
 WIDE = ("Top-5", "Training domains", "Runs", "Domains")  # columns that only the page shows
 
@@ -24,25 +25,22 @@ def demo(
     weights; both models get the same data, steps and capacity. Repeat the command to resume.
     """
     from acclimate.demo import run_demo
-
-    with progress_bar() as watch:
-        summary, page = run_demo(out, range(first_seed, first_seed + seeds), watch)
-    _show_summary(summary, page, json=json)
-
-
-def _show_summary(summary: Any, page: Path, *, json: bool) -> None:
-    from acclimate.report.export import summary_values
+    from acclimate.report.export import to_dict
     from acclimate.report.sentences import headline, notes
     from acclimate.report.tables import GAP_CLOSED, comparison
 
+    with progress_bar() as watch:
+        report, page = run_demo(
+            out, range(first_seed, first_seed + seeds), watch, paper.load(paper.FIGURES)
+        )
     if json:
-        say_json({**summary_values(summary), "report": str(page)})
+        say_json({**to_dict(report), "report": str(page)})
         return
-    wide = (*WIDE, f"Better than {summary.baseline.label}", GAP_CLOSED)
-    header, *rows = comparison(summary).without(*wide).texts
+    wide = (*WIDE, f"Better than {report.overall.baseline.label}", GAP_CLOSED)
+    header, *rows = comparison(report.overall).without(*wide).texts
     say_table(header, rows)
     say()
-    say(headline(summary))
-    for note in notes(summary):
+    say(headline(report))
+    for note in notes(report):
         say(f"note: {note}")
     say(f"report: {page}")

@@ -6,14 +6,15 @@ from typing import Annotated
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Device, Json, MethodSettings, names, progress_bar, say, say_json
+from acclimate.cli.options import Device, Json, MethodSettings, Run, names
+from acclimate.cli.output import progress_bar, say, say_json
 from acclimate.cli.scores import as_json, show_run, show_scores
 from acclimate.core.errors import ConfigError
 
 
 @app.command(epilog="Example: acclimate evaluate runs/pacs pacs.parquet --source test")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    run: Run,
     data: Annotated[
         Path | None, typer.Argument(help="Data to score; the run's own final scores if left out.")
     ] = None,

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.adapt import Run
-from acclimate.cli.output import Json, say, say_json
+from acclimate.cli.options import Json, Run, State
+from acclimate.cli.output import say, say_json
 from acclimate.core.errors import ConfigError
 
 
@@ -22,9 +22,7 @@ def export(
             help=".onnx, or .pt2 for torch.export; .npz: a site's inputs for the conditioned form."
         ),
     ],
-    domain: Annotated[
-        Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")
-    ] = None,
+    domain: State = None,
     conditioned: Annotated[
         bool,
         typer.Option(

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Json, progress_bar, say, say_json, say_table
+from acclimate.cli.options import Data, Json
+from acclimate.cli.output import progress_bar, say, say_json, say_some, say_table
 from acclimate.core.wording import DASH, percent
 
 _COLUMNS = (
@@ -18,9 +19,7 @@ _COLUMNS = (
 
 @app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
 def inspect(
-    data: Annotated[
-        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
-    ],
+    data: Data,
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this folder.")] = None,
     read: Annotated[
         int, typer.Option(help="Images to try to read, at random; -1: all, 0: none.")
@@ -63,10 +62,7 @@ def inspect(
         others = len(manifest) - tried
         rest = f" (--read -1 tries the other {others} as well)" if others else ""
         say(f"{tried} images tried{rest}, {len(unreadable)} unreadable")
-    for entry in unreadable[:3]:
-        say(f"unreadable: {entry['image']}: {entry['reason']}")
-    if len(unreadable) > 3:
-        say(f"unreadable: and {len(unreadable) - 3} more")
+    say_some("unreadable", [f"{one['image']}: {one['reason']}" for one in unreadable])
     for picture in pictures:
         say(f"plot: {picture}")
 

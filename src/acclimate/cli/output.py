@@ -6,20 +6,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from acclimate.core.plain_text import printable
 from acclimate.core.progress import Lines, bar
 from acclimate.core.watch import Watch, unwatched
-
-Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-MethodSettings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A method's setting: adapt.tent.steps=3."),
-]
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 
@@ -35,6 +28,14 @@ def say(text: str = "") -> None:
     from rich.console import Console  # rich takes longer to import than --help may
 
     Console(highlight=False, soft_wrap=True, markup=False).print(printable(text))
+
+
+def say_some(what: str, entries: Sequence[str], most: int = 3) -> None:
+    """The first entries of a list, a line each, and how many more there are."""
+    for entry in entries[:most]:
+        say(f"{what}: {entry}")
+    if len(entries) > most:
+        say(f"{what}: and {len(entries) - most} more")
 
 
 def remark(line: str) -> None:
@@ -64,11 +65,6 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: st
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
-
-
-def names(given: list[str] | None) -> tuple[str, ...]:
-    """What an option lists: repeated, or joined by commas."""
-    return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
 
 
 @contextmanager

@@ -1,23 +1,21 @@
 """`pack`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.output import Json, progress_bar, say, say_json, stoppable
+from acclimate.cli.options import Data, Json
+from acclimate.cli.output import progress_bar, say, say_json, say_some, stoppable
 
 
 @app.command(epilog="Example: acclimate pack pacs.parquet --size 224")
 def pack(
-    data: Annotated[
-        Path, typer.Argument(help="A manifest, a table, or a domain/class/image folder.")
-    ],
+    data: Data,
     size: Annotated[
         int, typer.Option(min=1, max=4096, help="Side of the images, as runs will have them.")
     ] = 224,
-    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Threads or processes; 0: by cores.")] = 0,
     json: Json = False,
 ) -> None:
     """Decode all images once, into a folder that runs share; a repeated command goes on.
@@ -39,13 +37,10 @@ def pack(
     config = DataConfig(workers=workers)
     with stoppable(), progress_bar(quiet=json) as watch:
         made = pack_images(manifest, size, config, quarantine, watch)
-    gib = made.pixels.numel() / 2**30
+    images, gib = len(made.slot) - len(quarantine), 3 * size**2 * len(made.slot) / 2**30
     if json:
-        facts = {"folder": str(made.folder), "images": int(made.have.sum()), "gib": gib}
+        facts = {"folder": str(made.folder), "images": images, "gib": gib}
         say_json({**facts, "unreadable": quarantine.as_dicts()})
         return
-    say(f"{int(made.have.sum())} images of {size} px, {gib:.1f} GiB: {made.folder}")
-    for name, reason in quarantine.entries[:3]:
-        say(f"unreadable: {name}: {reason}")
-    if len(quarantine) > 3:
-        say(f"unreadable: and {len(quarantine) - 3} more")
+    say(f"{images} images of {size} px, {gib:.1f} GiB: {made.folder}")
+    say_some("unreadable", [f"{name}: {reason}" for name, reason in quarantine.entries])

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.adapt import Images, Run
-from acclimate.cli.output import Device, Json, progress_bar, say, say_json
+from acclimate.cli.options import Device, Images, Json, Run, State
+from acclimate.cli.output import progress_bar, say, say_json
 
 
 @app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
@@ -15,9 +15,7 @@ def predict(
     run: Run,
     images: Images,
     out: Annotated[Path, typer.Option(help="CSV: a header line, then one line per image.")],
-    domain: Annotated[
-        Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")
-    ] = None,
+    domain: State = None,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Adapt to these images first, as `acclimate adapt`.")
     ] = False,

@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from acclimate.cli import app
-from acclimate.cli.output import Json, say, say_json
-from acclimate.core.errors import ConfigError
+from acclimate.cli import app, paper
+from acclimate.cli.options import Json
+from acclimate.cli.output import say, say_json, say_some
+from acclimate.core.errors import unknown
 
 if TYPE_CHECKING:
-    from acclimate.report import Report, Results
+    from acclimate.report import Report
     from acclimate.report.figures.canvas import Format
-
-_MOST = 10  # failed jobs that are named here; the page has them all
 
 
 @app.command(epilog="Example: acclimate report SWEEP --out report.html --table results.tex")
@@ -47,7 +46,7 @@ def report(
     Repeat it at any time: what is not finished shows as missing, never as zero.
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
-    from acclimate.report.export import format_of, write_table
+    from acclimate.report.export import format_of, to_dict, write_table
     from acclimate.results.material import limited
     from acclimate.results.runs import Key
 
@@ -56,17 +55,21 @@ def report(
         format_of(path)  # a wrong name is an error before anything is read or written
     load = load_domainbed if from_domainbed else load_report
     base = Key.usual(baseline) if baseline else None
-    found = load(folder, title=title, baseline=base, published=published)
+    found = load(folder, title=title, baseline=base)
+    if published:
+        found = paper.load(paper.WITH_PUBLISHED)(found)
     if rule:
         found = limited(found, rule)
-    written = [write_page(found, out or folder / "report.html")]
+    drawn = paper.load(paper.FIGURES)
+    written = [write_page(found, out or folder / "report.html", figures=drawn)]
     for path in table or ():
         write_table(found, path)
         written.append(path)
     if figures is not None:
-        written += write_figures(found, figures, formats)
+        written += write_figures(found, figures, formats, drawn)
     if json:
-        _say_json(found, written)
+        page, *others = map(str, written)
+        say_json({**to_dict(found), "report": page, "written": others})
     else:
         _show(found, written)
 
@@ -77,35 +80,33 @@ def _formats(kinds: str) -> "list[Format]":
     wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
     for kind in wanted:
         if kind not in FORMATS:
-            raise ConfigError(f"--format: there is no '{kind}'; choose of {', '.join(FORMATS)}")
+            raise unknown(f"--format: there is no '{kind}'", kind, FORMATS)
     return cast("list[Format]", wanted)
 
 
-def _say_json(report: "Report", written: list[Path]) -> None:
-    from acclimate.report.export import to_dict
-
-    page, *others = map(str, written)
-    say_json({**to_dict(report), "report": page, "written": others})
-
-
 def _show(report: "Report", written: list[Path]) -> None:
+    from acclimate.report.export import heading, to_text
     from acclimate.report.sentences import first_sentence, notes
+    from acclimate.report.tables import tests_grid
     from acclimate.results.material import alike
 
     main = report.rules[0]
     shown = [results for results in report.results[main] if results.rows]
     for results in shown:
-        _show_results(results)
+        say(heading(results))
+        say(to_text(results))
+        tests = tests_grid(results)
+        if tests.rows:
+            say(tests.to_text())
     if any(any(results.best.values()) for results in shown):
         say("* the best of a column.")
     if any(row.average and row.average.se is not None for found in shown for row in found.rows):
         say("± is the standard error over trials (sample standard deviation / √n).")
-    if any(row.test and row.test.p is not None for results in shown for row in results.rows):
-        say("p: paired t-test over (domain, trial); trials of one domain are not independent, so")
-        say("with few domains a small p is optimistic. Holm: corrected for the number of methods.")
+    if any(row.difference and row.difference.p is not None for one in shown for row in one.rows):
+        say("p: paired t-test over trials. Holm: corrected for the number of methods.")
     say()
     say(first_sentence(report))
-    for note in dict.fromkeys([*report.notes, *notes(report.summary)]):
+    for note in dict.fromkeys([*report.notes, *notes(report)]):
         say(f"note: {note}")
     _show_trouble(report)
     same = alike(report)
@@ -118,24 +119,10 @@ def _show(report: "Report", written: list[Path]) -> None:
         say(f"{name}: {path}")
 
 
-def _show_results(results: "Results") -> None:
-    from acclimate.report.export import heading, to_text
-    from acclimate.report.tables import tests_grid
-
-    say(heading(results))
-    say(to_text(results))
-    tests = tests_grid(results)
-    if tests.rows:
-        say(tests.to_text())
-
-
 def _show_trouble(report: "Report") -> None:
     for run in report.runs:
         if run.problem is not None:
             say(f"not counted: {run.name}: {run.problem}")
-    for failure in report.failures[:_MOST]:
-        say(f"failed: {failure.job}: {failure.error}")
-    if len(report.failures) > _MOST:
-        say(f"failed: and {len(report.failures) - _MOST} more")
+    say_some("failed", [f"{one.job}: {one.error}" for one in report.failures], most=10)
     if report.waiting:
         say(f"waiting: {report.waiting} of {len(report.sweep.jobs) if report.sweep else 0} jobs")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cli.output import say, say_json, say_table
-from acclimate.config import AlgorithmName, completed
+from acclimate.config import AlgorithmName
 from acclimate.core.wording import percent
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
 
 def _show_outlook(run: "RunFolder", rehearsed: dict[str, Any] | None, *, tested: bool) -> None:
     """What to expect at a new site, as far as that is known."""
-    from acclimate.adapt.rehearsal import unrehearsed
+    from acclimate.records.rehearsal import unrehearsed
 
     known = run.comparable()
     domains = len(known["train_domains"])
     if rehearsed is not None:
         _show_rehearsal(rehearsed, run.path)
-    elif completed(known["config"])["adapt"]["rehearse"]:
+    elif known["config"]["adapt"]["rehearse"]:
         say(unrehearsed(domains))
     elif not tested and domains > (2 if AlgorithmName.of(run.algorithm).adaptive else 1):
         # With fewer, there would be nothing left to train on.
@@ -63,7 +63,7 @@ def _show_outlook(run: "RunFolder", rehearsed: dict[str, Any] | None, *, tested:
 
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
-    from acclimate.adapt.rehearsal import Rehearsal, rows, verdict
+    from acclimate.records.rehearsal import Rehearsal, rows, verdict
 
     found = Rehearsal.from_dict(stored, where=str(folder))
     header = ("adapted by", "images", "label frequencies", "top-1", "gain")

@@ -1,6 +1,5 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
-from acclimate.config.absent import completed, digestible, spelled_out
 from acclimate.config.algorithm_name import AlgorithmName
 from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
@@ -34,9 +33,7 @@ __all__ = [
     "TrainConfig",
     "as_dict",
     "choice",
-    "completed",
     "component_settings",
-    "digestible",
     "flat",
     "from_dict",
     "gather",
@@ -49,5 +46,4 @@ __all__ = [
     "read_toml",
     "setting",
     "settings_of",
-    "spelled_out",
 ]

@@ -143,16 +143,6 @@ class AverageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
-    """The head learns alone before all of the network does."""
-
-    steps: int = setting(
-        0, "steps before the others in which the backbone stays as it is; 0: none", at_least=0
-    )
-    lr: float = setting(1e-3, "learning rate in them, falling to 0 along a cosine", at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = setting(
         0, "optimiser steps; 0: 50 passes over the data, from 300 to 5000", at_least=0
@@ -167,7 +157,7 @@ class TrainConfig:
     evaluate_every: int = setting(300, "steps between validations; also at the end", at_least=1)
     checkpoint_every: int = setting(
         100,
-        "steps between checkpoints; beside a GPU none is due while one is being written",
+        "steps between checkpoints",
         at_least=1,
     )
     keep: Literal["best", "last"] = setting(
@@ -178,24 +168,18 @@ class TrainConfig:
     )
     compile: Literal["auto", "on", "off"] = setting(
         "auto",
-        "faster steps on one GPU; auto: recorded as CUDA graphs from 100 steps on, through "
-        "torch.compile as well from 10000; on: compiled; off: neither",
+        "faster steps on one GPU; auto: as CUDA graphs from 100 steps on, through torch.compile "
+        "from 10000; on: compiled; off: neither",
     )
-    parts: int = setting(
+    micro_batches: int = setting(
         0,
-        "parts in which the network works a batch off, each worked out twice to save memory; the "
-        "loss stays that of the whole batch; 0: as many as memory asks for",
+        "micro-batches in which the network sees a batch, to save memory, with one more forward "
+        "pass; the loss stays that of the whole batch; 0: as many as memory asks for",
         at_least=0,
     )
     prior_aware: bool = setting(
         False, "tell training each domain's label frequencies, so that it learns what they leave"
     )
-    last_fit: bool = setting(
-        False,
-        "once weights are chosen, fit anew for as many steps on training and validation rows "
-        "together; scores on validation rows stay those of the weights chosen",
-    )
-    probe: ProbeConfig = field(default_factory=ProbeConfig)
     average: AverageConfig = field(default_factory=AverageConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 

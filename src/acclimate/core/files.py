@@ -1,20 +1,27 @@
-"""Writes that are whole or absent: temporary file, fsync, rename."""
+"""Files: written whole or not at all, JSON documents with a format number, and locks."""
 
 import errno
-import fcntl
+import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.core.errors import AcclimateError, WriteError
+from filelock import FileLock, Timeout
 
+from acclimate.core.errors import AcclimateError, DamagedFile, RunBusy, SchemaError, WriteError
+
+FORMAT = 1  # of everything that we write; files with another number are refused
+MOST_JSON = 1 << 30  # bytes; the largest that we write, a sweep of many jobs, is a hundredth of it
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -23,6 +30,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_ABANDONED = 86_400  # seconds after which nobody is still writing a temporary file
 _LONGEST = 200  # bytes of a name that a temporary file keeps; names may have 255
 
 
@@ -38,97 +46,45 @@ def require_regular(path: Path) -> None:
         raise AcclimateError(f"{path} is {kind}, not a file; give a file")
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], *, sweep: bool = False) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in place.
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it to `path`.
 
-    A link stays, and what it leads to is written; a pipe or a terminal is written to. What stood
-    there before keeps its mode, and a new file has the one that the user's mask gives. `sweep`:
-    also remove what killed processes left of the same file, which takes a look at the whole folder.
+    What a link leads to is written, and the link stays. A file that was there keeps its mode, and
+    a new one has the mode that the user's mask gives.
     """
-    with _told(path):
+    with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = _mode(path)
-        if mode is not None and not stat.S_ISREG(mode):
-            _write_through(path, mode, write)
-            return
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
-        if sweep:
-            _sweep(target.parent, f".{_short(target.name)}.")
-        with _temporary(target) as (temporary, created):
+        if target.exists() and (kind := odd_kind(target)) is not None:
+            raise WriteError(f"{path} is {kind}; write to a file")
+        name = os.fsdecode(os.fsencode(target.name)[:_LONGEST])
+        temporary = target.with_name(f".{name}.{secrets.token_hex(4)}.tmp")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        mode = (target.stat() if target.exists() else os.fstat(handle)).st_mode
+        os.close(handle)
+        try:
             write(temporary)
-            with temporary.open("rb") as file:
+            with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(stat.S_IMODE(created if mode is None else mode))
+            temporary.chmod(stat.S_IMODE(mode))  # `write` may have made another file of it
             temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         _sync_folder(target.parent)
 
 
-@contextmanager
-def _temporary(target: Path) -> Iterator[tuple[Path, int]]:
-    """A file beside `target` and its mode, locked as long as its maker lives; gone on failure."""
-    name = f".{_short(target.name)}.{secrets.token_hex(4)}.tmp"
-    temporary = target.with_name(name)
-    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with suppress(OSError):  # without locks, nobody sweeps up behind us either
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield temporary, os.fstat(handle).st_mode
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(handle)
+def clear_temporary(folder: Path, older_than: float = _ABANDONED) -> None:
+    """Remove what killed processes left of files they were writing.
 
-
-def _write_through(path: Path, mode: int, write: Callable[[Path], object]) -> None:
-    if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
-        raise WriteError(f"{path} is {kind}; write to a file")
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
-        whole = Path(folder) / "whole"
-        write(whole)
-        # Without waiting: a pipe that nobody reads is an error, and not a hang.
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        os.set_blocking(handle, True)
-        with os.fdopen(handle, "wb") as to, whole.open("rb") as source:
-            shutil.copyfileobj(source, to)
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _short(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_LONGEST])
-
-
-def clear_temporary(folder: Path) -> None:
-    """Remove what killed processes left of files they were writing."""
-    _sweep(folder, ".")
-
-
-def _sweep(folder: Path, beginning: str) -> None:
-    with suppress(OSError), os.scandir(folder) as entries:
-        left = [e.path for e in entries if e.name.startswith(beginning)]
-        for path in left:
-            if _TEMPORARY.fullmatch(os.path.basename(path)):  # noqa: PTH119
-                _remove_abandoned(path)
-
-
-def _remove_abandoned(path: str) -> None:
-    """Unless whoever writes it is alive, and so holds its lock."""
+    Where several processes may write, only files that were left alone for `older_than` seconds.
+    """
     with suppress(OSError):
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)  # noqa: PTH108
-        finally:
-            os.close(handle)
+        for path in folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime >= older_than:
+                        path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,16 +93,67 @@ def write_text(path: Path, text: str) -> None:
         encoded = text.encode("utf-8", errors="surrogateescape")
     except UnicodeEncodeError:  # other halves of characters, which JSON knows as \ud800
         encoded = text.encode("utf-8", errors="backslashreplace")
-    write_atomically(path, lambda temporary: temporary.write_bytes(encoded), sweep=True)
+    write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`, where all that can be wrong with a text is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_metadata(stored: Mapping[str, str] | None) -> dict[str, str]:
+    """The metadata of a file of `save_tensors`; a ValueError where a file has no such metadata."""
+    values = parse_json((stored or {}).get("acclimate", ""))
+    if not isinstance(values, dict):
+        raise ValueError("no metadata")
+    return {str(key): str(value) for key, value in values.items()}
+
+
+def write_document(path: Path, values: Mapping[str, Any]) -> None:
+    """A JSON object with the format number."""
+    write_json(path, {**values, "format": FORMAT})
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The values that `write_document` was given; a missing file is the caller's to explain."""
+    require_regular(path)
+    if path.stat().st_size > MOST_JSON:
+        raise DamagedFile(path)
+    try:
+        values = parse_json(path.read_bytes())
+    except ValueError:
+        raise DamagedFile(path) from None
+    if not isinstance(values, dict):
+        raise DamagedFile(path)
+    require_format(values.pop("format", FORMAT), path)
+    return values
+
+
+def require_format(found: object, where: object) -> None:
+    """Refuse what another version of the program wrote."""
+    if found != FORMAT:
+        raise SchemaError(
+            f"{where}: format {found}, this version reads {FORMAT}; "
+            f"use the version of acclimate that wrote it"
+        )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def append_line(path: Path, line: str) -> None:
     """One write per line and an fsync: a crash can tear the last line, never an earlier one."""
-    with _told(path):
+    with _disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             rest = (line + "\n").encode()
@@ -158,7 +165,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _disk_errors(path: Path) -> Iterator[None]:
     """Failures of a disk in one line, with what to do; where it was is not always in the error."""
     try:
         yield
@@ -169,9 +176,9 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def write_error(path: Path, error: OSError) -> WriteError:
-    told = WriteError(f"{path} cannot be written: {_reason(error, path)}")
-    told.errno = error.errno
-    return told
+    problem = WriteError(f"{path} cannot be written: {_reason(error, path)}")
+    problem.errno = error.errno
+    return problem
 
 
 def _reason(error: OSError, path: Path) -> str:
@@ -190,8 +197,101 @@ def _reason(error: OSError, path: Path) -> str:
 
 def _sync_folder(folder: Path) -> None:
     # The rename itself is durable only once the folder's entry is.
+    if os.name == "nt":  # where folders cannot be opened
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(
+    path: Path, doing: str, error: type[AcclimateError], *, wait: bool = False
+) -> Iterator[None]:
+    """Hold the lock file `path`; another process is told what is being done in the folder, or
+    waits where it said `wait`. The system releases the lock of a process that dies.
+
+    `error` is raised on a file system without locks.
+    """
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunBusy(
+            f"another process is {doing} in {folder}; wait for it, or choose another --out"
+        ) from None
+    except (OSError, NotImplementedError) as problem:
+        if isinstance(problem, OSError) and problem.errno not in (errno.ENOLCK, errno.ENOSYS):
+            raise write_error(path, problem) from problem
+        reason = getattr(problem, "strerror", None) or problem
+        raise error(
+            f"{folder} cannot be locked ({reason}); choose a folder on a file system that has locks"
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: who opened the file before sees that it is gone
+            path.unlink()
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Values of a file, taken out by name, each of the kind that it should be."""
+
+    values: Mapping[str, Any]
+    path: Path
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def text(self, name: str) -> str:
+        return str(self._of(name, str))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(self._list(name, str))
+
+    def table(self, name: str) -> dict[str, Any]:
+        return dict(self._of(name, dict))
+
+    def tables(self, name: str) -> list["Fields"]:
+        return [Fields(values, self.path) for values in self._list(name, dict)]
+
+    def whole(self, name: str, *, least: int = 0, most: int = 1 << 53) -> int:
+        """An integer from `least` to `most`; beyond 2⁵³ none is a count of anything."""
+        value = self.values.get(name)
+        if type(value) is not int or not least <= value <= most:
+            raise DamagedFile(self.path)
+        return value
+
+    def number(self, name: str) -> float:
+        """A finite one."""
+        return _finite(self._of(name, int | float), self.path)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        return tuple(_finite(value, self.path) for value in self._list(name, int | float))
+
+    def _list(self, name: str, kind: Any) -> list[Any]:
+        items = self._of(name, list)
+        if not all(isinstance(value, kind) and not isinstance(value, bool) for value in items):
+            raise DamagedFile(self.path)
+        return list(items)
+
+    def _of(self, name: str, kind: Any) -> Any:
+        value = self.values.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise DamagedFile(self.path)
+        return value
+
+
+def _finite(value: float, path: Path) -> float:
+    try:
+        if math.isfinite(number := float(value)):
+            return number
+    except OverflowError:  # an integer of hundreds of digits
+        pass
+    raise DamagedFile(path)

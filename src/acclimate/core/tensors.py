@@ -1,71 +1,90 @@
 """Named tensors: one way to write them, to take a part of them and to tell them from others."""
 
 import hashlib
+import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from acclimate.core.errors import DamagedFile, NotFinite
-from acclimate.core.files import write_atomically
-from acclimate.core.sealed import SEAL, check_tensors, write_tensors
+from acclimate.core.files import (
+    FORMAT,
+    parse_metadata,
+    require_format,
+    require_regular,
+    write_atomically,
+)
 
 T = TypeVar("T")
-_KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+DIGEST = "content digest"  # the key in a file's metadata of the digest of all the rest
+# The library writes several entries of metadata in no fixed order; in one entry, equal content is
+# equal bytes.
+_ENTRY = "acclimate"
 
 
 def save_tensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    sweep: bool = False,
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """A safetensors file with its checksum, whole or absent; `sweep` as in `write_atomically`."""
-    # The widest first, as the format has them, so that each lies where its numbers may.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, place = {}, 0
-    for name in order:
-        value, start = tensors[name], place
-        place += value.numel() * value.element_size()
-        kind, shape = _KINDS[value.dtype], list(value.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, place]}
-    parts = (_bytes(tensors[name]) for name in order)
-    write_atomically(
-        path, lambda file: write_tensors(file, header, metadata or {}, parts), sweep=sweep
-    )
+    """A safetensors file, whole or absent, with a digest of its content in its metadata."""
+    plain: dict[str, Tensor] = {}
+    storages = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        storage = value.untyped_storage().data_ptr()
+        # The library refuses tensors that share memory.
+        plain[name] = value.clone() if storage in storages else value
+        storages.add(storage)
+    facts = {**(metadata or {}), "format": str(FORMAT)}
+    assert DIGEST not in facts
+    facts[DIGEST] = _content_digest(plain, facts)
+    entry = {_ENTRY: json.dumps(facts, sort_keys=True)}
+    write_atomically(path, lambda file: _save(plain, file, entry))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
+def _save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, file, metadata)
+    except SafetensorError as error:  # of the disk, as "… (os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    facts = {key: value for key, value in metadata.items() if key != DIGEST}
+    text = json.dumps(facts, sort_keys=True) + tensors_digest(tensors.items())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a file of `save_tensors`, checked; a missing file is the caller's to
-    explain."""
-    check_tensors(path)
+    """(tensors, metadata) of a file of `save_tensors`, compared with their digest; a missing file
+    is the caller's to explain."""
+    require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = dict(file.metadata() or {})
-    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):
+            metadata = parse_metadata(file.metadata())
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):
         raise DamagedFile(path) from None
-    metadata.pop(SEAL, None)
+    if metadata.pop(DIGEST, None) != _content_digest(tensors, metadata):
+        raise DamagedFile(path)
+    require_format(int(metadata.pop("format")), path)
     return tensors, metadata
 
 
@@ -73,7 +92,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The metadata alone, without looking at the rest of the file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
+            return parse_metadata(file.metadata())
     except (SafetensorError, OSError, ValueError):
         raise DamagedFile(path) from None
 
@@ -119,5 +138,5 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
-        digest.update(_bytes(values))
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -2,9 +2,6 @@
 
 The random numbers are drawn on the CPU for the whole global batch and then sliced, so that a
 sample looks the same whichever process, and whichever share of the batch, handles it.
-
-On a GPU the host only asks for work, while it has a network to ask for work too: what counts there
-is how many operations there are, hardly how large they are.
 """
 
 from collections.abc import Sequence
@@ -57,10 +54,6 @@ class Draws:
         """The numbers of some of the samples, in the order of `indices`."""
         return Draws(self.size, self.order, *(getattr(self, name)[indices] for name in _ARRAYS))
 
-    def sent(self, device: torch.device) -> "Numbers":
-        """Where the images are."""
-        return Numbers(self.size, self.order, sent(torch.from_numpy(self.packed()), device))
-
     def packed(self) -> np.ndarray:
         """float32 [11,k], to be sent in one piece: what `crop_and_flip` takes, the factors of
         _JITTERS (hue in sixths of a turn), and whether grey."""
@@ -69,15 +62,6 @@ class Draws:
         crop = (mirrored, tall, 2 * left, 2 * top, wide, tall)
         jitter = (self.brightness, self.contrast, self.saturation, 6 * self.hue)
         return np.stack([*crop, *jitter, self.grey.astype(np.float32)])
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """`Draws` as `augment` takes them."""
-
-    size: tuple[int, int]
-    order: tuple[str, ...]
-    values: Tensor  # [11,k]
 
 
 def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws:
@@ -121,13 +105,11 @@ def _boxes(count: int, height: int, width: int, rng: np.random.Generator) -> np.
 
 
 @torch.no_grad()
-def augment(images: Tensor, numbers: Numbers) -> Tensor:
+def augment(images: Tensor, draws: Draws) -> Tensor:
     """[b,3,h,w] floats in 0..1 -> the same shape and range; `images` is left as it is."""
-    values, order = numbers.values, numbers.order
-    if tuple(images.shape[2:]) != numbers.size or len(images) != values.shape[1]:
-        raise ValueError(
-            f"numbers for {values.shape[1]} of {numbers.size}, images {list(images.shape)}"
-        )
+    if tuple(images.shape[2:]) != draws.size or len(images) != len(draws):
+        raise ValueError(f"numbers for {len(draws)} of {draws.size}, images {list(images.shape)}")
+    values, order = sent(torch.from_numpy(draws.packed()), images.device), draws.order
     height, width = images.shape[2:]
     on_cpu = images.device.type == "cpu"
     chunk = max(1, (_CPU_PIXELS if on_cpu else _GPU_PIXELS) // (height * width))
@@ -156,10 +138,7 @@ def crop_and_flip(images: Tensor, crop: Tensor) -> Tensor:
     """
     height, width = images.shape[2:]
     axes = crop.view(3, 2, len(images), 1, 1)
-    if height == width:
-        x, y = _sampled(width, axes).unbind()
-    else:
-        x, y = _sampled(width, axes[:, 0]), _sampled(height, axes[:, 1])
+    x, y = _sampled(width, axes[:, 0]), _sampled(height, axes[:, 1])
     grid = torch.stack(torch.broadcast_tensors(x, y.transpose(1, 2)), dim=-1)  # type: ignore[no-untyped-call]
     # As F.grid_sample, whose checks are written in Python.
     return torch.grid_sampler(images, grid.to(images.dtype), _BILINEAR, _BORDER, False)
@@ -167,7 +146,7 @@ def crop_and_flip(images: Tensor, crop: Tensor) -> Tensor:
 
 def _sampled(side: int, axes: Tensor) -> Tensor:
     """Where along an axis an image of `side` pixels takes them from, -1 and 1 being the edges:
-    [3,...,b,1,1] -> [...,b,1,side]. The factor is the extent, negative where it is mirrored."""
+    [3,b,1,1] -> [b,1,side]. The factor is the extent, negative where it is mirrored."""
     factor, twice_start, extent = axes.unbind()
     centres = _pixel_centres(side, axes.device)
     return (factor * centres).add_(twice_start).add_(extent).div_(side).sub_(1)
@@ -176,14 +155,7 @@ def _sampled(side: int, axes: Tensor) -> Tensor:
 @cache
 def _pixel_centres(side: int, device: torch.device) -> Tensor:
     """Of an image whose edges are at -1 and 1: [side]"""
-    return _there((torch.arange(side, device=device) * 2 + 1) / side - 1)
-
-
-def _there(made: Tensor) -> Tensor:
-    """Others use it on streams of their own."""
-    if made.is_cuda:
-        torch.cuda.current_stream(made.device).synchronize()
-    return made
+    return (torch.arange(side, device=device) * 2 + 1) / side - 1
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -219,7 +191,7 @@ def _trapezia(device: torch.device) -> tuple[Tensor, ...]:
     """How much of the chroma each channel has at hue h, the hexcone's trapezia: red |h − 3| − 1,
     green 2 − |h − 2|, blue 2 − |h − 4|, each clamped to 0..1. Three of [3,1,1]"""
     numbers = [[3.0, 2.0, 4.0], [1.0, -1.0, -1.0], [-1.0, 2.0, 2.0]]
-    return _there(torch.tensor(numbers, device=device).view(3, 3, 1, 1)).unbind()
+    return torch.tensor(numbers, device=device).view(3, 3, 1, 1).unbind()
 
 
 def luminance(images: Tensor) -> Tensor:

@@ -4,14 +4,12 @@ Because a step's rows depend only on (seed, step), a resumed run needs no sample
 process can work out its own share of the same batch.
 """
 
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,12 +19,9 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
-from acclimate.data.augment import Draws, Numbers, draw
-from acclimate.data.on_device import Held, OnDevice, SideStream, sent
-from acclimate.data.recorded import Recorder, augmented_images
-from acclimate.data.source import ImageSource, Source, to_float
-
-T = TypeVar("T")
+from acclimate.data.augment import augment, draw
+from acclimate.data.on_device import sent
+from acclimate.data.source import Source, read_ahead, to_float
 
 
 @dataclass(frozen=True)
@@ -170,19 +165,19 @@ def support_size(count: int, share: float) -> int:
     return min(max(round(count * share), 1), count - 1)
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """What threads make of a step's rows, on the device: images as stored, or features."""
+class _Drawn(NamedTuple):
+    """This process's share of a step."""
 
-    stored: Tensor
-    y: Tensor
-    domain: Tensor
-    numbers: Numbers | None  # of images that are to be augmented
+    step: int
+    size: int  # of the whole batch
+    share: slice
+    rows: np.ndarray
+    domains: np.ndarray
 
 
 @dataclass(frozen=True)
 class Loader:
-    """This process's batches, decoded and, for images, augmented on the device."""
+    """This process's batches, decoded ahead and, for images, augmented on the device."""
 
     source: Source
     sampler: Sampler
@@ -190,133 +185,47 @@ class Loader:
     world: World
     seed: int
     augmented: bool
-    ahead: int = 2
 
     def batches(self, start: int, stop: int) -> Generator[Batch]:
-        """Batches of steps `start`..`stop`-1, `ahead` of them being loaded in the background."""
-        # Closed here: an error that comes out of a future keeps all frames that it went through.
-        if self.world.device.type == "cuda":
-            with closing(self._in_background(start, stop, self._loaded_aside())) as loaded:
-                yield from self._finished_ahead(loaded)
-        else:
-            with closing(self._in_background(start, stop, self.batch)) as made:
-                for _, future in made:
-                    yield future.result()
+        """Batches of steps `start`..`stop`-1."""
+        drawn: deque[_Drawn] = deque()
 
-    def _in_background(
-        self, start: int, stop: int, load: Callable[[int], T]
-    ) -> Generator[tuple[int, "Future[T]"]]:
-        """The steps, and what threads make of them, as many being made as are `ahead`."""
-        # For a GPU two threads: while one waits for its copy, the other keeps the decoders busy.
-        workers = 2 if self.world.device.type == "cuda" else 1
-        with ThreadPoolExecutor(workers, "batches") as pool:
-            waiting: deque[tuple[int, Future[T]]] = deque()
-            try:
-                for step in range(start, stop):
-                    waiting.append((step, pool.submit(load, step)))
-                    if len(waiting) > self.ahead:
-                        yield waiting.popleft()
-                while waiting:
-                    yield waiting.popleft()
-            finally:
-                for _, future in waiting:
-                    future.cancel()
+        def parts() -> Iterator[np.ndarray]:
+            for step in range(start, stop):
+                drawn.append(self._draw(step))
+                yield drawn[-1].rows
 
-    def _finished_ahead(self, loaded: Iterator[tuple[int, "Future[_Loaded]"]]) -> Iterator[Batch]:
-        """On a GPU whoever trains augments, too: its calls are few beside those of a step, and made
-        by another thread each would hold up the step for longer than it takes. The GPU does it
-        beside the step before, on a stream of its own."""
-        device = self.world.device
-        side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        recorder, again, held = Recorder(), self._loaded_aside(), Held()
-
-        def begun(step: int, future: "Future[_Loaded]") -> tuple[Batch, torch.cuda.Event]:
-            try:
-                found = future.result()
-            except torch.OutOfMemoryError:  # in the middle of a step; now there is none
-                found = again(step)
-            with torch.cuda.stream(side):
-                batch, there = self._finished(found, recorder), side.record_event()
-            held.until(there, found)  # which was made on a third stream, and is there
-            return batch, there
-
-        def given(batch: Batch, there: torch.cuda.Event) -> Iterator[Batch]:
-            now = torch.cuda.current_stream(device)
-            now.wait_event(there)
-            try:
-                yield batch
-            finally:
-                held.until(now.record_event(), batch)
-
-        ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
-        with held:
-            for step, future in loaded:
-                if ahead and not future.done():  # nobody waits for the next but one
-                    yield from given(*ahead.popleft())
-                ahead.append(begun(step, future))
-                if len(ahead) > 1:
-                    yield from given(*ahead.popleft())
-            while ahead:
-                yield from given(*ahead.popleft())
-
-    def _loaded_aside(self) -> Callable[[int], _Loaded]:
-        """On a stream of each thread's own."""
-        own = threading.local()
-
-        def load(step: int) -> _Loaded:
-            if not hasattr(own, "side"):
-                own.side = SideStream(self.world.device)
-            side: SideStream = own.side
-            return side(lambda: self._loaded(step, side.staging))
-
-        return load
+        with closing(read_ahead(self.source, parts(), np.concatenate(self.domains))) as read:
+            for stored, good in read:
+                yield self._finish(drawn.popleft(), stored, good)
 
     def batch(self, step: int) -> Batch:
-        return self._finished(self._loaded(step))
+        """The batch of one step."""
+        drawn = self._draw(step)
+        return self._finish(drawn, *self.source.take(drawn.rows))
 
-    def _loaded(
-        self, step: int, staging: Callable[[tuple[int, ...]], Tensor] | None = None
-    ) -> _Loaded:
-        """`staging` gives memory to put images in on their way to the device."""
+    def _draw(self, step: int) -> _Drawn:
         rows, domains = self.sampler.rows(step)
         share = self.world.share(len(rows))
-        stored, labels = self._readable(rows[share], domains[share], staging)
-        device, side = self.world.device, stored.shape[-1]
-        numbers = self._draws(step, len(rows), side, share).sent(device) if self.augmented else None
-        y = sent(torch.from_numpy(labels), device)
-        return _Loaded(sent(stored, device), y, torch.from_numpy(domains[share]), numbers)
+        return _Drawn(step, len(rows), share, rows[share], domains[share])
 
-    def _finished(
-        self, loaded: _Loaded, by: Callable[[Tensor, Numbers], Tensor] = augmented_images
-    ) -> Batch:
-        if loaded.numbers is None:
-            x = to_float(loaded.stored, self.world.device)
-        else:
-            x = by(loaded.stored, loaded.numbers)
-        return Batch(x, loaded.y, loaded.domain)
-
-    def _draws(self, step: int, count: int, side: int, share: slice) -> Draws:
-        return draw(count, side, side, stream(self.seed, "augment", step)).take(share)
-
-    def _readable(
-        self,
-        rows: np.ndarray,
-        domains: np.ndarray,
-        staging: Callable[[tuple[int, ...]], Tensor] | None,
-    ) -> tuple[Tensor, np.ndarray]:
-        """An unreadable row gives way to the next readable one of its domain."""
-        if staging is not None and isinstance(self.source, ImageSource | OnDevice):
-            size = self.source.size
-            stored, good = self.source.take(rows, staging((len(rows), 3, size, size)))
-        else:
-            stored, good = self.source.take(rows)
-        labels = self.source.labels[rows]
+    def _finish(self, drawn: _Drawn, stored: Tensor, good: np.ndarray) -> Batch:
+        labels = self.source.labels[drawn.rows]
         for place in np.flatnonzero(~good):
-            row, image = self._substitute(int(rows[place]), self.domains[domains[place]])
+            domain = self.domains[drawn.domains[place]]
+            row, image = self._substitute(int(drawn.rows[place]), domain)
             stored[place], labels[place] = image, self.source.labels[row]
-        return stored, labels
+        device, side = self.world.device, stored.shape[-1]
+        x = to_float(stored, device)
+        if self.augmented:
+            # For the whole batch, so that a sample looks the same whichever process handles it.
+            numbers = draw(drawn.size, side, side, stream(self.seed, "augment", drawn.step))
+            x = augment(x, numbers.take(drawn.share))
+            x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
+        return Batch(x, sent(torch.from_numpy(labels), device), torch.from_numpy(drawn.domains))
 
     def _substitute(self, row: int, domain: np.ndarray) -> tuple[int, Tensor]:
+        """The next readable row of an unreadable row's domain, and what is stored of it."""
         start = int(np.flatnonzero(domain == row)[0])
         for candidate in np.roll(domain, -start)[1:]:
             image, good = self.source.take(np.array([candidate]))

@@ -221,23 +221,20 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
             by_folder[folder].append(name)
     missing, stray, odd = [], [], []
     for folder, names in by_folder.items():
-        present, astray, others = _listing(root, folder)
-        prefix = f"{folder}/" if folder else ""
-        missing += [
-            f"file '{prefix}{name}' is missing"
-            for name in names
-            if name not in present and name not in others
-        ]
-        odd += [
-            f"'{prefix}{name}' is {others[name]}, not a file" for name in names if name in others
-        ]
-        stray += [
-            f"file '{prefix}{name}' leads out of the root" for name in names if name in astray
-        ]
-    addressed = "url" in table.column_names
+        entries, outside = _listing(root, folder)
+        for name in names:
+            path, entry = f"{folder}/{name}" if folder else name, entries.get(name)
+            # A dead link is missing.
+            if entry is None or not (entry.is_file() or Path(entry.path).exists()):
+                missing.append(f"file '{path}' is missing")
+            elif not entry.is_file():
+                kind = odd_kind(Path(entry.path)) or "something else"
+                odd.append(f"'{path}' is {kind}, not a file")
+            elif outside or (entry.is_symlink() and not _inside(entry.path, root)):
+                stray.append(f"file '{path}' leads out of the root")
     remedy = (
         "fetch them with `acclimate build fetch`"
-        if addressed
+        if "url" in table.column_names
         else "restore the files or drop their rows"
     )
     return [
@@ -247,29 +244,17 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
     ]
 
 
-def _listing(root: Path, folder: str) -> tuple[set[str], set[str], dict[str, str]]:
-    """(files of root/folder, those of them that a symbolic link takes out of the root, what else is
-    there and what that is).
+def _listing(root: Path, folder: str) -> tuple[dict[str, os.DirEntry[str]], bool]:
+    """What is in root/folder by name, and whether a symbolic link takes the folder out of the root.
 
     One listing per folder: a query per file takes minutes on two million files of a network drive.
     """
-    real_root = os.path.realpath(root)
-
-    def inside(path: str) -> bool:
-        real = os.path.realpath(path)
-        return real == real_root or real.startswith(real_root.rstrip("/") + "/")
-
     try:
         with os.scandir(root / folder) as entries:
-            files, others = [], {}
-            for entry in entries:
-                if entry.is_file():
-                    files.append(entry)
-                elif os.path.exists(entry.path):  # noqa: PTH110 (many; and a dead link is missing)
-                    others[entry.name] = odd_kind(Path(entry.path)) or "something else"
+            return {entry.name: entry for entry in entries}, not _inside(root / folder, root)
     except (OSError, ValueError):  # a NUL in a name is no name of any file
-        return set(), set(), {}
-    present = {entry.name for entry in files}
-    if not inside(os.path.join(root, folder)):  # noqa: PTH118
-        return present, present, others
-    return present, {e.name for e in files if e.is_symlink() and not inside(e.path)}, others
+        return {}, False
+
+
+def _inside(path: str | Path, root: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))

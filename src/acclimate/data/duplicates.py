@@ -1,4 +1,4 @@
-"""The same picture in several files: by content, and nearly the same by a perceptual hash.
+"""One picture in several files: copies by content, near copies by a perceptual hash.
 
 Whoever trains on one copy and is scored on another is scored on what it was trained on.
 """
@@ -6,10 +6,10 @@ Whoever trains on one copy and is scored on another is scored on what it was tra
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -48,44 +48,114 @@ def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
     if "image" not in table.column_names:
         return None
     names = pc.unique(pc.drop_null(table["image"])).to_pylist()
-    twins = [group for group in _twins(names, root) if len(group) > 1]
-    if not twins:
+    copies = _same_files([root / name for name in names])
+    if not copies:
         return None
-    found = pc.index_in(table["image"], value_set=pa.array(names, pa.string()))
-    file = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    file = pc.index_in(table["image"], value_set=pa.array(names, pa.string()))
+    file = pc.fill_null(file, -1).to_numpy().astype(np.int64)
     first = np.arange(len(names))
-    for group in twins:
-        first[group] = min(group)
+    for places in copies:
+        first[places] = min(places)
     return np.where(file < 0, len(names) + np.arange(len(file)), first[file])
+
+
+def _same_files(paths: Sequence[Path]) -> list[list[int]]:
+    """Places of files with one content, told apart by their size, a block, and then the whole."""
+    groups = [list(range(len(paths)))]
+    for key in (_size, _middle, _whole):
+        finer = []
+        for places in groups:
+            by_key = defaultdict(list)
+            for place in places:
+                with suppress(OSError, ValueError):  # what cannot be read is no copy
+                    by_key[key(paths[place])].append(place)
+            finer += [some for some in by_key.values() if len(some) > 1]
+        groups = finer
+    return groups
+
+
+def _size(path: Path) -> int:
+    size = os.stat(path).st_size  # noqa: PTH116 (many)
+    if size == 0:
+        raise ValueError("an empty file shows nothing")
+    return size
+
+
+def _middle(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
+        return file.read(BLOCK)
+
+
+def _whole(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def near_content(manifest: "Manifest", rows: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of `rows` whose pictures look the same, though their files differ; what cannot be read
     is passed over."""
     with ThreadPoolExecutor() as pool:
-        prints = list(pool.map(lambda row: _fingerprint(manifest, int(row)), rows))
-    known = [(int(row), one) for row, one in zip(rows, prints, strict=True) if one is not None]
+        thumbnails = pool.map(lambda row: _thumbnail(manifest, row), rows.tolist())
+        greys = list(zip(rows.tolist(), thumbnails, strict=True))
+    known = [(row, grey) for row, grey in greys if grey is not None and grey.std() >= FLAT]
+    bits = [perceptual_hash(grey) for _, grey in known]
     pairs = []
-    for a, b in sorted(_candidates([one.bits for _, one in known])):
-        (row, one), (other, two) = known[a], known[b]
-        if one.bits.bit_count() and _near(one, two):
+    for a, b in sorted(_candidates(bits)):
+        (row, grey), (other, compared) = known[a], known[b]
+        apart = (bits[a] ^ bits[b]).bit_count()
+        if apart <= NEAR_BITS and np.abs(grey - compared).mean() <= NEAR_GREY:
             pairs.append((min(row, other), max(row, other)))
     return pairs
 
 
-def joined(codes: np.ndarray, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+def _thumbnail(manifest: "Manifest", row: int) -> np.ndarray | None:
+    """float64 [SIDE, SIDE], grey"""
+    from PIL import Image
+
+    from acclimate.data.images import decode
+
+    try:
+        image = decode(manifest.image_source(row), hint=SIDE).convert("L")
+    except ImageError:
+        return None
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR), dtype=np.float64)
+
+
+def perceptual_hash(grey: np.ndarray) -> int:
+    """Of [SIDE, SIDE]: one bit for each of the lowest frequencies of its cosine transform but the
+    mean, set where it is above their median (pHash)."""
+    from scipy.fft import dctn
+
+    low = dctn(grey, norm="ortho")[:KEPT, :KEPT].ravel()[1:]
+    bits = low > np.median(low)
+    return int("".join("1" if bit else "0" for bit in bits), 2)
+
+
+def _candidates(bits: Sequence[int]) -> set[tuple[int, int]]:
+    """Pairs that agree in one of NEAR_BITS + 1 bands: of those within NEAR_BITS, all do."""
+    bands, width = NEAR_BITS + 1, -(-63 // (NEAR_BITS + 1))
+    found: set[tuple[int, int]] = set()
+    for band in range(bands):
+        buckets = defaultdict(list)
+        for place, value in enumerate(bits):
+            buckets[value >> (band * width) & ((1 << width) - 1)].append(place)
+        for places in buckets.values():
+            found.update(combinations(places, 2))
+    return found
+
+
+def joined(codes: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
     """Codes [n] in which both rows of each pair, and whatever shares a code with them, agree."""
-    parent = {int(code): int(code) for code in np.unique(codes)}
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def top(code: int) -> int:
-        while parent[code] != code:
-            code = parent[code]
-        return code
-
-    for a, b in pairs:
-        low, high = sorted((top(int(codes[a])), top(int(codes[b]))))
-        parent[high] = low
-    return np.array([top(int(code)) for code in codes], dtype=np.int64)
+    names, code = np.unique(codes, return_inverse=True)
+    ends = code[np.array(pairs, dtype=np.int64).reshape(-1, 2)].T
+    graph = coo_array((np.ones(len(pairs)), tuple(ends)), shape=(len(names), len(names)))
+    component = connected_components(graph, directed=False)[1]
+    _, first = np.unique(component, return_index=True)  # the smallest code of each
+    return np.asarray(names[first[component[code]]])
 
 
 def find_duplicates(manifest: "Manifest", rows: np.ndarray) -> list[Group]:
@@ -132,90 +202,3 @@ def _groups(
             labels = {manifest.classes[manifest.label_index[row]] for row in rows}
             domains = {manifest.domain_names[row] for row in rows}
             yield Group(kind, tuple(images), tuple(sorted(labels)), tuple(sorted(domains)))
-
-
-def _twins(names: Sequence[str], root: Path) -> Iterator[list[int]]:
-    """Places among `names` of files with one content."""
-    by_size = defaultdict(list)
-    for place, name in enumerate(names):
-        try:
-            size = os.stat(root / name).st_size  # noqa: PTH116 (many)
-        except (OSError, ValueError):
-            continue
-        if size:
-            by_size[size].append(place)
-    for size, places in by_size.items():
-        for some in _agreeing(places, names, root, partial(_middle, size=size)):
-            yield from _agreeing(some, names, root, _whole)
-
-
-def _agreeing(
-    places: Sequence[int], names: Sequence[str], root: Path, told: Callable[[Path], bytes]
-) -> Iterator[list[int]]:
-    if len(places) < 2:
-        return
-    found = defaultdict(list)
-    for place in places:
-        try:
-            found[told(root / names[place])].append(place)
-        except OSError:
-            continue
-    yield from (some for some in found.values() if len(some) > 1)
-
-
-def _middle(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, (size - BLOCK) // 2))
-        return file.read(BLOCK)
-
-
-def _whole(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-@dataclass(frozen=True)
-class _Print:
-    bits: int  # 63 of them: which low frequencies are above their median
-    grey: np.ndarray  # [SIDE, SIDE]
-
-
-def _fingerprint(manifest: "Manifest", row: int) -> _Print | None:
-    from PIL import Image
-
-    from acclimate.data.images import decode
-
-    try:
-        image = decode(manifest.image_source(row), hint=SIDE).convert("L")
-    except ImageError:
-        return None
-    grey = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR), dtype=np.float64)
-    return None if grey.std() < FLAT else _Print(perceptual_hash(grey), grey)
-
-
-def perceptual_hash(grey: np.ndarray) -> int:
-    """Of [SIDE, SIDE]: one bit for each of the lowest frequencies of its cosine transform but the
-    mean, set where it is above their median (pHash)."""
-    from scipy.fft import dctn
-
-    low = dctn(grey, norm="ortho")[:KEPT, :KEPT].ravel()[1:]
-    bits = low > np.median(low)
-    return int("".join("1" if bit else "0" for bit in bits), 2)
-
-
-def _near(one: _Print, two: _Print) -> bool:
-    apart = (one.bits ^ two.bits).bit_count()
-    return apart <= NEAR_BITS and float(np.abs(one.grey - two.grey).mean()) <= NEAR_GREY
-
-
-def _candidates(bits: Sequence[int]) -> set[tuple[int, int]]:
-    """Pairs that agree in one of NEAR_BITS + 1 bands: of those within NEAR_BITS, all do."""
-    bands, width = NEAR_BITS + 1, -(-63 // (NEAR_BITS + 1))
-    found: set[tuple[int, int]] = set()
-    for band in range(bands):
-        buckets = defaultdict(list)
-        for place, value in enumerate(bits):
-            buckets[value >> (band * width) & ((1 << width) - 1)].append(place)
-        for places in buckets.values():
-            found.update(combinations(places, 2))
-    return found

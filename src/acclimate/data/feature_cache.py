@@ -1,4 +1,6 @@
-"""Features of images on disk: extracted once, for every run that freezes the same backbone.
+"""What runs share on disk: where it lies, how an image is identified, and cached features.
+
+Features are extracted once, for every run that freezes the same backbone:
 
 FOLDER/KEY/             one backbone, by the content of its weights, at one size of images
   about.json            which, for people
@@ -8,8 +10,8 @@ A shard is written whole or not at all, is named by its content and never change
 processes may write at once, and one that is killed loses the shard it was at.
 """
 
-import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,13 +25,41 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from acclimate.core.errors import ConfigError
-from acclimate.core.files import clear_temporary, write_json
+from acclimate.core.files import clear_temporary, parse_metadata, write_json
 from acclimate.core.layout import LOCK
 from acclimate.core.tensors import save_tensors
-from acclimate.data.user_cache import MIB, VARIABLE, user_cache
 
+VARIABLE = "ACCLIMATE_CACHE"
+MIB, GIB = 1 << 20, 1 << 30
 ENDING = ".safetensors"
 IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
+
+
+def user_cache(kind: str) -> Path | None:
+    """The folder for `kind`: in $ACCLIMATE_CACHE, else in the user's cache; None without a home
+    that can be written to."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser() / kind
+    with suppress(OSError, RuntimeError):
+        usual = Path.home() / ".cache" / "acclimate" / kind
+        usual.mkdir(parents=True, exist_ok=True)
+        if os.access(usual, os.W_OK):
+            return usual
+    return None
+
+
+def image_identity(image: str | bytes) -> bytes:
+    """32 bytes: of an encoded image by its content, of a file by its absolute path, size and time
+    of change."""
+    if isinstance(image, bytes):
+        return hashlib.sha256(b"content:" + image).digest()
+    try:
+        facts = os.stat(image)  # noqa: PTH116
+        known = f"{facts.st_size}:{facts.st_mtime_ns}"
+    except (OSError, ValueError):
+        known = "none"  # whoever reads it will say why it cannot be
+    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image)).digest()
 
 
 def cache_folder(beside: Path) -> Path:
@@ -104,6 +134,8 @@ class FeatureCache:
 
         Where there are no locks the worst is that work is done twice.
         """
+        import fcntl  # which Windows does not have
+
         which = hashlib.sha256(b"".join(sorted(images))).hexdigest()[:16]
         with (self.folder / f"{LOCK}-{which}").open("a") as lock:
             with suppress(OSError):
@@ -117,7 +149,7 @@ class FeatureCache:
             images = [row.tobytes() for row in known.numpy()]
             if not any(image in places for image in images):
                 return []
-            features, stored = file.get_tensor(FEATURES), file.metadata()[CHECKSUM]
+            features, stored = file.get_tensor(FEATURES), parse_metadata(file.metadata())[CHECKSUM]
         fits = features.shape == (len(images), self.width) and features.dtype == torch.float32
         if not fits or _checksum(known, features) != stored or not features.isfinite().all():
             raise ValueError

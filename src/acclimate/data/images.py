@@ -1,12 +1,11 @@
 """Any image, from anywhere, to upright 8-bit RGB; or an `ImageError` with a short reason."""
 
 import os
-import re
 import struct
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
@@ -26,14 +25,15 @@ from PIL import (
 
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
-from acclimate.data import effort, readers
+from acclimate.data import readers
 from acclimate.data.formats import HEADER, opener
 
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(f".{kind}" for kind in readers.IMAGE_EXTENSIONS)
 MAX_PIXELS = 100_000_000
+MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
+MOST_WORK = 1_000_000_000  # pixels times scans, beyond: some ten seconds
 Source = Path | bytes
 
-_XMP = re.compile(rb"""tiff:Orientation(?:\s*=\s*["']|>)\s*([1-8])""")
 _FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
 
 
@@ -88,31 +88,26 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS, hint: int | None = N
                 assert plugin is not None
                 image = plugin(file)
         _check_size(image.size, max_pixels)
-        whole = image.size
+        if image.info.get("progressive"):
+            place = file.tell()  # the plugin has read the headers, and reads on from here
+            file.seek(0)
+            check_scans(file.read(), *image.size)
+            file.seek(place)
         if hint is not None:
             image.draft(image.mode, (hint, hint))
-        if image.info.get("progressive"):  # all its coefficients are held, at whatever scale
-            _check_scans(file, whole)
-            effort.claim(whole[0] * whole[1])
-        effort.claim(image.size[0] * image.size[1])
         with _quiet(image.size):
             return _upright_rgb(image)
 
 
-def load(source: Source, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """uint8 [3,size,size]: the whole image squashed to a square, as DomainBed does.
+def load(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """uint8 [3,size,size] of whatever `as_rgb` takes, squashed to a square as DomainBed does.
 
     Bilinear over the shrunken pixel's whole footprint (antialiased), torchvision's default for
     images from files and so what most pretrained weights saw; plain bilinear would alias.
     """
-    with effort.one_image():
-        return _squashed(decode(source, max_pixels=max_pixels, hint=size), size)
-
-
-def as_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """What `load` gives, from whatever a user holds: see `as_rgb`."""
-    with effort.one_image():
-        return _squashed(as_rgb(image, max_pixels=max_pixels, hint=size), size)
+    rgb = as_rgb(image, max_pixels=max_pixels, hint=size)
+    small = rgb.resize((size, size), Image.Resampling.BILINEAR)
+    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
 
 
 def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = None) -> Image.Image:
@@ -248,12 +243,11 @@ def _check_size(size: tuple[int, int] | None, max_pixels: int) -> None:
         raise ImageError(f"{width}x{height} pixels, over the limit of {max_pixels}")
 
 
-def _check_scans(file: IO[bytes], size: tuple[int, int]) -> None:
-    """Of a progressive JPEG; the plugin has read its headers, and will read on from where it is."""
-    place = file.tell()
-    file.seek(0)
-    effort.check_scans(file.read(), *size)
-    file.seek(place)
+def check_scans(data: bytes, width: int, height: int) -> None:
+    """Refuse a progressive JPEG that goes over its pixels too often."""
+    scans = data.count(b"\xff\xda")  # in coded data 0xFF is followed by 0: these are markers
+    if scans > MOST_SCANS and scans * width * height > MOST_WORK:
+        raise ImageError(f"{scans} scans of {width}x{height} pixels, too much work to decode")
 
 
 _QUIET = threading.Lock()
@@ -295,7 +289,7 @@ def _pillow_errors() -> Iterator[None]:
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()
-    turn = _TURNS.get(_orientation_of(image.info))
+    turn = _TURNS.get(orientation(image.info.get("exif")))
     rgb = _rgb(image)
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -362,31 +356,6 @@ def _from_array(array: np.ndarray, *, rows_first: bool) -> Image.Image:
     height, width, _ = planes.shape
     _check_size((width, height), sys.maxsize)
     return Image.fromarray(np.ascontiguousarray(_eight_bits(planes)))
-
-
-def _squashed(image: Image.Image, size: int) -> np.ndarray:
-    small = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
-
-
-def _orientation_of(info: Mapping[Any, Any]) -> int:
-    """As other viewers see it: what EXIF says, in a block or in the text that ImageMagick puts into
-    PNGs, and else what XMP says."""
-    raw = info.get("Raw profile type exif")
-    found = orientation(info.get("exif")) or (orientation(_unpacked(raw)) if raw else 0)
-    if found:
-        return found
-    xmp = info.get("xmp") or info.get("XML:com.adobe.xmp") or b""
-    matched = _XMP.search(xmp if isinstance(xmp, bytes) else str(xmp).encode())
-    return int(matched[1]) if matched else 0
-
-
-def _unpacked(text: object) -> bytes:
-    """The bytes of a raw profile: a name, their number, and they as hexadecimal digits."""
-    try:
-        return bytes.fromhex("".join(str(text).split("\n")[3:]))
-    except ValueError:
-        return b""
 
 
 def orientation(exif: object) -> int:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import DamagedFile, ManifestError, damage_is, unknown
-from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.files import Fields, parse_json
+from acclimate.core.wording import count
 from acclimate.data import readers
 from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
@@ -30,9 +31,7 @@ from acclimate.data.columns import (
     seeded_splits,
 )
 from acclimate.data.duplicates import joined, near_content, same_content
-from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, is_manifest
-from acclimate.data.spreadsheets import with_slashes
-from acclimate.data.writing import VERSION, write_parts
+from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, VERSION
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -114,7 +113,7 @@ class Manifest:
         Without a `split` column, splits are drawn per domain. A manifest keeps its class list.
         """
         path = Path(path).expanduser()
-        if is_manifest(path):
+        if readers.is_manifest(path):
             manifest = cls.read(path)
             return (
                 manifest
@@ -124,7 +123,7 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        table = with_slashes(table, folder)
+        table = readers.with_slashes(table, folder)
         return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
 
     @classmethod
@@ -208,7 +207,7 @@ class Manifest:
 
     def write(self, path: str | Path) -> None:
         """Write Parquet, whole or not at all; the root is stored relative to the file."""
-        write_parts(
+        readers.write_parts(
             Path(path).expanduser(),
             [self.table],
             classes=self.classes,
@@ -347,22 +346,18 @@ class Manifest:
             raise ManifestError(f"row {row} of {self.source} has no image; use features()")
         return self.root / path
 
-    def image_files(self, rows: np.ndarray) -> list[str | None]:
-        """The absolute path of each row's image; None where the manifest holds the image itself."""
-        if "image" not in self.table.column_names:
-            return [None] * len(rows)
-        root = os.fspath(self.root.absolute())
-        paths = self.table["image"].take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
-        files = [None if path is None else os.path.join(root, _usual(path)) for path in paths]  # noqa: PTH118
-        if "bytes" in self.table.column_names:
-            held = self.table["bytes"].is_valid().to_numpy()[rows]
-            return [None if here else file for file, here in zip(files, held, strict=True)]
-        return files
-
     def image_sources(self, rows: np.ndarray) -> Iterator[str | bytes]:
         """As `image_source` of each, paths as text; of many rows in a fraction of the time."""
-        for row, file in zip(rows.tolist(), self.image_files(rows), strict=True):
-            yield os.fspath(self.image_source(row)) if file is None else file
+        root = os.fspath(self.root.absolute())
+        paths: list[str | None] = [None] * len(rows)
+        if "image" in self.table.column_names and "bytes" not in self.table.column_names:
+            paths = self.table["image"].take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
+        for row, path in zip(rows.tolist(), paths, strict=True):
+            if path is None:
+                source = self.image_source(row)
+                yield source if isinstance(source, bytes) else os.fspath(source.absolute())
+            else:
+                yield os.path.join(root, _usual(path))  # noqa: PTH118
 
     def _cell(self, column: str, row: int) -> Any:
         if column not in self.table.column_names:
@@ -404,8 +399,8 @@ class Manifest:
         """Raise one ManifestError that names all problems, a few of each kind."""
         found = self.findings(check_files=check_files)
         if found:
-            count = sum(len(finding.problems) for finding in found)
-            number = "a problem" if count == 1 else f"{count} problems"
+            several = sum(len(finding.problems) for finding in found)
+            number = "a problem" if several == 1 else f"{several} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
 
@@ -413,3 +408,26 @@ class Manifest:
 def _usual(path: str) -> str:
     """As `Path` writes it, which takes its time."""
     return str(PurePath(path)) if "//" in path or "./" in path else path
+
+
+def image_counts(manifest: Manifest) -> dict[str, int]:
+    """Different images of each domain, also of those that were declared and have none."""
+    counts = dict.fromkeys(sorted({*manifest.domains, *manifest.declared_domains}), 0)
+    for name in manifest.domains:
+        counts[name] = len(manifest.one_row_each(manifest.rows(domain=name)))
+    return counts
+
+
+def without_small(manifest: Manifest, least: int) -> tuple[Manifest, dict[str, int]]:
+    """The domains with `least` images or more, and how many images each of the others has."""
+    if least < 1:
+        return manifest, {}
+    small = {name: size for name, size in image_counts(manifest).items() if size < least}
+    return (manifest.without_domains(*small) if small else manifest), small
+
+
+def left_out_sentence(small: dict[str, int], least: int) -> str:
+    """Say which domains `without_small` left out."""
+    listed = ", ".join(f"{name} ({size})" for name, size in small.items())
+    what = count(len(small), "domain")
+    return f"left out {what} with fewer than {count(least, 'image')}: {listed}"

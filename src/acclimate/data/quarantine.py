@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
-from acclimate.core.files import append_line, write_text
-from acclimate.core.sealed import parse_json
+from acclimate.core.files import append_line, parse_json, write_text
 
 
 class Quarantine:

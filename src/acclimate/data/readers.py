@@ -1,24 +1,30 @@
-"""From folder trees, tables and arrays to manifest tables. Nothing here judges the rows."""
+"""From folder trees, tables and arrays to manifest tables, and from those to files.
 
+Nothing here judges the rows.
+"""
+
+import codecs
 import io
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError
-from acclimate.core.files import require_regular
-from acclimate.data.columns import TEXT
+from acclimate.core.files import require_regular, write_atomically
+from acclimate.data.columns import TEXT, Content, conform
 from acclimate.data.formats import DICOM, HEIC, is_of
-from acclimate.data.spreadsheets import read_separated, refuse_workbook
 
 IMAGE_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
@@ -26,6 +32,9 @@ IMAGE_EXTENSIONS = frozenset(
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
+VERSION = 1  # of manifests
+SEPARATORS = ",;\t|"
+_LONGEST_ROW = 1 << 26  # bytes
 _LAYOUT = "put each image under <domain>/<class>/"
 MOST_VISITS = 200  # of one folder, by several links
 
@@ -189,13 +198,15 @@ def read_rows(path: Path) -> pa.Table:
     kind = path.suffix.lower()
     if kind not in TABLE_EXTENSIONS:
         if path.is_file():
-            refuse_workbook(path)
+            with path.open("rb") as file:
+                _refuse_workbook(path.name, file.read(4))
         known = ", ".join(TABLE_EXTENSIONS)
         raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
     try:
-        separated = {".csv": read_separated, ".tsv": read_separated}
-        read = {**separated, ".parquet": read_parquet}.get(kind, _read_json_lines)
-        table = read(path)
+        if kind in (".csv", ".tsv"):
+            table = _read_separated(path)
+        else:
+            table = read_parquet(path) if kind == ".parquet" else _read_json_lines(path)
         table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
         return table
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -256,6 +267,61 @@ def _read_json_lines(path: Path) -> pa.Table:
     return table.drop_columns(empty)
 
 
+def _read_separated(path: Path) -> pa.Table:
+    """The rows of a .csv or .tsv file in UTF-8 or UTF-16, with the separator that its header uses;
+    core columns as text."""
+    require_regular(path)
+    content = path.read_bytes()
+    _refuse_workbook(path.name, content)
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "UTF-16" if marked else "UTF-8"
+    try:
+        text = content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ManifestError(
+            f"{path.name} is not {encoding} at byte {error.start}; save it as CSV (UTF-8)"
+        ) from None
+    if "\0" in text:
+        raise ManifestError(
+            f"{path.name} holds NUL characters: it is UTF-16 without its mark, or no text; save it "
+            f"as CSV (UTF-8)"
+        )
+    header = text.lstrip().splitlines()[:1] or [""]
+
+    def columns(mark: str) -> tuple[int, int]:
+        names = {name.strip(' "').casefold() for name in header[0].split(mark)}
+        return len(names & {*TEXT}), header[0].count(mark)
+
+    # Text by decree: inference would turn label 007 into 7 and domain 2020-01-01 into a date.
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(text.encode()),
+        read_options=pyarrow.csv.ReadOptions(block_size=_LONGEST_ROW, use_threads=False),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=max(SEPARATORS, key=columns), newlines_in_values=True
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
+    )
+
+
+def _refuse_workbook(name: str, start: bytes) -> None:
+    if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise ManifestError(f"{name} is a workbook; save its sheet as CSV (UTF-8) and give that")
+
+
+def with_slashes(table: pa.Table, root: Path) -> pa.Table:
+    """Image paths as Windows writes them, a\\b.jpg, become a/b.jpg, unless a file is called so."""
+    if "image" not in table.column_names or not pa.types.is_string(table["image"].type):
+        return table
+    backslashed = pc.fill_null(pc.match_substring(table["image"], "\\"), False)
+    if not pc.any(backslashed).as_py():
+        return table
+    first = table["image"].filter(backslashed)[0].as_py()
+    if (root / first).exists():
+        return table
+    image = pc.replace_substring(table["image"], "\\", "/")
+    return table.set_column(table.column_names.index("image"), "image", image)
+
+
 def read_arrays(
     X: Any, y: Any, domains: Any, splits: Any = None
 ) -> tuple[pa.Table, tuple[str, ...]]:
@@ -300,3 +366,45 @@ def _png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG", compress_level=1)
     return file.getvalue()
+
+
+def write_parts(
+    path: Path,
+    parts: Iterable[pa.Table],
+    *,
+    classes: Sequence[str],
+    root: Path,
+    domains: Sequence[str] = (),
+) -> None:
+    """A manifest from tables of equal columns, each gone before the next is asked for; whole or
+    not at all."""
+    require_name(path)
+    coming = iter(parts)
+    first = next(coming)
+    named = "image" in first.column_names
+    facts = {
+        "version": VERSION,
+        "classes": tuple(classes),
+        # Without paths the root means nothing, and where it was is nobody's business.
+        "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
+        "domains": tuple(domains),
+    }
+    schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
+    content = Content(json.loads(json.dumps(facts)), schema.names)
+
+    def fill(file: Path) -> None:
+        # Pages have checksums of their own: columns that are not ours are guarded by those alone.
+        options = {"compression": "zstd", "write_page_checksum": True}
+        with pq.ParquetWriter(file, schema, **options) as writer:
+            for part in chain([first], coming):
+                content.add(conform(part, path.name))
+                writer.write_table(part.cast(schema), row_group_size=1 << 16)
+            writer.add_key_value_metadata({SEAL_KEY: content.checksum()})
+
+    write_atomically(path, fill)
+
+
+def require_name(path: Path) -> None:
+    """For those who work long before they write, and want to know at once."""
+    if path.suffix.lower() != ".parquet":
+        raise ManifestError(f"'{path.name}' is no name for a manifest; end it in .parquet")

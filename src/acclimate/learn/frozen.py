@@ -16,11 +16,10 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import require_finite, tensors_digest
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.feature_cache import FeatureCache, cache_folder
+from acclimate.data.feature_cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import Images, ImageSource, numbered, readable
-from acclimate.data.user_cache import GIB, image_identity
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.engine import TORCH
 

@@ -1,6 +1,6 @@
 """A trained model: predictor, Φ and the training domains, as one folder of safetensors and JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,12 +8,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import RunConfig, as_dict, completed, from_dict
+from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
+from acclimate.core.files import Fields, write_document
 from acclimate.core.generators import own_weights, weights_to_come
-from acclimate.core.layout import AGAIN, MODEL, REHEARSAL, RUN, WEIGHTS, is_pruned, stored
-from acclimate.core.sealed import Fields, json_checksum, write_sealed
+from acclimate.core.layout import (
+    AGAIN,
+    CHECKSUMS,
+    MODEL,
+    REHEARSAL,
+    RUN,
+    WEIGHTS,
+    check,
+    is_pruned,
+    stored,
+    write_checksums,
+)
 from acclimate.core.tensors import (
     all_finite,
     below,
@@ -39,19 +50,20 @@ from acclimate.learn.models import freeze_batch_norm as freeze
 from acclimate.learn.ratios import RATIOS
 from acclimate.learn.site import Site
 
-FORMAT = "acclimate-model-1"
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24
 CONFUSION = "rehearsal/confusion"  # the name of that tensor on disk
 
 
 class StartingPoint(NamedTuple):
-    """What adaptation starts from."""
+    """The model that adaptation starts from, and what training knows of label frequencies."""
 
     predictor: Predictor
     embedding: Embedding | None
     table: DomainTable | None
     prior_aware: bool  # it stands under training's label frequencies, whatever the domain
+    label_prior: Sequence[float] = ()  # class frequencies in training, each domain counting equally
+    ratios: Sequence[float] | None = None  # how frequencies vary between domains: see `fit_ratios`
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Trained:
     embedding: Embedding | None = None
     table: DomainTable | None = None
     val_domains: tuple[str, ...] = ()  # they chose the weights
-    test_domains: tuple[str, ...] | None = None  # None: not known, in models of earlier versions
+    test_domains: tuple[str, ...] = ()
     site: Site | None = None  # a rehearsed plain model's second path, over features
     rehearsal: Mapping[str, Any] | None = None
     label_ratios: tuple[float, ...] | None = None  # how frequencies vary: see `fit_ratios`
@@ -87,18 +99,16 @@ class Trained:
 
     def start(self, *, embedding: bool) -> StartingPoint:
         """The predictor to start from with the domain's embedding, or without it."""
+        known: dict[str, Any] = {"label_prior": self.label_prior, "ratios": self.label_ratios}
         if embedding and self.site is not None:
-            backbone = self.predictor.backbone
-            over = self.site
+            assert isinstance(self.predictor, Plain)
+            backbone, over = self.predictor.backbone, self.site
             if not takes_features(self.predictor):
                 over = self.site.over(backbone.extractor or backbone)
-            predictor: Predictor = over.predictor
-            if self.site.scale is not None:
-                assert isinstance(self.predictor, Plain)
-                predictor = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
-            return StartingPoint(predictor, over.embedding, over.table, prior_aware=True)
+            paired = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
+            return StartingPoint(paired, over.embedding, over.table, prior_aware=True, **known)
         aware = self.config.train.prior_aware
-        return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware)
+        return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware, **known)
 
     def digest(self) -> str:
         """Identifies the weights; domain states carry it."""
@@ -116,19 +126,18 @@ class Trained:
                 f"lower the learning rate or set train.optimiser.clip, in a new run folder"
             )
         if self.rehearsal is not None:
-            write_sealed(folder / REHEARSAL, self.rehearsal)
+            write_document(folder / REHEARSAL, self.rehearsal)
         save_tensors(folder / WEIGHTS, tensors)
-        # The description comes last: where it is, the weights are.
-        write_sealed(folder / MODEL, self._description())
+        write_document(folder / MODEL, self._description())
+        write_checksums(folder)  # last: where the list is, all of the model is
 
     def _description(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
             "config": as_dict(self.config),
             "classes": list(self.classes),
             "train_domains": list(self.train_domains),
             "val_domains": list(self.val_domains),
-            "test_domains": None if self.test_domains is None else list(self.test_domains),
+            "test_domains": list(self.test_domains),
             "data": self.data,
             "label_prior": list(self.label_prior),
             "label_ratios": None if self.label_ratios is None else list(self.label_ratios),
@@ -136,7 +145,7 @@ class Trained:
             "in_features": self._in_features(),
             "digest": self.digest(),
             "domains": None if self.table is None else _table_digest(self.table),
-            "rehearsal": None if self.rehearsal is None else json_checksum(self.rehearsal),
+            "rehearsal": self.rehearsal is not None,
         }
 
     def _in_features(self) -> int | None:
@@ -165,8 +174,7 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         tensors, _ = read_tensors(path)
     except FileNotFoundError:
         raise RunError(f"{path} is missing; {AGAIN}") from None
-    stored_config = completed(described.table("config"))
-    config = from_dict(RunConfig, stored_config, where=str(described.path))
+    config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains = described.texts("classes"), described.texts("train_domains")
     digest = described.text("digest")
     predictor, embedding = _networks(config, described, tensors, path)
@@ -178,7 +186,6 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
     if parts := below(tensors, "site."):
         site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path)
         site = site.to(device)
-    val, test = _unseen_domains(described, config)
     found = Trained(
         config,
         classes,
@@ -189,8 +196,8 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         predictor,
         embedding,
         table,
-        val,
-        test,
+        described.texts("val_domains"),
+        described.texts("test_domains"),
         site,
         _rehearsal(described),
         _ratios(described),
@@ -206,7 +213,6 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
 
 
 def _ratios(described: Fields) -> tuple[float, ...] | None:
-    """Models of earlier versions have none."""
     if "label_ratios" not in described:
         return None
     found = described.numbers("label_ratios")
@@ -257,7 +263,7 @@ def _built_whole(
 
 
 def _require_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of another network: an earlier version's, or somebody else's."""
+    """Refuse weights of another network than the one described."""
     own = {} if network is None else network.state_dict()
     # The extractor that both have is stored with the predictor.
     wanted = {key: t.shape for key, t in own.items() if key in tensors or not _extracts(key)}
@@ -266,15 +272,12 @@ def _require_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor], pa
 
 
 def _other_network(path: Path) -> RunError:
-    return RunError(
-        f"{path} holds weights of another network than {MODEL} describes; use the "
-        f"version of acclimate that wrote it, or train again in another folder"
-    )
+    return RunError(f"{path} holds weights of another network than {MODEL} describes; {AGAIN}")
 
 
 def _agree(table: DomainTable, described: Fields) -> None:
-    """The digest of weights leaves the domains out; models of earlier versions have no other."""
-    if "domains" in described and described.text("domains") != _table_digest(table):
+    """The digest of weights leaves the domains out."""
+    if described.text("domains") != _table_digest(table):
         raise DamagedFile(described.path.with_name(WEIGHTS))
 
 
@@ -298,19 +301,15 @@ def _size(described: Fields, config: RunConfig) -> int:
 
 
 def _rehearsal(described: Fields) -> dict[str, Any] | None:
-    """What rehearsal found, if it is what the model was saved with; earlier versions do not say."""
+    """What rehearsal measured, where there was one."""
+    kept = described.values.get("rehearsal")
+    if not isinstance(kept, bool):
+        raise DamagedFile(described.path)
     path = described.path.with_name(REHEARSAL)
-    known = "rehearsal" in described.values
-    if known and described.values["rehearsal"] is None:
-        return None
-    if not path.exists():
-        if known:
-            raise RunError(f"{path} is missing; {AGAIN}")
-        return None
-    found = stored(path)
-    if known and described.text("rehearsal") != json_checksum(found):
-        raise DamagedFile(path)
-    return found
+    try:
+        return stored(path) if kept else None
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing; {AGAIN}") from None
 
 
 def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
@@ -432,37 +431,16 @@ def _extracts(name: str) -> bool:
     return name.startswith("backbone.extractor.")
 
 
-def _unseen_domains(
-    described: Fields, config: RunConfig
-) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Validation and test domains as the run resolved them, roles of its manifest included.
-
-    Models of earlier versions leave that to their run's identity; without one, the settings tell
-    of validation domains that were asked for by name.
-    """
-    known = described
-    if "val_domains" not in known.values:
-        path = described.path.with_name(RUN)
-        known = Fields(stored(path) if path.exists() else {}, path)
-    val = known.texts("val_domains") if "val_domains" in known else config.val_domains
-    return val, known.texts("test_domains") if "test_domains" in known else None
-
-
 def _read_description(folder: Path) -> Fields:
     path = folder / MODEL
     if not folder.exists():
         raise RunError(f"{folder}: no such run folder; train one with `acclimate train`")
-    if not path.exists():
+    if not (folder / CHECKSUMS).exists():
         unfinished = (folder / RUN).exists()
         raise RunError(
             f"{folder}: the run is not finished; repeat its `acclimate train` command to resume it"
             if unfinished
             else f"{folder}: not a run folder (no {MODEL}); give the --out of `acclimate train`"
         )
-    description = stored(path)
-    if description.get("format") != FORMAT:
-        raise RunError(
-            f"{path}: format {description.get('format')}, this version reads {FORMAT}; "
-            f"use the version of acclimate that wrote it"
-        )
-    return Fields(description, path)
+    check(folder)
+    return Fields(stored(path), path)

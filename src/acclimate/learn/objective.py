@@ -47,7 +47,7 @@ class Objective(nn.Module, ABC):
     least_domains: ClassVar[int] = 1
     least_rows: ClassVar[int] = 1  # of a domain in a batch, below which a penalty would be 0
     compilable: ClassVar[bool] = True  # whether the first derivatives of its backbone suffice
-    divisible: ClassVar[bool] = True  # whether its backbone may work a batch off in parts
+    divisible: ClassVar[bool] = True  # whether its backbone may see a batch in micro-batches
     adversary: Adversary | None = None
 
     @abstractmethod

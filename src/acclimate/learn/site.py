@@ -42,6 +42,9 @@ from acclimate.learn.models import (
 from acclimate.learn.objective import Objective
 from acclimate.learn.ratios import fit_ratios
 
+LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
+MOST_FOLDS = 5  # of a rehearsal,
+LEAVE_ONE_OUT = 8  # but up to so many domains, each is a fold of its own
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
@@ -114,14 +117,13 @@ class FeatureRows:
 class Site:
     """Φ, the training domains' μ, and F(x, μ), all over one backbone.
 
-    `scale` is that of the plain model's logits beside those of F, which are averaged with them; in
-    models of earlier versions, where it is None, F alone decides.
+    `scale` is that of the plain model's logits beside those of F, which are averaged with them.
     """
 
     embedding: Embedding
     table: DomainTable
     predictor: Conditioned
-    scale: float | None = None
+    scale: float = 1.0
 
     def over(self, extractor: Backbone) -> "Site":
         """The same for what `extractor` takes, whose features this one was learned from."""
@@ -145,7 +147,7 @@ class Site:
             **{f"embedding.{key}": value for key, value in own if not key.startswith(_SHARED)},
             **{f"predictor.{key}": value for key, value in self.predictor.state_dict().items()},
             **{f"domains/{key}": value for key, value in self.table.tensors().items()},
-            **({} if self.scale is None else {SCALE: torch.tensor(self.scale)}),
+            SCALE: torch.tensor(self.scale),
         }
 
     @classmethod
@@ -159,7 +161,7 @@ class Site:
         path: Path,
     ) -> "Site":
         """Of what a file at `path` should hold."""
-        if "predictor.backbone.mean" not in tensors:
+        if not {"predictor.backbone.mean", SCALE} <= tensors.keys():
             raise DamagedFile(path)
         backbone = _as_they_come(tensors["predictor.backbone.mean"].numel())
         embedding, predictor = build_site(backbone, len(names), classes, config)
@@ -169,8 +171,7 @@ class Site:
         fill(predictor, whole, path)
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(names, states, model, embedding.dim, path)
-        scale = float(tensors[SCALE]) if SCALE in tensors else None
-        return cls(embedding.eval(), table, predictor.eval(), scale)
+        return cls(embedding.eval(), table, predictor.eval(), float(tensors[SCALE]))
 
 
 def _as_they_come(width: int) -> Backbone:
@@ -303,3 +304,8 @@ def _fit(
         total.backward()
         optimiser.step()
         schedule.step()
+
+
+def folds_of(domains: int) -> int:
+    """How many folds a rehearsal has: where there are few domains, each is its own."""
+    return domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS

@@ -4,26 +4,24 @@ sentences.py  what it says, the first sentence first
 grid.py       the model of a table; tables.py fills it: which tables there are, column by column
 export.py     those tables as text, Markdown, LaTeX, CSV and JSON values
 figures/      every figure; its table is in __init__.py
-html.py       one self-contained page, of sections.py, markup.py and assets.py
+page.py       one self-contained page, by templates/
 """
 
 from acclimate.report.figures import write_figures
-from acclimate.report.html import write_page
-from acclimate.results.load import load_domainbed, load_report
+from acclimate.report.page import write_page
+from acclimate.results.comparison import Comparison
+from acclimate.results.load import load_domainbed, load_report, report_of_runs
 from acclimate.results.material import Report
 from acclimate.results.runs import RunView, find_runs
-from acclimate.results.summary import Summary, summarise
-from acclimate.results.tabulate import Results
 
 __all__ = [
+    "Comparison",
     "Report",
-    "Results",
     "RunView",
-    "Summary",
     "find_runs",
     "load_domainbed",
     "load_report",
-    "summarise",
+    "report_of_runs",
     "write_figures",
     "write_page",
 ]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,21 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
 from acclimate.core.plain_text import csv_text
 from acclimate.report.grid import latex_table, markdown
-from acclimate.report.sentences import first_sentence, headline, notes
+from acclimate.report.sentences import first_sentence, notes
 from acclimate.report.tables import results_grid, tests_grid
+from acclimate.results.comparison import ALL, AVERAGE, Comparison, Row
 from acclimate.results.material import Report, alike
 from acclimate.results.protocol import RULES
-from acclimate.results.runs import RunView
 from acclimate.results.statistics import Estimate
-from acclimate.results.summary import Line, Summary
-from acclimate.results.tabulate import ALL, AVERAGE, Results
 
 _MOST_BLOCKS = 3
 
 
-def heading(results: Results) -> str:
+def heading(results: Comparison) -> str:
     return f"{results.dataset}, selected by {results.rule}" if results.rule else results.dataset
 
 
-def caption(results: Results) -> str:
+def caption(results: Comparison) -> str:
     """What the numbers are; the same words in every format."""
     over = "data sets" if results.dataset == ALL else "unseen domains"
     sentences = [
@@ -41,7 +39,7 @@ def caption(results: Results) -> str:
     return " ".join(sentences)
 
 
-def published_note(results: Results) -> str:
+def published_note(results: Comparison) -> str:
     """Where the published rows come from, and what is odd about any of them; "" without them."""
     rows = [row for row in results.rows if row.published]
     sources = list(dict.fromkeys(row.note.partition("; ")[0] for row in rows))
@@ -49,23 +47,17 @@ def published_note(results: Results) -> str:
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in (*sources, *odd))
 
 
-def tests_caption(results: Results) -> str:
+def tests_caption(results: Comparison) -> str:
+    base = results.baseline.algorithm
+    varied = len({row.key.variant for row in results.rows if row.key.algorithm == base}) > 1
     return (
         f"Differences to {results.baseline.label} in points, ± the standard error over trials"
-        f"{', at the same value' if _varied(results) else ''}. "
-        "p: paired t-test over (domain, trial), then corrected by Holm for the methods of this "
-        "table. Trials of one domain are not independent, so with few domains a small p is "
-        "optimistic."
+        f"{', at the same value' if varied else ''}. p: paired t-test over trials, then corrected "
+        "by Holm for the methods of this table."
     )
 
 
-def _varied(results: Results) -> bool:
-    """Whether each variant has a baseline of its own."""
-    base = results.baseline.algorithm
-    return len({row.key.variant for row in results.rows if row.key.algorithm == base}) > 1
-
-
-def to_text(results: Results, *, width: int = 100) -> str:
+def to_text(results: Comparison, *, width: int = 100) -> str:
     """For a terminal: as many columns side by side as fit, the rest below."""
     blocks = _blocks(results, width)
     if len(blocks) <= _MOST_BLOCKS:
@@ -74,7 +66,7 @@ def to_text(results: Results, *, width: int = 100) -> str:
     return f"{text}({len(results.columns)} columns are left out here)\n"
 
 
-def _blocks(results: Results, width: int) -> list[tuple[str, ...]]:
+def _blocks(results: Comparison, width: int) -> list[tuple[str, ...]]:
     first, *widths = results_grid(results).starred().widths
     blocks: list[tuple[str, ...]] = [()]
     room = width - first
@@ -117,13 +109,13 @@ def to_latex(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _label(results: Results) -> str:
+def _label(results: Comparison) -> str:
     """`tab:pacs-oracle`"""
     words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
     return f"tab:{words.strip('-')}"
 
 
-def every(report: Report) -> list[Results]:
+def every(report: Report) -> list[Comparison]:
     """The tables of all rules."""
     return [results for rule in report.rules for results in report.results[rule]]
 
@@ -159,70 +151,61 @@ def _estimate(value: Estimate | None) -> dict[str, Any]:
 def to_dict(report: Report) -> dict[str, Any]:
     """The report as JSON can hold it; shares of 1, `None` for missing."""
     return {
-        **summary_values(report.summary),
+        **comparison_values(report.overall),
         "headline": first_sentence(report),
         "title": report.title,
         "rules": list(report.rules),
-        "runs": _runs(report.runs),
+        "runs": [
+            {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
+            for run in report.runs
+        ],
         "results": [_results(results) for results in every(report)],
         "choices": {
             rule: [asdict(one) for one in report.choices.get(rule, ())] for rule in report.rules
         },
         "failures": [asdict(failure) for failure in report.failures],
         "waiting": report.waiting,
-        "notes": [*report.notes, *notes(report.summary)],
+        "notes": [*report.notes, *notes(report)],
     }
 
 
-def _line(summary: Summary, line: Line) -> dict[str, Any]:
-    key = line.key
-    difference = summary.versus(key)
-    values: dict[str, Any] = {**asdict(key), "label": key.label, "kind": key.kind}
-    for name in ("unseen", "worst", "top5", "seen"):
-        found: Estimate | None = getattr(line, name)
-        values |= {name: found and found.mean, f"{name}_se": found and found.se}
-    gain, closed = difference.gain if difference else None, summary.gap_closed.get(key)
-    return values | {
-        "gain": gain and gain.mean,
-        "gain_se": gain and gain.se,
-        "gap_closed": closed and closed.mean,
-        "gap_closed_se": closed and closed.se,
-        "pairs": difference.pairs if difference else None,
-        "improved": difference.improved if difference else None,
-        "verdict": difference.verdict if difference else None,
-        "runs": line.runs,
-        "seeds": line.seeds,
-        "domains": line.domains,
-    }
-
-
-def summary_values(summary: Summary) -> dict[str, Any]:
-    """The whole summary as JSON can hold it; shares of 1, `None` for missing."""
-    keys = [line.key for line in summary.lines]
+def comparison_values(found: Comparison) -> dict[str, Any]:
+    """The methods that were scored, each with its means and its difference to the baseline."""
     return {
-        "headline": headline(summary),
-        "baseline": asdict(summary.baseline),
-        "lines": [_line(summary, line) for line in summary.lines],
-        "domains": [
+        "baseline": asdict(found.baseline),
+        "lines": [
             {
-                "domain": row.domain,
-                "scores": [{**asdict(key), "top1": row.top1[key]} for key in keys],
+                **_row(row),
+                **{
+                    name: (value := getattr(row, name)) and asdict(value)
+                    for name in ("worst", "top5", "seen", "gap_closed")
+                },
+                "runs": row.runs,
+                "trials": row.trials,
+                "domains": row.domains,
             }
-            for row in summary.domains
+            for row in found.lines
         ],
-        "runs": _runs(summary.runs),
-        "notes": list(notes(summary)),
     }
 
 
-def _runs(found: Sequence[RunView]) -> list[dict[str, Any]]:
-    return [
-        {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
-        for run in found
-    ]
+def _row(row: Row) -> dict[str, Any]:
+    difference = row.difference and {
+        **asdict(row.difference),
+        "interval": row.gain and row.gain.interval,
+        "verdict": row.difference.verdict,
+    }
+    return {
+        **asdict(row.key),
+        "label": row.key.label,
+        "kind": row.key.kind,
+        "cells": {name: value and asdict(value) for name, value in row.cells.items()},
+        "average": row.average and asdict(row.average),
+        "difference": difference,
+    }
 
 
-def _results(results: Results) -> dict[str, Any]:
+def _results(results: Comparison) -> dict[str, Any]:
     return {
         "rule": results.rule,
         "dataset": results.dataset,
@@ -230,14 +213,9 @@ def _results(results: Results) -> dict[str, Any]:
         "baseline": asdict(results.baseline),
         "rows": [
             {
-                **asdict(row.key),
-                "label": row.key.label,
-                "kind": row.key.kind,
+                **_row(row),
                 "published": row.published,
                 "note": row.note,
-                "cells": {name: value and asdict(value) for name, value in row.cells.items()},
-                "average": row.average and asdict(row.average),
-                "test": row.test and asdict(row.test),
                 "best": sorted(name for name in results.best if results.is_best(row, name)),
             }
             for row in results.rows

@@ -9,19 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.wording import DASH, count, percent, signed
+from acclimate.core.wording import count, percent, signed
+from acclimate.results.comparison import Comparison, Difference, Row, against
 from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView
-from acclimate.results.statistics import Estimate, in_percent, in_points
-from acclimate.results.summary import Difference, Line, Summary, against
-from acclimate.results.tabulate import Results, Row
+from acclimate.results.statistics import in_percent, in_points
 
 _Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis
 
 
 def first_sentence(report: Report) -> str:
     """Of an ablation what every algorithm scores; otherwise the first method and the baseline."""
-    return _course(report) or headline(report.summary)
+    return _course(report) or headline(report)
 
 
 def _course(report: Report) -> str:
@@ -43,7 +42,7 @@ def _adaptive_first(name: str) -> tuple[bool, str]:
     return not AlgorithmName.of(name).adaptive, name
 
 
-def _by_algorithm(results: Results, order: Sequence[str]) -> _Rows:
+def _by_algorithm(results: Comparison, order: Sequence[str]) -> _Rows:
     known = {row.key: row for row in results.rows if row.average is not None and not row.published}
     names = sorted({key.algorithm for key in known}, key=_adaptive_first)
     found = {name: [known.get(Key.usual(name, variant)) for variant in order] for name in names}
@@ -71,144 +70,130 @@ def _ends(rows: _Rows, baseline: Key) -> str:
         low, high = ({row.key.variant: row for row in found}[end] for end in (first, last))
         label = Key.usual(name).label
         scores.append(f"{label} {in_percent(low.average)} to {in_percent(high.average)} %")
-        if low.test is not None and high.test is not None:
+        if low.gain is not None and high.gain is not None:
             gaps.append(
-                f" {label} less {baseline.label}: {in_points(low.test.difference)} points at "
-                f"{first}, {in_points(high.test.difference)} at {last}."
+                f" {label} less {baseline.label}: {in_points(low.gain)} points at {first}, "
+                f"{in_points(high.gain)} at {last}."
             )
     return f", from {first} to {last}: {', '.join(scores)}.{''.join(gaps)}"
 
 
-def headline(summary: Summary) -> str:
+def headline(report: Report) -> str:
     """The main result in a sentence that claims no more than the seeds bear out."""
-    if not summary.lines:
-        if any(run.rehearsal is not None for run in summary.finished):
+    found = report.overall
+    if not found.lines:
+        if any(run.rehearsal is not None for run in report.finished):
             return (
                 "No domain was kept unseen to be scored; what to expect at a new one, rehearsal "
                 "tells below."
             )
-        if summary.finished:
+        if report.finished:
             return "No finished run has scores on unseen test domains."
         return "No run is finished, so there is nothing to compare yet."
-    contenders = summary.contenders
-    if not contenders:
-        return f"{_by_itself(summary.lines[0])} There is no run to compare with it."
-    difference = summary.versus(contenders[0])
-    assert difference is not None
-    if summary.line(difference.against) is None:
-        line = summary.line(contenders[0])
-        assert line is not None
-        wanted = summary.baseline.label
-        return f"{_by_itself(line)} There is no finished {wanted} run to compare it with."
-    return compared(summary, difference)
+    first = next(iter(found.contenders), None)
+    if first is None:
+        return f"{_by_itself(found.lines[0])} There is no run to compare with it."
+    if first.difference is None or found.row(first.difference.against) is None:
+        wanted = found.baseline.label
+        return f"{_by_itself(first)} There is no finished {wanted} run to compare it with."
+    return compared(first.difference)
 
 
-def _by_itself(line: Line) -> str:
-    if line.unseen is None:
-        return f"No trial of {line.key.label} has all of its unseen domains yet."
-    value = line.unseen.mean
+def _by_itself(row: Row) -> str:
+    if row.average is None:
+        return f"No trial of {row.key.label} has all of its unseen domains yet."
     return (
-        f"On {count(line.domains, 'domain')} never seen in training, {line.key.label} scores "
-        f"{percent(value)} % over {count(line.unseen.n, 'seed')}."
+        f"On {count(row.domains, 'domain')} never seen in training, {row.key.label} scores "
+        f"{percent(row.average.mean)} % over {count(row.average.n, 'seed')}."
     )
 
 
-def compared(summary: Summary, difference: Difference) -> str:
+def compared(difference: Difference) -> str:
     """`On 20 domains never seen in training, DA-ERM scores …`, worded by the verdict."""
-    line, against = difference.line.label, difference.against.label
+    line, other = difference.line.label, difference.against.label
     if difference.gain is None:
-        mine, base = summary.line(difference.line), summary.line(difference.against)
-        scores = [
-            percent(found.unseen.mean) if found and found.unseen else DASH for found in (mine, base)
-        ]
-        return (
-            f"On domains never seen in training, {line} scores {scores[0]} % and {against} "
-            f"{scores[1]} %, but they cannot be compared in pairs: {difference.remark}."
-        )
-    ending = {
-        "better": "",
-        "few seeds": f"; {_too_few(difference.gain)}",
-        "worse": f", so {line} is worse here",
-        "noise": ", no difference beyond noise",
-        "one seed": "; more seeds are needed to tell it from noise",
-    }[difference.verdict]
+        return f"{line} and {other} cannot be compared in pairs: {difference.remark}."
+    ending = _ending(
+        difference,
+        better="",
+        worse=f", so {line} is worse here",
+        noise=", no difference beyond noise",
+    )
     return (
         f"On {count(len(difference.changes), 'domain')} never seen in training, {line} scores "
-        f"{percent(difference.after)} % and {against} {percent(difference.before)} %: "
+        f"{percent(difference.after)} % and {other} {percent(difference.before)} %: "
         f"{in_points(difference.gain)} points over {count(difference.gain.n, 'seed')}{ending}."
     )
 
 
-def _too_few(gain: Estimate) -> str:
-    return f"{count(gain.n, 'seed')} are too few to tell it from noise"
+def _ending(difference: Difference, *, better: str, worse: str, noise: str) -> str:
+    """The words for the verdict, or that seeds are too few for one."""
+    endings = {"better": better, "worse": worse, "noise": noise}
+    seeds = count(difference.gain.n if difference.gain else 0, "seed")
+    few = f"; {seeds} cannot tell it from noise"
+    return endings.get(difference.verdict, few)
 
 
-def findings(summary: Summary) -> list[str]:
+def findings(found: Comparison) -> list[str]:
     """What else the page should say: other contenders, controls and ceilings."""
-    found = []
-    for key in summary.contenders[1:]:
-        difference = summary.versus(key)
-        if difference is not None and difference.gain is not None:
-            found.append(compared(summary, difference))
-    for line in summary.lines:
-        if line.key.kind == "control":
-            found += _control(summary, line.key)
-        elif line.key.kind == "ceiling":
-            found += _ceiling(summary, line)
-    return found
+    said = [
+        compared(row.difference)
+        for row in found.contenders[1:]
+        if row.difference is not None and row.gain is not None
+    ]
+    said += [_control(one) for one in found.controls if one.gain is not None]
+    said += [
+        _ceiling(found, row.difference)
+        for row in found.lines
+        # A ceiling of another algorithm is none of the baseline's.
+        if row.difference is not None
+        and row.gain is not None
+        and row.key.kind == "ceiling"
+        and row.difference.against == replace(row.key, method="none")
+    ]
+    return said
 
 
-def _control(summary: Summary, key: Key) -> Iterable[str]:
-    difference = summary.difference(key, replace(key, method="embedding"))
-    if difference is None or difference.gain is None:
-        return
-    ending = {
-        "better": "it does better with the wrong one, which speaks against the method here",
-        "worse": "what it gets from the embedding is about the domain",
-        "noise": "no difference beyond noise, so nothing shows that it uses the domain's own",
-        "one seed": "more seeds are needed to tell it from noise",
-        "few seeds": _too_few(difference.gain),
-    }[difference.verdict]
-    yield (
+def _control(difference: Difference) -> str:
+    ending = _ending(
+        difference,
+        better=": it does better with the wrong one, which speaks against the method here",
+        worse=": what it gets from the embedding is about the domain",
+        noise=": no difference beyond noise, so nothing shows that it uses the domain's own",
+    )
+    return (
         f"Control: given another domain's embedding, {difference.against.label} scores "
-        f"{percent(difference.after)} % ({in_points(difference.gain)} points): {ending}."
+        f"{percent(difference.after)} % ({in_points(difference.gain)} points){ending}."
     )
 
 
-def _ceiling(summary: Summary, line: Line) -> Iterable[str]:
-    told = {"oracle-prior": "each domain's true label frequencies"}
-    base = replace(line.key, method="none")
-    difference = summary.difference(line.key, base)
-    if difference is None or difference.gain is None:
-        return
+def _ceiling(found: Comparison, ceiling: Difference) -> str:
+    gain = ceiling.gain
+    assert gain is not None  # it has been compared
+    known = {"oracle-prior": "each domain's true label frequencies"}
+    told = known.get(ceiling.line.method, "all that is true of each domain")
     sentence = (
-        f"Ceiling: told {told.get(line.key.method, 'all that is true of each domain')}, which no "
-        "method may know, "
-        f"{base.label} scores {percent(difference.after)} % ({in_points(difference.gain)} points)"
+        f"Ceiling: told {told}, which no method may know, {ceiling.against.label} scores "
+        f"{percent(ceiling.after)} % ({in_points(gain)} points)"
     )
-    contender = next(iter(summary.contenders), None)
-    rival = contender and summary.difference(contender, base)
-    if rival and rival.gain and rival.verdict == "better" and difference.verdict == "better":
-        share = rival.gain.mean / difference.gain.mean
-        sentence += f"; {rival.line.label} gains {100 * share:.0f} % of that without labels"
-    above = _above(summary, difference)
-    if signed(difference.gain.mean).startswith("−"):
-        yield (
+    if signed(gain.mean).startswith("−"):
+        return (
             f"{sentence}: less than without, so that it is no ceiling here; a correction by "
             "frequencies needs probabilities that can be trusted."
         )
-        return
+    rivals = [
+        one.difference
+        for one in found.contenders
+        if one.difference is not None and one.difference.against == ceiling.against
+    ]
+    first = next(iter(rivals), None)
+    if first and first.gain and first.verdict == ceiling.verdict == "better":
+        share = 100 * first.gain.mean / gain.mean
+        sentence += f"; {first.line.label} gains {share:.0f} % of that without labels"
+    above = ", ".join(one.line.label for one in rivals if one.gain and one.gain.mean > gain.mean)
     if above:
         sentence += f"; {above} is above it, for frequencies are not all that a domain tells"
-    yield sentence + "."
-
-
-def _above(summary: Summary, ceiling: Difference) -> str:
-    """Methods that score more than a ceiling does, by name."""
-    assert ceiling.gain is not None
-    found = (summary.difference(key, ceiling.against) for key in summary.contenders)
-    higher = [one for one in found if one and one.gain and one.gain.mean > ceiling.gain.mean]
-    return ", ".join(one.line.label for one in higher)
+    return sentence + "."
 
 
 def _heads(runs: Sequence[RunView]) -> Iterable[str]:
@@ -227,33 +212,43 @@ def _heads(runs: Sequence[RunView]) -> Iterable[str]:
         )
 
 
-def notes(summary: Summary) -> Iterable[str]:
+def notes(report: Report) -> Iterable[str]:
     """What a careful reader must know before trusting the means."""
     yield from (
-        f"{found.remark}."
-        for found in summary.differences
-        if found.remark and found.gain and found.line.kind == "method"  # others only repeat it
+        f"{row.difference.remark}."
+        for row in report.overall.lines
+        # Controls and ceilings only repeat it.
+        if row.difference and row.difference.remark and row.gain and row.key.kind == "method"
     )
-    yield from _heads(summary.finished)
+    yield from _heads(report.finished)
     families: dict[Key, list[RunView]] = defaultdict(list)
-    for run in summary.finished:
+    for run in report.finished:
         families[Key.usual(run.algorithm, run.variant)].append(run)
-    covered = [sorted((run.data, run.replicate) for run in runs) for runs in families.values()]
-    paired = len(covered) > 1 and all(one == covered[0] for one in covered)
-    swept = any(run.trial is not None for run in summary.finished)
-    if paired and not swept and len({data for data, _ in covered[0]}) > 1:
+    if report.sweep is None:  # a sweep says itself what is missing, and draws settings on purpose
+        yield from _unplanned(families)
+    if all(run.draw == 0 for run in report.finished):
+        yield from _unequal(report.overall.baseline, families)
+
+
+def _unplanned(families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
+    """In what runs that nobody planned differ, or do not differ."""
+    covered = [sorted((run.data, run.seed) for run in runs) for runs in families.values()]
+    alike = len(covered) > 1 and all(one == covered[0] for one in covered)
+    if alike and len({data for data, _ in covered[0]}) > 1:
         yield "Each seed has a data set of its own, the same for every algorithm."
     for key in sorted(families, key=lambda key: key.place):
-        runs = families[key]
-        # A sweep says itself which runs are missing, and draws settings on purpose.
-        if not swept:
-            yield from _coverage(key.label, runs, paired=paired)
-        mixed = [path for path, values in _settings(runs).items() if len(values) > 1]
-        if mixed and not swept:
-            listed = ", ".join(mixed)
-            yield f"The runs of {key.label} differ in more than the seed: {listed}."
-    if all(run.draw == 0 for run in summary.finished):
-        yield from _unequal(summary.baseline, families)
+        same: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        for run in families[key]:
+            for domain in {score.domain for score in run.final if score.role == "test"}:
+                same[run.data, run.seed, domain].append(run.name)
+        for names in sorted({tuple(names) for names in same.values() if len(names) > 1}):
+            yield (
+                f"{', '.join(names)} have the same algorithm, data, seed and test domains; "
+                "they are averaged and count as one."
+            )
+        mixed = [name for name, values in _settings(families[key]).items() if len(values) > 1]
+        if mixed:
+            yield f"The runs of {key.label} differ in more than the seed: {', '.join(mixed)}."
 
 
 def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
@@ -273,25 +268,6 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
         ]
         if unequal:
             yield f"{plain.label} and {adaptive.label} also differ in {', '.join(unequal)}."
-
-
-def _coverage(label: str, runs: Sequence[RunView], *, paired: bool) -> Iterable[str]:
-    """`paired`: every algorithm was run on the same data sets, so that their means compare."""
-    if len({run.data for run in runs}) > 1 and not paired:
-        yield f"{label} was run on more than one data set; its means are over all of them."
-    trials: dict[tuple[str, int], dict[str, list[str]]] = {}
-    for run in runs:
-        domains = trials.setdefault((run.data, run.replicate), {})
-        for domain in sorted({score.domain for score in run.final if score.role == "test"}):
-            domains.setdefault(domain, []).append(run.name)
-    if len({frozenset(domains) for domains in trials.values()}) > 1 and not paired:
-        yield f"The seeds of {label} were not scored on the same test domains."
-    together = {tuple(names) for domains in trials.values() for names in domains.values()}
-    for names in sorted(names for names in together if len(names) > 1):
-        yield (
-            f"{', '.join(names)} have the same algorithm, data, seed and test domains; "
-            "they are averaged and count as one."
-        )
 
 
 def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:

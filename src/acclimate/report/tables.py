@@ -4,110 +4,92 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.core.wording import DASH, count, percent, signed
+from acclimate.records.rehearsal import Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
+from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.material import Labels
 from acclimate.results.rehearsals import Kept
 from acclimate.results.runs import Key
 from acclimate.results.selection import Choice
 from acclimate.results.statistics import Estimate, in_words
-from acclimate.results.summary import Line, Summary
-from acclimate.results.tabulate import AVERAGE, Results, Row
 
 GAP_CLOSED = "Gap closed, %"  # between the baseline and the highest ceiling
 _FEW = 6  # columns that stand side by side on a page
 
 
-def comparison(summary: Summary) -> Grid:
-    """One row per line: unseen domains, training domains, difference to the baseline."""
-    base = summary.baseline.label
+def comparison(found: Comparison) -> Grid:
+    """One row per method: unseen domains, training domains, difference to the baseline."""
+    base, lines = found.baseline.label, found.lines
     header = ["Method", "Unseen domains", "Worst unseen domain", "Top-5", "Training domains"]
     header += [f"Difference to {base}", f"Better than {base}", GAP_CLOSED, "Runs", "Domains"]
-    grid = Grid(tuple(header), tuple(tuple(_cells(summary, line)) for line in summary.lines))
-    if not any(line.top5 is not None for line in summary.lines):
+    grid = Grid(tuple(header), tuple(tuple(_cells(row)) for row in lines))
+    if not any(row.top5 for row in lines):
         grid = grid.without("Top-5")
-    if not is_compared(summary):
+    if not found.tested:
         grid = grid.without(f"Difference to {base}", f"Better than {base}")
-    if not summary.gap_closed:
+    if not any(row.gap_closed for row in lines):
         grid = grid.without(GAP_CLOSED)
-    if len({line.domains for line in summary.lines}) < 2:  # the first sentence has the number
+    if len({row.domains for row in lines}) < 2:  # the first sentence has the number
         grid = grid.without("Domains")
     return grid
 
 
-def further(summary: Summary) -> Grid:
+def further(found: Comparison) -> Grid:
     """The comparison without what a table of results has as well."""
-    return comparison(summary).without("Unseen domains", f"Difference to {summary.baseline.label}")
+    return comparison(found).without("Unseen domains", f"Difference to {found.baseline.label}")
 
 
-def is_compared(summary: Summary) -> bool:
-    """Whether any method has its baseline beside it; a ceiling alone is no rival."""
-    found = (summary.versus(key) for key in summary.contenders)
-    return any(one is not None and summary.line(one.against) is not None for one in found)
-
-
-def _cells(summary: Summary, line: Line) -> Iterable[Cell]:
-    yield Cell(line.key.label, badge=line.key.badge)
-    yield from map(accuracy, (line.unseen, line.worst, line.top5, line.seen))
-    versus = summary.versus(line.key)
-    yield difference(versus.gain if versus else None)
-    if versus and versus.pairs:
-        improved = versus.improved / versus.pairs
-        yield Cell(f"{100 * improved:.0f} % of {versus.pairs}", improved)
+def _cells(row: Row) -> Iterable[Cell]:
+    yield Cell(row.key.label, badge=row.badge)
+    yield from map(accuracy, (row.average, row.worst, row.top5, row.seen))
+    yield difference(row.gain)
+    if row.difference is not None and row.gain is not None:
+        improved = row.difference.improved / row.difference.pairs
+        yield Cell(f"{100 * improved:.0f} % of {row.difference.pairs}", improved)
     else:
         yield Cell(DASH)
-    yield accuracy(summary.gap_closed.get(line.key))
-    seeds = f" ({count(line.seeds, 'seed')})" if line.seeds != line.runs else ""
-    yield Cell(f"{line.runs}{seeds}", line.runs)
-    yield number(line.domains)
+    yield accuracy(row.gap_closed)
+    seeds = f" ({count(row.trials, 'seed')})" if row.trials != row.runs else ""
+    yield Cell(f"{row.runs}{seeds}", row.runs)
+    yield number(row.domains)
 
 
-def by_domain(summary: Summary) -> Grid:
-    """One row per test domain, one column per line: means over seeds."""
-    keys = [line.key for line in summary.lines]
-    names = [Cell(key.label, badge=key.badge).marked for key in keys]
-    rows = ((Cell(row.domain), *(share(row.top1[key]) for key in keys)) for row in summary.domains)
-    return Grid(("Unseen domain", *names), tuple(rows))
-
-
-def results_grid(results: Results, columns: Sequence[str] | None = None) -> Grid:
+def results_grid(found: Comparison, columns: Sequence[str] | None = None) -> Grid:
     """One row per method, one column per domain and their average; the best of each is marked."""
-    shown = (*results.columns, AVERAGE) if columns is None else tuple(columns)
+    shown = (*found.columns, AVERAGE) if columns is None else tuple(columns)
     header = ("Method", *("Average" if name == AVERAGE else name for name in shown))
     rows = []
-    for row in results.rows:
+    for row in found.rows:
         values = {**row.cells, AVERAGE: row.average}
-        cells = [accuracy(values.get(name), best=results.is_best(row, name)) for name in shown]
+        cells = [accuracy(values.get(name), best=found.is_best(row, name)) for name in shown]
         rows.append((_name(row), *cells))
     return Grid(header, tuple(rows))
 
 
-def tests_grid(results: Results) -> Grid:
-    """Each method's difference to its baseline, with the paired test."""
-    header = ("Method", f"Difference to {results.baseline.label}", "p", "p (Holm)", "Pairs")
-    tested = [row for row in results.rows if row.test is not None]
+def tests_grid(found: Comparison) -> Grid:
+    """Each method's difference to its baseline, with its test."""
+    header = ("Method", f"Difference to {found.baseline.label}", "p", "p (Holm)", "Pairs")
+    tested = [row for row in found.rows if row.gain is not None and found.tested]
     return Grid(header, tuple((_name(row), *_test(row)) for row in tested))
 
 
-def whole_grid(results: Results) -> Grid:
+def whole_grid(found: Comparison) -> Grid:
     """Both in one, as a page has room for: accuracies, their average and the difference."""
-    grid = results_grid(results)
-    tested = any(row.test is not None for row in results.rows)
-    gain, _, p, _ = tests_grid(results).header[1:]
-
-    def arranged(first: Any, domains: Sequence[Any], overall: Sequence[Any]) -> tuple[Any, ...]:
-        # Where domains are many, what matters most must not lie beyond the edge of the page.
-        early = len(results.columns) > _FEW
-        return (first, *overall, *domains) if early else (first, *domains, *overall)
-
+    grid = results_grid(found)
+    gain, _, p, _ = tests_grid(found).header[1:]
+    first, *names, last = grid.header
+    overall = [last, gain, p] if found.tested else [last]
+    # Where domains are many, what matters most must not lie beyond the edge of the page.
+    early = len(found.columns) > _FEW
     rows = []
-    for row, (name, *domains, average) in zip(results.rows, grid.rows, strict=True):
-        difference, _, p_holm, _ = _test(row)
-        rows.append(arranged(name, domains, [average, *[difference, p_holm] * tested]))
-    first, *columns, last = grid.header
-    return Grid(arranged(first, columns, [last, *[gain, p] * tested]), tuple(rows))
+    for row, (name, *domains, average) in zip(found.rows, grid.rows, strict=True):
+        points, _, p_holm, _ = _test(row)
+        summed = [average, points, p_holm] if found.tested else [average]
+        rows.append((name, *summed, *domains) if early else (name, *domains, *summed))
+    header = (first, *overall, *names) if early else (first, *names, *overall)
+    return Grid(header, tuple(rows))
 
 
 def _name(row: Row) -> Cell:
@@ -116,11 +98,11 @@ def _name(row: Row) -> Cell:
 
 def _test(row: Row) -> tuple[Cell, Cell, Cell, Cell]:
     """Difference, p, p after Holm's correction, pairs."""
-    test = row.test
-    if test is None:
+    test = row.difference
+    if test is None or test.gain is None:
         return Cell(DASH), Cell(DASH), Cell(DASH), Cell(DASH)
     return (
-        difference(test.difference),
+        difference(test.gain),
         Cell(in_words(test.p), test.p),
         Cell(in_words(test.p_holm), test.p_holm),
         number(test.pairs),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from acclimate.core.errors import RecordError, unknown
-from acclimate.core.sealed import parse_json
+from acclimate.core.files import parse_json
 
 RESULTS = "results.jsonl"
 

@@ -1,6 +1,6 @@
 """From a sweep, a folder of runs or a DomainBed sweep to a `Report`."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.core.layout import RUN
 from acclimate.results import missing
+from acclimate.results.comparison import compare, merged
 from acclimate.results.domainbed import (
     RESULTS,
     RULES_BY_NAME,
@@ -20,19 +21,15 @@ from acclimate.results.material import Labels, Report
 from acclimate.results.observations import (
     Frame,
     Observation,
-    domains_of_a_trial,
     frames_of,
     observations,
     planned_frames,
     without_rows,
 )
 from acclimate.results.protocol import Sweep
-from acclimate.results.published import with_published
-from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs
+from acclimate.results.runs import ERM, Key, RunView, find_runs, sweep_runs, told_apart
 from acclimate.results.selection import Candidate, Choice, applicable, candidates_of, select
-from acclimate.results.summary import summarise, summary_of
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
-from acclimate.results.tabulate import Results, merged, tabulate
 
 
 def load_report(
@@ -40,18 +37,16 @@ def load_report(
     *,
     title: str | None = None,
     baseline: Key | None = None,
-    published: bool = False,
 ) -> Report:
     """Everything that a page, a table or a figure about `folder` is drawn from.
 
-    `baseline` is the sweep's own, or ERM, unless given. `published` adds the paper's rows.
+    `baseline` is the sweep's own, or ERM, unless given.
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
     load = _of_sweep if SweepFolder(folder).exists else _of_runs
     report = load(folder, baseline)
-    report = replace(report, title=title or report.title)
-    return with_published(report) if published else report
+    return replace(report, title=title or report.title)
 
 
 def _of_runs(folder: Path, baseline: Key | None) -> Report:
@@ -67,21 +62,27 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
             "folder that holds the --out of `acclimate train`"
         )
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
-    summary = summarise(runs, baseline or ERM)
-    found = observations(summary.finished)
+    report = report_of_runs(runs, folder, f"Runs in {folder.resolve().name}", baseline or ERM)
+    notes = [f"Sweeps below this folder are left out: {left_out}."] if sweeps else []
+    return replace(report, labels=tuple(_labels(folder)), notes=(*notes, *report.notes))
+
+
+def report_of_runs(
+    runs: Iterable[RunView], folder: Path, title: str, baseline: Key = ERM
+) -> Report:
+    """Of runs that belong to no sweep. Unfinished and damaged ones are listed, uncounted."""
+    views = tuple(told_apart(list(runs)))
+    found = observations(views)
     frames = frames_of(found)
+    tables = compare(found, frames, baseline=baseline, seen=observations(views, "train"))
     return Report(
         folder=folder,
-        title=f"Runs in {folder.resolve().name}",
-        runs=summary.runs,
+        title=title,
+        runs=views,
         rules=("",),
-        summaries={"": summary},
-        results={"": tabulate(found, frames, rule="", baseline=summary.baseline)},
-        labels=tuple(_labels(folder)),
-        notes=(
-            *([f"Sweeps below this folder are left out: {left_out}."] if sweeps else []),
-            *missing.of_scores(found, frames),
-        ),
+        chosen={"": views},
+        results={"": tables},
+        notes=tuple(missing.of_scores(found, frames)),
     )
 
 
@@ -97,11 +98,11 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     choices = {rule: tuple(select(known, rule, expected=sweep.jobs)) for rule in rules}
     empty = without_rows(runs)
     frames = planned_frames(sweep, empty)
-    summaries, results = {}, {}
-    for rule in rules:
-        chosen = _chosen(views, sweep, choices[rule])
-        summaries[rule] = summarise(chosen, baseline, domains_of_a_trial(frames.values()))
-        results[rule] = tabulate(observations(chosen), frames, rule=rule, baseline=baseline)
+    chosen = {rule: tuple(_chosen(views, sweep, choices[rule])) for rule in rules}
+    results = {}
+    for rule, own in chosen.items():
+        seen = observations(own, "train")
+        results[rule] = compare(observations(own), frames, rule=rule, baseline=baseline, seen=seen)
     failures = tuple(_failures(folder, sweep, views))
     stopped = {failure.job for failure in failures}
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
@@ -112,7 +113,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         runs=tuple(runs),
         sweep=sweep,
         rules=rules,
-        summaries=summaries,
+        chosen=chosen,
         results=results,
         choices=choices,
         failures=failures,
@@ -137,7 +138,7 @@ def _one_table(report: Report, sweep: Sweep) -> Report:
     names = {data.name for data in sweep.datasets}
     if sweep.axis is None or len(names) < 2 or any(len(sets) > 1 for sets in variants.values()):
         return report
-    results: dict[str, tuple[Results, ...]] = {
+    results = {
         rule: (merged([one for one in found if one.dataset in names], report.title),)
         for rule, found in report.results.items()
     }
@@ -218,7 +219,6 @@ def load_domainbed(
     *,
     title: str | None = None,
     baseline: Key | None = None,
-    published: bool = False,
 ) -> Report:
     """A sweep of DomainBed under those of its selection rules that can choose something."""
     history = read_domainbed(folder)
@@ -230,27 +230,22 @@ def load_domainbed(
     known = (one.algorithm for found in outcomes.values() for one in found)
     _check_baseline(folder, baseline, known)
     baseline = baseline or ERM
-    summaries, results, notes = {}, {}, list(_history_notes(history))
+    results, notes = {}, list(_history_notes(history))
     for rule, outcome in outcomes.items():
         seen, frames = _seen(outcome), _outcome_frames(outcome)
+        results[rule] = compare(seen, frames, rule=rule, baseline=baseline)
         trials = dict.fromkeys(
             (one.dataset, Key.usual(one.algorithm), "", one.trial) for one in outcome
         )
-        # A line's runs are its trials on each data set, each of all their domains together.
-        made = Counter(key for _, key, _, _ in trials)
-        summaries[rule] = summary_of(seen, made, baseline, domains_of_a_trial(frames.values()))
-        results[rule] = tabulate(seen, frames, rule=rule, baseline=baseline)
         lacking = missing.of_scores(seen, frames, expected=trials, trial="trial")
         notes += [f"Under {rule}, {sentence}" for sentence in lacking]
-    report = Report(
+    return Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
         rules=tuple(outcomes),
-        summaries=summaries,
         results=results,
         notes=tuple(notes),
     )
-    return with_published(report) if published else report
 
 
 def _seen(outcomes: Iterable[Outcome]) -> list[Observation]:

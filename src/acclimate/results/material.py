@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate.core.errors import unknown
+from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
 from acclimate.results.runs import RunView
 from acclimate.results.selection import Choice
-from acclimate.results.summary import Summary
 from acclimate.results.sweep_folder import Failure
-from acclimate.results.tabulate import ALL, Results
 
 if TYPE_CHECKING:
     from acclimate.data.manifest import Manifest
@@ -49,9 +48,9 @@ class Report:
     folder: Path
     title: str
     rules: tuple[str, ...]  # the sweep's own first; ("",) for a folder of plain runs
-    summaries: Mapping[str, Summary]  # by rule: of the chosen runs, variants apart
-    results: Mapping[str, tuple[Results, ...]]  # by rule; one per data set, then ALL if several
+    results: Mapping[str, tuple[Comparison, ...]]  # by rule: per data set, then ALL if several
     runs: tuple[RunView, ...] = ()
+    chosen: Mapping[str, tuple[RunView, ...]] = field(default_factory=dict)  # by rule
     sweep: Sweep | None = None
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
@@ -65,13 +64,19 @@ class Report:
         return self.rules[0]
 
     @property
-    def summary(self) -> Summary:
-        return self.summaries[self.rule]
+    def overall(self) -> Comparison:
+        """Of all data sets, by the first rule: what sentences are about."""
+        return self.results[self.rule][-1]
 
     @property
-    def tables(self) -> list[Results]:
-        """One for each data set."""
-        return [one for one in self.results.get(self.rule, ()) if one.dataset != ALL]
+    def tables(self) -> list[Comparison]:
+        """One for each data set, by the first rule."""
+        return [one for one in self.results[self.rule] if one.dataset != ALL]
+
+    @property
+    def finished(self) -> list[RunView]:
+        """The finished runs that the first rule chose."""
+        return [run for run in self.chosen.get(self.rule, ()) if run.finished is not None]
 
     @property
     def axis(self) -> Axis | None:
@@ -93,7 +98,7 @@ class Report:
     def runs_by_dataset(self) -> dict[str, list[RunView]]:
         """Finished runs of each data set of a sweep, in a fixed order: the first that has what is
         wanted speaks for its data set. Runs on their own are taken together."""
-        runs = sorted(self.summary.finished, key=lambda run: (run.algorithm, run.seed, run.name))
+        runs = sorted(self.finished, key=lambda run: (run.algorithm, run.seed, run.name))
         found: dict[str, list[RunView]] = {name: [] for name in self.datasets or [""]}
         for run in runs:
             if (name := run.dataset if self.sweep is not None else "") in found:
@@ -106,20 +111,13 @@ def limited(report: Report, rules: Sequence[str]) -> Report:
     for rule in rules:
         if rule not in report.rules:
             raise unknown(f"{report.folder} has no results by '{rule}'", rule, report.rules)
-    return replace(
-        report,
-        rules=tuple(dict.fromkeys(rules)),
-        summaries={rule: report.summaries[rule] for rule in rules},
-        results={rule: report.results[rule] for rule in rules},
-        choices={rule: report.choices.get(rule, ()) for rule in rules},
-    )
+    return replace(report, rules=tuple(dict.fromkeys(rules)))
 
 
 def alike(report: Report) -> list[str]:
     """The further rules that give the same tables as the first: with one draw there is nothing to
     choose, and all of them do."""
-
-    def tables(rule: str) -> list[Results]:
-        return [replace(one, rule="") for one in report.results.get(rule, ())]
-
-    return [rule for rule in report.rules[1:] if tables(rule) == tables(report.rules[0])]
+    tables = {
+        rule: [replace(one, rule="") for one in report.results[rule]] for rule in report.rules
+    }
+    return [rule for rule in report.rules[1:] if tables[rule] == tables[report.rule]]

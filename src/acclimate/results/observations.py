@@ -26,10 +26,16 @@ class Observation:
     top1: float
     top5: float | None = None
     images: int = 0
+    run: str = ""
+
+    @property
+    def run_id(self) -> tuple[str, str, int, str]:
+        return self.dataset, self.data, self.trial, self.run
 
 
 Replicate = tuple[str, int]  # data, trial
 Scores = Mapping[Replicate, Mapping[str, Observation]]  # -> domain -> what one method scored on it
+Pairs = dict[Replicate, list[tuple[Observation, Observation]]]  # -> (mine, theirs) per domain
 
 
 def observations(runs: Iterable[RunView], role: str = "test") -> list[Observation]:
@@ -45,6 +51,7 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
             top1=score.top1,
             top5=score.top5,
             images=score.n,
+            run=run.name,
         )
         for run in runs
         if run.finished is not None
@@ -53,34 +60,28 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
     ]
 
 
-def pooled(found: Iterable[Observation]) -> list[Observation]:
-    """As of one data set: a trial covers all of them, and domains of one name are told apart."""
-    rows = list(found)
-    if len({one.dataset for one in rows}) < 2:
-        return rows
-    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in rows]
+def mean_over(cells: Iterable[Observation]) -> float:
+    """Mean accuracy: domains count equally within a data set, and so do data sets."""
+    by_set: dict[str, list[float]] = defaultdict(list)
+    for one in cells:
+        by_set[one.dataset].append(one.top1)
+    return fmean(map(fmean, by_set.values()))
 
 
 def by_method(found: Iterable[Observation]) -> dict[Key, Scores]:
-    """Runs that are the same but for their folder are averaged and count once."""
+    """Scores by method, trial and domain. Runs that differ in their folder alone are averaged, and
+    count once."""
     alike: dict[tuple[Key, Replicate, str], list[Observation]] = defaultdict(list)
     for one in found:
         alike[one.key, (one.data, one.trial), one.domain].append(one)
     methods: dict[Key, dict[Replicate, dict[str, Observation]]] = {}
     for (key, replicate, domain), same in alike.items():
-        trials = methods.setdefault(key, {})
-        trials.setdefault(replicate, {})[domain] = _mean(same)
+        top5 = [one.top5 for one in same if one.top5 is not None]
+        mean = replace(
+            same[0], top1=fmean(one.top1 for one in same), top5=fmean(top5) if top5 else None
+        )
+        methods.setdefault(key, {}).setdefault(replicate, {})[domain] = mean
     return dict(methods)
-
-
-def _mean(same: list[Observation]) -> Observation:
-    top5 = [one.top5 for one in same if one.top5 is not None]
-    return replace(
-        same[0], top1=fmean(one.top1 for one in same), top5=fmean(top5) if top5 else None
-    )
-
-
-Pairs = dict[Replicate, list[tuple[Observation, Observation]]]  # -> (mine, theirs) per domain
 
 
 def paired(mine: Scores, theirs: Scores) -> Pairs:
@@ -108,14 +109,17 @@ class Frame:
     def domains(self, data: str) -> frozenset[str]:
         return self.needed.get(data, frozenset(self.columns))
 
-    def averages(self, scores: Scores) -> dict[Replicate, float]:
-        """Of the trials that have all domains of their data; over fewer it would be another
+    def complete(self, scores: Scores) -> dict[Replicate, list[Observation]]:
+        """The trials that have all domains of their data; a mean over fewer would be another
         quantity."""
         return {
-            (data, trial): fmean(found[name].top1 for name in needed)
-            for (data, trial), found in scores.items()
-            if (needed := self.domains(data)) and needed <= set(found)
+            replicate: [found[name] for name in needed]
+            for replicate, found in scores.items()
+            if (needed := self.domains(replicate[0])) and needed <= set(found)
         }
+
+    def averages(self, scores: Scores) -> dict[Replicate, float]:
+        return {replicate: mean_over(cells) for replicate, cells in self.complete(scores).items()}
 
 
 def frames_of(found: Iterable[Observation]) -> dict[str, Frame]:
@@ -153,10 +157,17 @@ def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
     return {(dataset, score.domain) for dataset, score in scores} - scored
 
 
-def domains_of_a_trial(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
-    """How many test domains a complete trial has, over all data sets, by algorithm and variant."""
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for frame in frames:
-        for line in {(key.algorithm, key.variant) for key in frame.keys}:
-            counts[line] += len(frame.domains(""))
-    return counts
+def pooled(found: Iterable[Observation]) -> list[Observation]:
+    """As of one data set: a trial covers all of them, and domains of one name are told apart."""
+    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in found]
+
+
+def pooled_frame(frames: Mapping[str, Frame]) -> Frame:
+    """What a trial over all data sets should hold."""
+    columns = [
+        f"{dataset}: {name}"
+        for dataset, frame in frames.items()
+        for name in sorted(set().union(*map(frame.domains, frame.needed or {""})))
+    ]
+    keys = dict.fromkeys(key for frame in frames.values() for key in frame.keys)
+    return Frame(tuple(columns), tuple(keys))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import AlgorithmName, digestible
+from acclimate.config import AlgorithmName
+from acclimate.core.files import FORMAT
 
-FORMAT = "acclimate-sweep-1"
 RULES = {
     "training-domains": "validation splits of the training domains",
     "validation-domains": "validation domains, which no run trains on",
@@ -107,8 +107,7 @@ class Sweep:
 
 def job_digest(data_digest: str, config: Mapping[str, Any], weights_digest: str = "") -> str:
     """What makes a job the same job: its data and settings, wherever data and weights lie."""
-    known = digestible(config)
-    settings = {**known, "model": {**known.get("model", {}), "weights": weights_digest}}
+    settings = {**config, "model": {**config.get("model", {}), "weights": weights_digest}}
     text = json.dumps([FORMAT, data_digest, settings], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

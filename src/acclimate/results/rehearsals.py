@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from acclimate.adapt.rehearsal import Promise
+from acclimate.records.rehearsal import Promise
 from acclimate.results.runs import RunView, scores_of
 
 

@@ -9,20 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from acclimate.adapt.rehearsal import Rehearsal
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.errors import DamagedFile, RecordError, RunError, SchemaError, damage_is
-from acclimate.core.layout import DOMAINS, REHEARSAL
-from acclimate.core.sealed import Fields
+from acclimate.core.errors import RecordError, RunError, SchemaError
+from acclimate.core.layout import REHEARSAL
+from acclimate.records.rehearsal import Rehearsal
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 from acclimate.runs.folder import RunFolder, runs_below
-from acclimate.runs.identity import RUN_FORMAT
 from acclimate.runs.records import Finished, Records, Score, Started
 
-_DISTANCES = ("error", "error95", "radius", "bound", "between", "within")
 SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
@@ -100,7 +95,6 @@ class RunView:
     config: Mapping[str, Any] = field(default_factory=dict)
     records: Records = field(default_factory=lambda: Records(()))
     quarantined: tuple[tuple[str, str], ...] = ()  # (image, reason)
-    consistency: Mapping[str, Any] | None = None
     rehearsal: Rehearsal | None = None
     rows: frozenset[str] | None = None  # methods that its scores count for; None: all of them
 
@@ -167,9 +161,6 @@ def _view(run: RunFolder, name: str) -> RunView:
     name = folder.resolve().name if name == "." else name
     try:
         stored = run.identity()
-        version = stored.get("format", RUN_FORMAT)
-        if version != RUN_FORMAT:
-            return RunView(name=name, folder=folder, problem=f"{file}: unknown format {version}")
         source = str(stored.get("source", ""))
         return RunView(
             name=name,
@@ -184,7 +175,6 @@ def _view(run: RunFolder, name: str) -> RunView:
             config=stored["config"],
             records=run.records(),
             quarantined=run.quarantined(),
-            consistency=as_adapt_says(run.consistency(), unit_of_adapt(folder)),
             rehearsal=_rehearsal(run),
         )
     except SchemaError:
@@ -275,68 +265,3 @@ def scores_of(run: RunView, role: str) -> list[Score]:
         if score_of(score) is not None:
             kept[score.domain, score.method] = score
     return list(kept.values())
-
-
-def read_consistency(run: Path) -> dict[str, Any]:
-    """What a run measured of its domain embedding."""
-    folder = RunFolder(run)
-    algorithm = folder.algorithm
-    name = AlgorithmName.of(algorithm)
-    if not name.adaptive:
-        raise RunError(
-            f"{run}: {algorithm} has no domain embedding to speak of; "
-            f"name a run of an adaptive algorithm, such as {name.adaptive_version}"
-        )
-    path = folder.consistency_file
-    if not path.exists():
-        raise RunError(
-            f"{run} has no {path.name}; finish the run by repeating its command, "
-            f"or train again if an older version made it"
-        )
-    stored = folder.consistency() or {}
-    with damage_is(RunError, "restore it, or train again"):
-        _require_measured(Fields(stored, path))
-    return as_adapt_says(stored, unit_of_adapt(run)) or {}
-
-
-def unit_of_adapt(run: Path) -> float | None:
-    """What `adapt` divides distances by: the root of μ's dimensions. None where the run has no map
-    of its domains."""
-    try:
-        with safe_open(run / DOMAINS, "numpy") as file:
-            return math.sqrt(file.get_slice("mu").get_shape()[1])
-    except (OSError, SafetensorError, IndexError):
-        return None
-
-
-def as_adapt_says(stored: dict[str, Any] | None, unit: float | None) -> dict[str, Any] | None:
-    """What a run measured of its embedding, in `unit`s of distance. What is damaged stays so."""
-    if stored is None or unit is None:
-        return stored
-    divisors = {**dict.fromkeys(_DISTANCES, unit), "variance": unit**2}
-
-    def divided(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: value / divisors[key] if key in divisors and value is not None else value
-            for key, value in values.items()
-        }
-
-    try:
-        lists = {name: [divided(row) for row in stored[name]] for name in ("points", "domains")}
-        return {**divided(stored), **lists}
-    except (KeyError, TypeError, AttributeError, ArithmeticError):
-        return stored
-
-
-def _require_measured(measured: Fields) -> None:
-    """That theorems can be worked out for it: numbers that are finite, and none below 0."""
-    domains, points = measured.tables("domains"), measured.tables("points")
-    numbers = [row.number(name) for row in domains for name in ("variance", "bound")]
-    numbers += [point.number(name) for point in points for name in ("error", "error95")]
-    numbers += [measured.number(name) for name in ("between", "within") if name in measured]
-    for row in (*domains, *points):
-        row.whole("n", least=1)
-    for row in domains:
-        row.text("domain")
-    if not domains or min(numbers) < 0:
-        raise DamagedFile(measured.path)

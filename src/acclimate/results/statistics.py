@@ -1,4 +1,4 @@
-"""How sure a number is: means with errors, Student's t, the paired test, Holm's correction.
+"""How sure a number is: means with errors, Student's t, Holm's correction.
 
 Every mean ± error and every "beyond noise" of a table, a sentence or a figure comes from here.
 SciPy takes a quarter of a second to import, which only a verdict or a test pays.
@@ -33,21 +33,31 @@ class Estimate:
         return cls(fmean(known), se, len(known))
 
     @property
-    def verdict(self) -> str:
-        """Of a difference: "better" or "worse" where Student's interval over seeds leaves out 0,
-        else "noise"; "one seed" or "few seeds" where there is no interval to go by."""
-        if self.se is None:
-            return "one seed"
-        if self.n < ENOUGH_SEEDS:
-            return "few seeds"
-        if abs(self.mean) <= max(_t(self.n - 1) * self.se, _ROUNDING):
-            return "noise"
-        return "better" if self.mean > 0 else "worse"
+    def interval(self) -> tuple[float, float] | None:
+        """Student's interval over seeds; `None` where they are too few to tell."""
+        if self.se is None or self.n < ENOUGH_SEEDS:
+            return None
+        from scipy.special import stdtrit
+
+        reach = float(stdtrit(self.n - 1, 0.5 + CONFIDENCE / 2)) * self.se
+        return self.mean - reach, self.mean + reach
 
     @property
     def clear(self) -> bool:
-        """Whether a difference is beyond noise."""
-        return self.verdict in ("better", "worse")
+        """Whether a difference is beyond noise by its own test, uncorrected."""
+        return verdict_of(self, difference_p(self)) in ("better", "worse")
+
+
+def verdict_of(gap: Estimate, p: float | None) -> str:
+    """What may be said of a difference whose p is this: "better" or "worse" where p is below 1 -
+    `CONFIDENCE`, else "noise"; "one seed" or "few seeds" where seeds are too few to tell."""
+    if gap.se is None:
+        return "one seed"
+    if gap.n < ENOUGH_SEEDS or p is None:
+        return "few seeds"
+    if p >= 1 - CONFIDENCE:
+        return "noise"
+    return "better" if gap.mean > 0 else "worse"
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
@@ -58,29 +68,12 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     with a small whole does not weigh more, as it would in a mean of ratios.
     """
     whole = Estimate.of(wholes)
-    if whole is None or whole.verdict != "better":
+    if whole is None or whole.mean <= 0 or not whole.clear:
         return None
     share = fmean(parts) / whole.mean
     left = Estimate.of(a - share * b for a, b in zip(parts, wholes, strict=True))
     assert left is not None and left.se is not None  # there are seeds enough for a verdict
     return Estimate(share, left.se / whole.mean, whole.n)
-
-
-def _t(freedom: int) -> float:
-    """The two-sided point of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
-
-
-def paired_p(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Two-sided paired t-test; `None` for fewer than two pairs or for equal differences."""
-    gain = Estimate.of(a - b for a, b in pairs)
-    if gain is None or gain.se is None or gain.se * gain.n**0.5 < 1e-12:
-        return None
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(gain.n - 1, -abs(gain.mean / gain.se)))
 
 
 def difference_p(gap: Estimate) -> float | None:

@@ -15,16 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from acclimate.config import completed
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
-from acclimate.core.files import clear_temporary
-from acclimate.core.layout import LOCK
-from acclimate.core.locks import locked
-from acclimate.core.sealed import Fields, read_sealed, write_sealed
-from acclimate.results.protocol import FORMAT, Axis, DataSet, EmbeddingJob, Job, Sweep
+from acclimate.core.files import Fields, clear_temporary, locked, read_document, write_document
+from acclimate.core.layout import CHECKSUMS, LOCK, check, write_checksums
+from acclimate.core.layout import SWEEP as DEFINITION
+from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.runs.folder import SHARED, RunFolder
 
-DEFINITION = "sweep.json"
 State = Literal["done", "failed", "started", "waiting"]
 
 
@@ -77,24 +74,21 @@ class SweepFolder:
         return self._labels / f"{data_digest[:16]}.json"
 
     def write(self, sweep: Sweep) -> None:
-        write_sealed(self.path / DEFINITION, {"format": FORMAT, **asdict(sweep)})
+        write_document(self.path / DEFINITION, asdict(sweep))
+        write_checksums(self.path)
 
     def read(self) -> Sweep:
         path = self.path / DEFINITION
         remedy = "restore it, or choose another --out"
+        if (self.path / CHECKSUMS).exists():
+            check(self.path, SweepError, remedy)
         try:
             with damage_is(SweepError, remedy):
-                stored = read_sealed(path)
-                version = Fields(stored, path).text("format")
+                stored = read_document(path)
         except FileNotFoundError:
             raise SweepError(
                 f"{self.path}: no sweep in it (no {path.name}); make one with `acclimate sweep`"
             ) from None
-        if version != FORMAT:
-            raise SweepError(
-                f"{path}: format {version}, this version reads {FORMAT}; "
-                f"use the version of acclimate that wrote it"
-            )
         with damage_is(SweepError, remedy):
             try:
                 return _sweep(Fields(stored, path))
@@ -106,13 +100,13 @@ class SweepFolder:
         if not path.exists():
             return None
         try:
-            return Failure(**read_sealed(path))
+            return Failure(**read_document(path))
         except (AcclimateError, OSError, TypeError):
             error = f"{path.name} is damaged"
             return Failure(job=job, error=error, traceback="", time="", attempts=1)
 
     def write_failure(self, failure: Failure) -> None:
-        write_sealed(self.failure_file(failure.job), asdict(failure))
+        write_document(self.failure_file(failure.job), asdict(failure))
 
     def forget_failure(self, job: str) -> None:
         self.failure_file(job).unlink(missing_ok=True)
@@ -137,13 +131,13 @@ class SweepFolder:
         """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""
         for path in sorted(self._labels.glob("*.json")):
             try:
-                yield read_sealed(path)
+                yield read_document(path)
             except (AcclimateError, OSError):
                 continue
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out."""
-        return locked(self.path / LOCK, "running the sweep", SweepError, remove=False)
+        return locked(self.path / LOCK, "running the sweep", SweepError)
 
     def clear_temporary(self) -> None:
         """Remove what a killed driver left of files it was writing; runs are their workers'."""
@@ -166,14 +160,12 @@ def _sweep(stored: Fields) -> Sweep:
         stored.text(name)
     parts = {
         "datasets": _datasets(stored.tables("datasets")),
-        # Earlier sweeps did not have them.
-        "draws": _datasets(stored.tables("draws") if "draws" in stored else ()),
+        "draws": _datasets(stored.tables("draws")),
         "embeddings": tuple(EmbeddingJob(**_named(found)) for found in stored.tables("embeddings")),
         "jobs": tuple(map(_job, stored.tables("jobs"))),
         "axis": Axis(**stored.table("axis")) if "axis" in stored else None,
     }
-    rest = {key: value for key, value in stored.values.items() if key != "format"}
-    sweep = Sweep(**{**rest, **parts})
+    sweep = Sweep(**{**stored.values, **parts})
     if not {job.dataset for job in sweep.jobs} <= {data.name for data in sweep.datasets}:
         raise DamagedFile(stored.path)
     return sweep
@@ -200,10 +192,11 @@ def _job(found: Fields) -> Job:
 
 def _named(found: Fields) -> dict[str, Any]:
     """What a job and an EmbeddingJob have in common, checked."""
-    config = completed(found.table("config"))
-    adapt = Fields(Fields(config, found.path).table("adapt"), found.path)
-    if "methods" in adapt.values:
-        adapt.texts("methods")  # rows of tables go by these
+    config = found.table("config")
+    if "adapt" in config:
+        adapt = Fields(Fields(config, found.path).table("adapt"), found.path)
+        if "methods" in adapt.values:
+            adapt.texts("methods")  # rows of tables go by these
     if "drawn" in found.values:
         found.text("drawn")
     if "needs" in found:

@@ -4,7 +4,7 @@ No random state is kept: each step seeds itself from (seed, phase, step).
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import DamagedFile, RunError, damage_is
-from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.files import Fields, parse_json
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.runs.averaging import Average
-
-Write = Callable[[Path, Mapping[str, Tensor], Mapping[str, str] | None], None]
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,12 @@ def save_checkpoint(
     average: Average | None = None,
     *,
     seconds: float = 0.0,
-    parts: int = 1,
-    write: Write = save_tensors,
+    micro_batches: int = 1,
 ) -> None:
     """`optimiser` where steps are yet to be taken; its state is twice as large as the weights.
 
-    `seconds` that the run has worked until now, over all its sessions; `parts` in which it works
-    a batch off, which are as much a part of its numbers as the batch is."""
+    `seconds` that the run has worked until now, over all its sessions; `micro_batches`
+    are as much a part of its numbers as the batch is."""
     tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
@@ -69,9 +66,9 @@ def save_checkpoint(
         "progress": json.dumps(progress.__dict__),
         "scalars": json.dumps(scalars),
         "seconds": repr(seconds),
-        "parts": str(parts),
+        "micro_batches": str(micro_batches),
     }
-    write(path, tensors, metadata)
+    save_tensors(path, tensors, metadata)
 
 
 def load_checkpoint(
@@ -140,16 +137,16 @@ def _seconds(path: Path) -> float:
         return 0.0  # whoever needs the checkpoint will say that it is damaged
 
 
-def parts_of(checkpoint: Path) -> int | None:
-    """In which a phase worked its batches off; None where it has yet to begin."""
+def micro_batches_of(checkpoint: Path) -> int | None:
+    """In which a phase was trained so far; None where it has yet to begin."""
     try:
-        return max(int(read_metadata(checkpoint).get("parts", 1)), 1)
+        return max(int(read_metadata(checkpoint).get("micro_batches", 1)), 1)
     except (FileNotFoundError, DamagedFile, ValueError):
         return None  # whoever needs the checkpoint will say that it is damaged
 
 
-def save_weights(path: Path, module: nn.Module, write: Write = save_tensors) -> None:
-    write(path, module.state_dict(), None)
+def save_weights(path: Path, module: nn.Module) -> None:
+    save_tensors(path, module.state_dict())
 
 
 def load_weights(path: Path, module: nn.Module) -> None:

@@ -1,71 +1,71 @@
-"""Training steps through torch.compile and CUDA graphs, where that is possible and pays."""
+"""Faster training steps on one GPU, by PyTorch's own means: CUDA graphs and `torch.compile`.
+
+A step of ResNet-50 is some thousand kernels, which the host launches hardly faster than a GPU runs
+them. A CUDA graph launches a backbone's forward and backward passes in one call each, with the same
+kernels and the same numbers. `torch.compile` fuses kernels as well, for half a minute of work.
+Whatever fails here leaves training as it is, and says so.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate.core.distributed import World
-from acclimate.core.generators import turns
-from acclimate.learn.models import Backbone
+from acclimate.learn.models import Backbone, may_draw
+from acclimate.learn.models.micro_batches import keep_buffers
 from acclimate.learn.objective import Objective
 
-# Compiling takes half a minute and makes a step some thousandths of a second shorter than one that
-# is recorded. The whole run counts, not what is left of it: a resumed run must compute as before.
-LEAST_STEPS = 10_000
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a run asks for: `setting` is train.compile; batches have `rows` images of `size` px, of
-    which each of `parts` is worked off by itself."""
-
-    setting: str
-    steps: int
-    rows: int
-    parts: int
-    size: int
-    bf16: bool
-    say: Callable[[str], None] = lambda line: None
+# Below, capturing or compiling takes longer than it saves. The whole run counts, not what is left
+# of it: a resumed run must compute as before.
+GRAPHED_FROM, COMPILED_FROM = 100, 10_000
+SPARE = 3  # times what a pass keeps for gradients; capturing one takes less than two
 
 
 @contextmanager
-def compiled(objective: Objective, wish: Wish | None, world: World) -> Iterator[bool]:
-    """The objective's backbone compiled, for as long as training goes on; whether it is."""
-    if wish is None or wish.setting == "off":
-        yield False
-        return
+def accelerated(
+    objective: Objective,
+    setting: str,
+    steps: int,
+    world: World,
+    say: Callable[[str], None],
+) -> Iterator["FasterBody | None"]:
+    """The objective's backbone graphed or compiled while it is trained, where that is possible and
+    pays. `setting` is train.compile; the value is None where steps go as ever."""
+    compile = setting == "on" or (setting == "auto" and steps >= COMPILED_FROM)
     why = impossible(objective, world)
-    if why or (wish.setting == "auto" and wish.steps < LEAST_STEPS):
-        if why and wish.setting == "on":
-            wish.say(f"not compiled: {why}")
-        yield False
+    if why and setting == "on":
+        say(f"not compiled: {why}")
+    # A replayed graph would draw other random numbers than the step is seeded with.
+    graph = setting == "auto" and steps >= GRAPHED_FROM and not may_draw(objective)
+    if why or not (compile or graph):
+        yield None
         return
-    backbone = trained_backbones(objective)[0]
+    (backbone,) = trained_backbones(objective)
+    backbone.stand_in = body = FasterBody(backbone, say, compile=compile)
     try:
-        why = _tried(backbone, wish, world.device)
-        if why:
-            wish.say(f"not compiled: {why}")
-        yield not why
+        yield body
     finally:
         backbone.stand_in = None
+        for parameter in backbone.parameters():
+            parameter.grad = None  # it may lie in a graph's memory, and would keep it
 
 
 def trained_backbones(objective: Objective) -> list[Backbone]:
     """Those that see images, and learn."""
-    found = [part for part in objective.modules() if isinstance(part, Backbone)]
     return [
-        one
-        for one in found
-        if one.size and one.extractor is None and any(p.requires_grad for p in one.parameters())
+        part
+        for part in objective.modules()
+        if isinstance(part, Backbone)
+        and part.size
+        and part.extractor is None
+        and any(p.requires_grad for p in part.parameters())
     ]
 
 
 def impossible(objective: Objective, world: World) -> str:
-    """Why neither compiled nor recorded steps can be, if so."""
+    """Why steps can neither be graphed nor compiled, if so."""
     if world.device.type != "cuda":
         return "that is for GPUs"
     if world.size > 1:
@@ -78,59 +78,93 @@ def impossible(objective: Objective, world: World) -> str:
     return ""
 
 
-def _tried(backbone: Backbone, wish: Wish, device: torch.device) -> str:
-    """Compile by a first step on nothing, which leaves no trace; why that failed, if it did."""
-    buffers = {name: value.clone() for name, value in backbone.named_buffers()}
-    modes = [(part, part.training) for part in backbone.modules()]
-    try:
-        backbone.stand_in = compile_body(backbone)
-        backbone.train()
-        with turns():
-            for _ in range(3):  # CUDA graphs are recorded after a first pass
-                _step_on_nothing(backbone, wish, device)
-    except Exception as error:  # whatever the compiler and its tools raise
-        backbone.stand_in = None
-        return in_a_line(error)
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for parameter in backbone.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            for name, value in backbone.named_buffers():
-                value.copy_(buffers[name])
-    return ""
+class FasterBody:
+    """Stands in for a backbone's body in training steps, for batches of one shape."""
+
+    def __init__(
+        self, backbone: Backbone, say: Callable[[str], None], *, compile: bool = False
+    ) -> None:
+        self.backbone, self.say, self.compile = backbone, say, compile
+        self._body: Callable[[Tensor], Tensor] | None = None
+        self._shape: torch.Size | None = None
+        self._passes = 0
+        self._kept = 0  # bytes that a pass keeps for gradients
+        self._busy = False  # a graph's memory holds a pass whose gradients may yet be asked for
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None  # averages of weights copy the backbone, and not what makes its steps faster
+
+    def begin_step(self) -> None:
+        self._busy = False
+        if self.compile:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # The first pass is eager where graphs are captured: it loads kernels, and shows how much
+        # memory a pass takes. Compiled numbers differ, so that resumed runs compile at once.
+        if self._passes == (0 if self.compile else 1):
+            self._prepare(x)
+        self._passes += 1
+        if self._body is None or self._busy or x.shape != self._shape or x.requires_grad:
+            before = torch.cuda.memory_allocated(x.device) if x.is_cuda else 0
+            features = self.backbone.normalised_body(x)
+            self._kept = (torch.cuda.memory_allocated(x.device) if x.is_cuda else 0) - before
+            return features
+        self._busy = not self.compile
+        return self._body(x)
+
+    def _prepare(self, x: Tensor) -> None:
+        """Compile or capture on an empty batch; batch norm's statistics stay as they were."""
+        if (
+            not self.compile
+            and x.is_cuda
+            and torch.cuda.mem_get_info(x.device)[0] < SPARE * self._kept
+        ):
+            return
+        try:
+            with keep_buffers(self.backbone):
+                self._body = (compiled if self.compile else graphed)(self.backbone, x)
+            self._shape = x.shape
+        except Exception as error:  # whatever a compiler, or a capture, may stumble over
+            text = " ".join(str(error).split()) or type(error).__name__
+            self.say(f"not {'compiled' if self.compile else 'graphed'}: {text[:200]}")
 
 
-def in_a_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}…"
+class _Body(nn.Module):
+    """A backbone's normalised body as a module, which is what PyTorch makes graphs of."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.backbone.normalised_body(x)
 
 
-def compile_body(backbone: Backbone) -> Callable[[Tensor], Tensor]:
-    """A function, not a module: names of weights stay what they are."""
+def graphed(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Forward and backward passes on batches like `x`, captured as CUDA graphs."""
+    kind = x.device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    # Without autocast's cache, which would keep what lies in a graph's memory for others.
+    with torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False):
+        body: Callable[[Tensor], Tensor] = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+            _Body(backbone), (torch.zeros_like(x),), allow_unused_input=True
+        )
+    return body
+
+
+def compiled(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """`torch.compile` of the passes; its caches on disk make the next run's compilation short."""
     from torch._inductor import config as inductor  # seconds to import, and most runs do without
 
-    options: dict[str, Any] = {"triton.cudagraphs": True}
+    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": True}
     if hasattr(inductor, "deterministic"):
         options["deterministic"] = True  # no kernel is chosen by the clock: resumed runs agree
-    made: Callable[[Tensor], Tensor] = torch.compile(
+    body: Callable[[Tensor], Tensor] = torch.compile(
         backbone.normalised_body, dynamic=False, options=options
     )
-    return made
-
-
-def next_step() -> None:
-    """What the last step left in the memory of CUDA graphs may be overwritten."""
-    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-
-def _step_on_nothing(backbone: Backbone, wish: Wish, device: torch.device) -> None:
-    shape = (wish.rows, 3, wish.size, wish.size)
-    x = torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
-    next_step()
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=wish.bf16):
-        found = backbone(x[:: wish.parts])
-    found.float().sum().backward()
-    for parameter in backbone.parameters():
-        parameter.grad = None
+    learned = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+    for _ in range(3):  # errors come now, those of the backward pass too
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        torch.autograd.grad(body(torch.zeros_like(x)).float().sum(), learned, allow_unused=True)
+    return body

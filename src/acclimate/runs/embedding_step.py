@@ -7,7 +7,7 @@ from acclimate.learn.embeddings import DomainTable, Embedding, FromERM, embed_ro
 from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.domains import load_embedding, sample_rows, save_embedding
 from acclimate.runs.loop import Phase
-from acclimate.runs.predictor_step import Fit
+from acclimate.runs.predictor_step import train_predictor
 from acclimate.runs.records import Validated
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session
@@ -54,10 +54,7 @@ def _learn_baseline(session: Session, embedding: FromERM) -> None:
         # The run's records are of its own predictor.
         return evaluator.validation(step)._replace(scores=[])
 
-    fit = Fit(session, embedding, validate, name="embedding")
-    chosen = fit.choose()
-    if plan.config.train.last_fit:
-        fit.repeat(chosen)
+    train_predictor(session, embedding, validate, name="embedding")
 
 
 def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:

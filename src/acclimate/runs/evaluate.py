@@ -13,9 +13,8 @@ from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import World, joined
 from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
 from acclimate.core.watch import Watch, unwatched
-from acclimate.data.manifest import Manifest
+from acclimate.data.manifest import Manifest, without_small
 from acclimate.data.quarantine import Quarantine
-from acclimate.data.small_domains import without_small
 from acclimate.data.source import open_source
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
@@ -83,11 +82,6 @@ def evaluate_run(
         for score in evaluator.final(step=0, methods=methods):
             scores.append(replace(score, moment="evaluate"))
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
-        if not scores:
-            raise ManifestError(
-                f"the last fit of {run} took in all rows of {manifest.source}, and leaves none to "
-                f"score; its records have the scores of before, or give other data"
-            )
         unreadable = sorted(name for name, _ in quarantine.entries)
         return Evaluation(scores, unreadable, same_data)
 
@@ -131,10 +125,8 @@ def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data:
     train = tuple(name for name in manifest.domains if name in trained.train_domains)
     val = tuple(name for name in manifest.domains if name in trained.val_domains)
     test = tuple(name for name in manifest.domains if name not in {*train, *val})
-    if same_data and trained.test_domains is not None:
+    if same_data:
         test = trained.test_domains
-    if not same_data:  # no row of which is known to have been in a last fit
-        config = replace(config, train=replace(config.train, last_fit=False))
     return Plan(config, check_components(config), manifest, train, val, test)
 
 

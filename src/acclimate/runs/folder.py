@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig, completed
+from acclimate.config import RunConfig
 from acclimate.core import layout
 from acclimate.core.errors import RunError, damage_is
-from acclimate.core.locks import locked
-from acclimate.core.sealed import Fields, parse_json, write_sealed
+from acclimate.core.files import Fields, locked, parse_json, write_document
 from acclimate.runs.identity import difference
 from acclimate.runs.records import Finished, Record, Records, append, read
 
@@ -103,7 +102,7 @@ class RunFolder:
             config = Fields(facts.table("config"), self.identity_file)
             config.table("model")
             for part in ("adapt", "data", "embedding", "train"):
-                if part in config.values:  # parts in which all is as it always was may be absent
+                if part in config.values:  # a folder of Φ alone has not all of them
                     config.table(part)
         return found
 
@@ -115,6 +114,9 @@ class RunFolder:
             raise layout.damaged(self.identity_file) from None
 
     def records(self) -> Records:
+        """All of them; those of a finished run are compared with its checksums first."""
+        if (self.path / layout.CHECKSUMS).exists():
+            layout.check(self.path)
         return read(self.records_file)
 
     def append(self, record: Record) -> None:
@@ -122,8 +124,11 @@ class RunFolder:
 
     @property
     def finished(self) -> Finished | None:
-        """The end of the run; None as long as it goes on."""
-        return self.records().finished if (self.path / layout.MODEL).exists() else None
+        """The end of the run; None as long as it goes on. A record that the checksums do not list
+        was written by a process that was killed before it could write them."""
+        if not (self.path / layout.CHECKSUMS).exists():
+            return None
+        return read(self.records_file, first=layout.check(self.path)).finished
 
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""
@@ -152,7 +157,7 @@ class RunFolder:
             return None
 
     def write_consistency(self, measured: Mapping[str, Any]) -> None:
-        write_sealed(self.consistency_file, measured)
+        write_document(self.consistency_file, measured)
 
     def refuse_others(self, wanted: dict[str, Any]) -> None:
         """An error where it holds another one of its kind, or something else."""
@@ -174,7 +179,7 @@ class RunFolder:
         if not self._has_progress:
             for path in (self.records_file, self.quarantine):
                 path.unlink(missing_ok=True)
-            write_sealed(self.identity_file, wanted)
+            write_document(self.identity_file, wanted)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep others out: a second training in the folder would spoil both."""
@@ -193,7 +198,7 @@ class RunFolder:
             return 0
         time = datetime.now(UTC).isoformat(timespec="seconds")
         deleted = [path.name for path in paths]
-        write_sealed(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
+        write_document(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
         freed = 0
         for path in paths:
             facts = path.stat()
@@ -205,16 +210,17 @@ class RunFolder:
         """`config` with what a run that began here decided by its device, wherever it goes on."""
         if not self.exists or not self._has_progress:
             return config
-        began = completed(self.comparable()["config"])
+        began = self.comparable()["config"]
         if config.model.freeze == "auto":
             config = replace(config, model=replace(config.model, freeze=began["model"]["freeze"]))
         if config.adapt.depth == "auto":
-            config = replace(config, adapt=replace(config.adapt, depth=began["adapt"]["depth"]))
+            depth = began.get("adapt", {}).get("depth", "auto")  # a folder of Φ alone has none
+            config = replace(config, adapt=replace(config.adapt, depth=depth))
         return config
 
     @property
     def _has_progress(self) -> bool:
-        marks = (*self.checkpoints(), self.phi, self.path / layout.MODEL)
+        marks = (*self.checkpoints(), self.phi, self.path / layout.CHECKSUMS)
         return any(path.exists() for path in marks)
 
 

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import __version__
-from acclimate.config import RunConfig, as_dict, digestible, flat, spelled_out
+from acclimate.config import RunConfig, as_dict, flat
 from acclimate.core.errors import WeightsError
 
 if TYPE_CHECKING:  # plans come with torch, and identities are read where there is none
     from acclimate.runs.plan import Plan
-
-RUN_FORMAT = "acclimate-run-1"
-EMBEDDING_FORMAT = "acclimate-embedding-1"
 
 
 def json_digest(value: Any) -> str:
@@ -49,7 +46,6 @@ def _content_digest(path: str, size: int, changed: int, inode: int) -> str:
 def run_identity(plan: "Plan") -> dict[str, Any]:
     """What makes a run the same run; the rest of it is for people."""
     return {
-        "format": RUN_FORMAT,
         "version": __version__,
         "config": as_dict(plan.config),
         "data": plan.manifest.digest(),
@@ -65,7 +61,6 @@ def run_identity(plan: "Plan") -> dict[str, Any]:
 def learned_identity(plan: "Plan", data_digest: str) -> dict[str, Any]:
     """What makes the Φ that a plan learns the same Φ; `data_digest` is of the data as given."""
     return {
-        "format": EMBEDDING_FORMAT,
         "version": __version__,
         "config": _step_a(plan.config),
         "data": data_digest,
@@ -84,7 +79,6 @@ def embedding_identity(
     part, nor whether it has use for a Φ at all.
     """
     return {
-        "format": EMBEDDING_FORMAT,
         "config": _step_a(config),
         "data": data_digest,
         "held_out": sorted(held_out),
@@ -106,8 +100,8 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """The first thing in which two identities differ, in words."""
     if stored["data"] != wanted["data"]:
         return "its data differ"
-    old, new = (flat(spelled_out(one["config"])) for one in (stored, wanted))
-    if "weights" in stored:  # by content; runs of earlier versions only know the path
+    old, new = (flat(one["config"]) for one in (stored, wanted))
+    if "weights" in stored:  # by content, wherever the file lay
         old.pop("model.weights", None)
         new.pop("model.weights", None)
         if "weights" in wanted and stored["weights"] != wanted["weights"]:
@@ -122,7 +116,7 @@ def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
 
 def settings_digest(identity: dict[str, Any]) -> str:
     """Of the settings, with the weights by content."""
-    config = digestible(identity["config"])
+    config = identity["config"]
     model = {**config["model"], "weights": identity.get("weights", "")}
     return json_digest({**config, "model": model})
 
@@ -145,8 +139,8 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
     model = whole["model"]
     embedding = find_embedding(config.embedding.name).build
     if issubclass(embedding, FromERM):
-        return digestible(_baseline(config) | {"embedding": embedding.identity(config.embedding)})
-    found = {
+        return _baseline(config) | {"embedding": embedding.identity(config.embedding)}
+    return {
         "seed": config.seed,
         "data": _inputs(whole),
         "model": {
@@ -159,7 +153,6 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
         "embedding": embedding.identity(config.embedding),
         "train": {"precision": whole["train"]["precision"]},
     }
-    return digestible(found)
 
 
 def _inputs(whole: dict[str, Any]) -> dict[str, Any]:
@@ -174,16 +167,12 @@ def _baseline(config: RunConfig) -> dict[str, Any]:
     weights = model.pop("weights")
     model["pretrained"] = model["pretrained"] and not weights
     del model["condition"]  # how μ enters is the adaptive predictor's
-    return digestible(
-        {
-            "seed": config.seed,
-            "data": _inputs(whole),
-            "model": model,
-            "train": {
-                key: value for key, value in whole["train"].items() if key != "checkpoint_every"
-            },
-            "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
-            "val_domains": whole["val_domains"],
-            "test_domains": whole["test_domains"],
-        }
-    )
+    return {
+        "seed": config.seed,
+        "data": _inputs(whole),
+        "model": model,
+        "train": {key: value for key, value in whole["train"].items() if key != "checkpoint_every"},
+        "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
+        "val_domains": whole["val_domains"],
+        "test_domains": whole["test_domains"],
+    }

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from acclimate.config import AverageConfig, OptimiserConfig
-from acclimate.core.distributed import World, return_freed_memory
+from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.generators import own_generator, turns
 from acclimate.core.progress import phase_name
@@ -24,19 +23,20 @@ from acclimate.core.randomness import derive
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models import may_draw
+from acclimate.learn.models.micro_batches import restore
 from acclimate.learn.objective import Losses, Objective
-from acclimate.runs.averaging import Average, Running
-from acclimate.runs.behind import Saver, saver
+from acclimate.runs.averaging import Average, make_average
 from acclimate.runs.checkpoint import (
     Position,
     load_checkpoint,
     load_weights,
-    parts_of,
+    micro_batches_of,
     save_checkpoint,
     save_weights,
 )
-from acclimate.runs.compiling import Wish, compiled, trained_backbones
+from acclimate.runs.compiling import FasterBody, accelerated, trained_backbones
 from acclimate.runs.folder import RunFolder
+from acclimate.runs.memory import LEAST, LOWER, micro_batch_note
 from acclimate.runs.optimisation import (
     Stepper,
     adversary_moves,
@@ -45,12 +45,10 @@ from acclimate.runs.optimisation import (
     make_optimiser,
     steps_of,
 )
-from acclimate.runs.parts import LOWER, Parts
-from acclimate.runs.recording import FIRST, uncompiled
 from acclimate.runs.records import Loss, Validated
-from acclimate.runs.swad import Swad
 
 Validate = Callable[[int], Validated]  # of a step
+TRIED = 3  # steps of the model after which memory that was enough stays enough
 
 
 @dataclass(frozen=True)
@@ -65,17 +63,6 @@ class Phase:
     keep: Literal["best", "last"] = "last"
     average: AverageConfig = field(default_factory=AverageConfig)
     seeded_as: str = ""  # the phase whose random numbers it draws; its own unless it repeats one
-    planned: int = 0  # steps that schedules go by; its own unless it repeats a part of a phase
-    window: tuple[int, int] | None = None  # steps whose mean is kept, where that was found before
-
-    def averaged(self, module: nn.Module) -> Average | None:
-        if self.window is not None:
-            return Running(module, after=self.window[0] - 1)
-        if self.average.kind == "none":
-            return None
-        if self.average.kind == "swad":
-            return Swad(module, self.average)
-        return Running.of(module, self.average, self.planned or self.steps)
 
 
 @dataclass
@@ -91,11 +78,10 @@ class Loop:
     validate: Validate | None = None
     watch: Watch = unwatched
     say: Callable[[str], None] = lambda line: None
-    wish: Wish | None = None  # to compile
+    compile: str = "off"  # train.compile
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
-    parts: int = 1  # in which backbones work a batch off, where no checkpoint knows better
+    micro_batches: int = 1  # of a batch, where no checkpoint knows better
     _average: Average | None = field(init=False, default=None)
-    _saver: Saver = field(init=False)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
     _in_turn: bool = field(init=False)
@@ -107,7 +93,7 @@ class Loop:
     def run(self) -> Position:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
         optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
-        self._average = self.phase.averaged(self.objective)
+        self._average = make_average(self.objective, self.phase.average, self.phase.steps)
         progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
         if 0 < progress.step < self.phase.steps:
             name = phase_name(self.phase.name)
@@ -118,36 +104,17 @@ class Loop:
             unused = self.objective.adversary is not None
             module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
         self._reset()
-        parts = Parts(self.objective, parts_of(self._checkpoint) or self.parts, self.say)
-        wish = None if parts.count > 1 else self.wish
-        self._saver = saver(self.world)
-        with (
-            self._saver,
-            parts,
-            compiled(self.objective, wish, self.world) as faster,
-            nullcontext() if faster else uncompiled(self.objective, wish, self.world),
-        ):
-            take = Stepper(
-                self.objective,
-                module,
-                optimiser,
-                self.phase.optimiser,
-                self.world.device,
-                self.bf16,
-                faster,
-            )
-            first = progress.step
-            tried = first + (self._tries if self.world.size == 1 else 0)
-            try:
-                with closing(self.loader.batches(first, self.phase.steps)) as batches:
-                    for step, batch in enumerate(batches, start=first):
-                        known = self.prepare(batch)
-                        self._step(take, known, step, parts if step < tried else None)
-                        progress = self._after(optimiser, progress, step + 1, parts.count)
-                        self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
-            except torch.OutOfMemoryError as error:  # statistics may be half a step further
-                raise RunError(self._too_little_memory(progress.step + 1)) from error
-        self._make_room()
+        self.micro_batches = micro_batches_of(self._checkpoint) or self.micro_batches
+        self._divide(self.micro_batches)
+        # Micro-batches are recomputed in the backward pass, which graphs cannot hold.
+        compile = self.compile if self.micro_batches == 1 else "off"
+        try:
+            with accelerated(
+                self.objective, compile, self.phase.steps, self.world, self.say
+            ) as faster:
+                progress = self._steps(module, optimiser, progress, faster)
+        finally:
+            self._divide(1)
         self._agree()
         window = None if self._average is None else self._average.window
         if window is None and self.phase.keep == "best" and progress.best_step is not None:
@@ -156,6 +123,34 @@ class Loop:
             self._average.apply()
             self._agree()
         return progress if window is None else self._averaged(progress, window)
+
+    def _steps(
+        self,
+        module: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        progress: Position,
+        faster: FasterBody | None,
+    ) -> Position:
+        """All steps that are left, with validations and checkpoints."""
+        settings, device, first = self.phase.optimiser, self.world.device, progress.step
+        take = Stepper(self.objective, module, optimiser, settings, device, self.bf16, faster)
+        # The model's first step makes what its optimiser keeps, so that the second takes more, and
+        # the second may be captured as a graph.
+        tried = first + (steps_of(self.objective, TRIED) if self.world.size == 1 else 0)
+        try:
+            with closing(self.loader.batches(first, self.phase.steps)) as batches:
+                for step, batch in enumerate(batches, start=first):
+                    self._step(take, self.prepare(batch), step, may_divide=step < tried)
+                    progress = self._after(optimiser, progress, step + 1)
+                    self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+        except torch.OutOfMemoryError as error:  # statistics may be half a step further
+            raise RunError(self._too_little_memory(progress.step + 1)) from error
+        return progress
+
+    def _divide(self, count: int) -> None:
+        """Let backbones see batches in `count` micro-batches."""
+        for backbone in trained_backbones(self.objective) if self.objective.divisible else ():
+            backbone.micro_batches = count
 
     def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
         """Validation of the mean over a window, which is neither the best nor the last weights."""
@@ -179,25 +174,50 @@ class Loop:
             if progress.best_step is None or path != self._best(progress.best_step):
                 path.unlink()
 
-    @property
-    def _tries(self) -> int:
-        """Steps after which memory that was enough is enough. The model's first one makes what its
-        optimiser keeps, so that the second takes more, and the third may be recorded; in an
-        adversary's turns all take less."""
-        return steps_of(self.objective, FIRST + 1)
-
-    def _step(self, take: Stepper, batch: Batch, step: int, fitting: Parts | None) -> None:
-        planned = self.phase.planned or self.phase.steps
+    def _step(self, take: Stepper, batch: Batch, step: int, *, may_divide: bool) -> None:
         for group in take.optimiser.param_groups:
-            group["lr"] = learning_rate(group["settings"], step, planned)
-        work = partial(self._gradients, take, batch, step)
-        found = work() if fitting is None else fitting.until_it_fits(work, len(batch))
+            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
+        if may_divide:
+            parts = self._divided_gradients(take, batch, step)
+        else:
+            parts = self._gradients(take, batch, step)
         take.move(step)
-        for losses in found:
+        for losses in parts:
             penalised = not adversary_moves(self.objective, step)
-            self._add(losses, len(batch) / len(found), penalised=penalised)
+            self._add(losses, len(batch) / len(parts), penalised=penalised)
         if self._average is not None:
             self._average.update(step + 1)
+
+    def _divided_gradients(self, take: Stepper, batch: Batch, step: int) -> list[Losses]:
+        """Gradients, in twice as many micro-batches as often as a GPU runs out of memory.
+
+        What a failed attempt has changed, statistics and the like, is put back: the next one is a
+        first one again.
+        """
+        before = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
+        while True:
+            try:
+                return self._gradients(take, batch, step)
+            except torch.OutOfMemoryError as error:
+                accelerated_ = [b for b in trained_backbones(self.objective) if b.stand_in]
+                fewest = len(batch) // (2 * self.micro_batches) < LEAST
+                if not accelerated_ and (fewest or not self.objective.divisible):
+                    raise RunError(
+                        f"the GPU's memory is too small for a batch of {len(batch)} images of "
+                        f"{type(self.objective).__name__}; {LOWER}"
+                    ) from error
+            # Outside the handler: the error holds the tensors of the attempt.
+            for parameter in self.objective.parameters():
+                parameter.grad = None
+            restore(before)
+            if accelerated_:  # a graph takes memory of its own: first without one
+                accelerated_[0].stand_in = None
+            else:
+                self.micro_batches *= 2
+                self._divide(self.micro_batches)
+                note = micro_batch_note(self.micro_batches)
+                self.say(f"the GPU's memory is too small for {len(batch)} images: {note}")
+            torch.cuda.empty_cache()
 
     def _gradients(self, take: Stepper, batch: Batch, step: int) -> list[Losses]:
         # Dropout is seeded per step and process, so that nothing of it needs saving.
@@ -209,15 +229,13 @@ class Loop:
     def _too_little_memory(self, step: int) -> str:
         found = f"{phase_name(self.phase.name)}: step {step} found too little of the GPU's memory"
         if self.world.size > 1:
-            return f"{found}; set train.parts, or {LOWER}, in a new run folder"
+            return f"{found}; set train.micro_batches, or {LOWER}, in a new run folder"
         return (
             f"{found}, perhaps because other work takes more of it now; the same command goes on "
             f"at the last checkpoint and sees what fits; or {LOWER}, in a new run folder"
         )
 
-    def _after(
-        self, optimiser: torch.optim.Optimizer, progress: Position, done: int, parts: int
-    ) -> Position:
+    def _after(self, optimiser: torch.optim.Optimizer, progress: Position, done: int) -> Position:
         """Validation, records and checkpoint that are due after `done` steps."""
         last = done == self.phase.steps
         progress = Position(done, progress.best_step, progress.best_score)
@@ -225,7 +243,7 @@ class Loop:
             progress = self._validated(progress)
         if done % self.phase.checkpoint_every == 0 or last:
             self._record(optimiser, done)
-            if self.world.main and (last or not self._saver.writing(self._checkpoint)):
+            if self.world.main:
                 save_checkpoint(
                     self._checkpoint,
                     self.objective,
@@ -233,10 +251,9 @@ class Loop:
                     progress,
                     self._average,
                     seconds=self.clock(),
-                    parts=parts,
-                    write=self._saver.write,
+                    micro_batches=self.micro_batches,
                 )
-                self._saver.then(partial(self._drop_beaten, progress))
+                self._drop_beaten(progress)
             self.world.wait()
             self._since = time.perf_counter()  # nor is that of a checkpoint training time
         return progress
@@ -245,7 +262,6 @@ class Loop:
         assert self.validate is not None
         started = time.perf_counter()
         self.objective.eval()
-        self._make_room()
         self._agree()
         with self._average.applied() if self._average is not None else nullcontext():
             self._agree()  # an average has statistics of its own
@@ -257,20 +273,14 @@ class Loop:
                 progress.best_score is None or mean > progress.best_score
             )
             if better and self.phase.keep == "best" and self.world.main:
-                save_weights(self._best(progress.step), self.objective, self._saver.write)
+                save_weights(self._best(progress.step), self.objective)
         if self._average is not None:
             self._average.validated(progress.step, found.loss)
         if self.world.main:
             for score in found.scores:
                 self.folder.append(score)
-        self._make_room()
         self._since += time.perf_counter() - started  # its time is not training time
         return Position(progress.step, progress.step, mean) if better else progress
-
-    def _make_room(self) -> None:
-        """Between steps and scoring, either of which keeps memory that the other has no use for."""
-        if self.world.device.type == "cpu" and trained_backbones(self.objective):
-            return_freed_memory()
 
     def _agree(self) -> None:
         """Running statistics of batch norm are each process's own: all take the first one's."""

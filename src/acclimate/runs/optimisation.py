@@ -1,4 +1,4 @@
-"""One step of an optimiser: its parameters, learning rate, precision, parts, clipping and turns."""
+"""One step of an optimiser: its parameters, learning rate, precision, clipping and turns."""
 
 import math
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import ChosenAlgorithm
 from acclimate.learn.embeddings import find_embedding
 from acclimate.learn.objective import Adversary, Losses, Objective
-from acclimate.runs.compiling import next_step
+from acclimate.runs.compiling import FasterBody
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,15 @@ class Stepper:
     settings: OptimiserConfig
     device: torch.device
     bf16: bool
-    compiled: bool = False
-
-    def __call__(self, batch: Batch, step: int) -> list[Losses]:
-        """What each part of the batch cost, all parts being of one size."""
-        found = self.gradients(batch, step)
-        self.move(step)
-        return found
+    faster: FasterBody | None = None
 
     def gradients(self, batch: Batch, step: int) -> list[Losses]:
-        """The first half, after which no parameter has moved."""
+        """Gradients, and what each part of the batch cost; no parameter has moved yet."""
         parts = self.settings.accumulate
         self.objective.train()
         self.optimiser.zero_grad(set_to_none=True)
-        if self.compiled:
-            next_step()
+        if self.faster is not None:
+            self.faster.begin_step()
         return [self._gradients(batch.part(part, parts), step, parts) for part in range(parts)]
 
     def move(self, step: int) -> None:
@@ -88,10 +82,10 @@ def check_batches(
     train = config.train
     if main:
         check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
-        if train.parts > 1 and not algorithm.build.divisible:
+        if train.micro_batches > 1 and not algorithm.build.divisible:
             raise ConfigError(
-                f"train.parts is {train.parts}, and {algorithm.name} cannot work a batch off in "
-                f"parts; leave train.parts at 0"
+                f"train.micro_batches is {train.micro_batches}, and {algorithm.name} cannot divide "
+                f"a batch; leave train.micro_batches at 0"
             )
     if algorithm.adaptive:
         learn = find_embedding(config.embedding.name).build.budget(config)

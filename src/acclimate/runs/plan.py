@@ -12,8 +12,7 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.wording import count
 from acclimate.data.batches import label_counts, label_prior, label_shifts
-from acclimate.data.manifest import Manifest
-from acclimate.data.small_domains import image_counts, said, without_small
+from acclimate.data.manifest import Manifest, image_counts, left_out_sentence, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor
@@ -77,15 +76,6 @@ class Plan:
         """Rows of each training domain, in the order of the batches' domain numbers."""
         return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
 
-    @cached_property
-    def fitted_rows(self) -> list[np.ndarray]:
-        """Rows of each training domain that the predictor is fitted on in the end."""
-        if not self.config.train.last_fit:
-            return self.train_rows
-        held_out = [self.manifest.rows(domain=name, split="val") for name in self.train_domains]
-        both = zip(self.train_rows, held_out, strict=True)
-        return [np.sort(np.concatenate(parts)) for parts in both]
-
     def role(self, domain: str) -> str:
         if domain in self.test_domains:
             return "test"
@@ -104,18 +94,18 @@ class Plan:
 
     def label_prior(self) -> np.ndarray:
         """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        return label_prior(self._label_counts(self.fitted_rows))
+        return label_prior(self._label_counts())
 
     def label_ratios(self) -> np.ndarray:
         """How class frequencies vary between training domains; see `fit_ratios`."""
-        return fit_ratios(self._label_counts(self.fitted_rows), self.label_prior())
+        return fit_ratios(self._label_counts(), self.label_prior())
 
-    def label_shifts(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """What knowing a domain's label frequencies in `rows` adds to its logits: [N, C]"""
-        return label_shifts(self._label_counts(rows))
+    def label_shifts(self) -> np.ndarray:
+        """What knowing a training domain's label frequencies adds to its logits: [N, C]"""
+        return label_shifts(self._label_counts())
 
-    def _label_counts(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        return label_counts(self.manifest.label_index, rows, len(self.classes))
+    def _label_counts(self) -> np.ndarray:
+        return label_counts(self.manifest.label_index, self.train_rows, len(self.classes))
 
 
 def make_plan(
@@ -139,7 +129,6 @@ def make_plan(
             f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
         )
     manifest = _learnable(config, manifest, train)
-    _check_last_fit(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
     resolved, why = _resolved(config, manifest, train, device)
     resolved, rehearsing = _with_depth(resolved, algorithm, manifest, train, device)
@@ -149,7 +138,7 @@ def make_plan(
             f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
         )
     _check_validations(resolved.train)
-    dropped = said(small, config.data.min_images) if small else ""
+    dropped = left_out_sentence(small, config.data.min_images) if small else ""
     return Plan(resolved, algorithm, manifest, train, val, test, why, dropped, rehearsing)
 
 
@@ -221,14 +210,6 @@ def _remedy(manifest: Manifest, train: Sequence[str], small: Sequence[str], leas
     if sum(images[name] >= bound for name in train) < least:
         return "add images"
     return f"add images, or leave out such domains with --min-images {bound}"
-
-
-def _check_last_fit(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> None:
-    if config.train.last_fit and not any(len(manifest.rows(domain=d, split="val")) for d in train):
-        raise ManifestError(
-            f"the training domains of {manifest.source} have no rows in split 'val' that a last "
-            f"fit could take in; leave out train.last_fit"
-        )
 
 
 def _check_validations(train: TrainConfig) -> None:

@@ -7,17 +7,13 @@ second, so that a killed and resumed run reads like an undisturbed one.
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
-from acclimate.core.errors import RecordError, SchemaError
-from acclimate.core.files import append_line
-from acclimate.core.sealed import SEAL, parse_json
-
-SCHEMA = 1
+from acclimate.core.errors import RecordError
+from acclimate.core.files import FORMAT, append_line, parse_json, require_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +112,9 @@ _FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
 
 
 def append(path: Path, record: Record) -> None:
-    values = {"schema": SCHEMA, "kind": record.kind, **dataclasses.asdict(record)}
+    values = {"format": FORMAT, "kind": record.kind, **dataclasses.asdict(record)}
     _mend_torn_line(path)
-    append_line(path, json.dumps({**values, SEAL: _seal(values)}, ensure_ascii=False))
+    append_line(path, json.dumps(values, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -142,13 +138,14 @@ class Records:
         return next((record for record in self.all if isinstance(record, Finished)), None)
 
 
-def read(path: Path) -> Records:
-    """Every record, the last of each key; a torn line is counted, other damage is an error."""
+def read(path: Path, first: int | None = None) -> Records:
+    """Every record, or those of the `first` lines, the last of each key; a torn line is counted,
+    other damage is an error."""
     if not path.exists():
         return Records(())
     lines = path.read_bytes().split(b"\n")
     torn = int(lines[-1] != b"")
-    records = list(_parsed(path, lines[:-1]))
+    records = list(_parsed(path, lines[:-1][:first]))
     kept = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }
@@ -161,20 +158,12 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
             continue
         try:
             values = parse_json(line)
-            seal = values.pop(SEAL, None)
-            found = _seal(values)
-            schema, kind = values.pop("schema"), values.pop("kind")
+            version, kind = values.pop("format"), values.pop("kind")
         except (ValueError, KeyError, AttributeError, TypeError):
             raise RecordError(
                 f"{path}, line {number}: not a record; restore or delete the line"
             ) from None
-        if schema != SCHEMA:
-            raise SchemaError(
-                f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
-                f"use the version of acclimate that wrote it"
-            )
-        if seal not in (None, found):  # records of earlier versions have none
-            raise RecordError(f"{path}, line {number} is damaged; restore or delete the line")
+        require_format(version, f"{path}, line {number}")
         try:
             record = _KINDS[kind](**values)
             _require_kinds(record)
@@ -185,15 +174,10 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
         yield record
 
 
-def _seal(values: dict[str, Any]) -> str:
-    """The checksum of a record."""
-    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
-
-
 def _require_kinds(record: Record) -> None:
     """A TypeError where a field holds what does not belong there."""
     if isinstance(record, Started):
-        return  # for people; and earlier versions wrote some of it otherwise
+        return  # for people alone
     for name, allowed in _FIELDS[record.kind].items():
         if not isinstance(getattr(record, name), allowed):
             raise TypeError(name)

@@ -1,7 +1,7 @@
 """Scores per domain. An unseen domain is adapted to first, from unlabelled images of its own."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -137,17 +137,16 @@ class Evaluator:
         further = [name for name in dict.fromkeys(asked) if name != usual]
         confused = self.embedding is None and "prior" in methods
         self._confused, self._confusions = set(), None  # the predictor may have gone on since
-        fitted = {"val"} if self.plan.config.train.last_fit else set()
-        self._known = self._to_remember(fitted)
+        self._known = self._to_remember()
         try:
-            yield from self._final_seen(step, without=fitted, confused=confused)
+            yield from self._final_seen(step, confused=confused)
             for domain in (*self.plan.val_domains, *self.plan.test_domains):
                 pending = list(self._pending(domain, further, checked=confused))
                 yield from self._counted("final", step, domain, pending)
         finally:
             self._known = None
 
-    def _to_remember(self, fitted: Collection[str]) -> Remembered | None:
+    def _to_remember(self) -> Remembered | None:
         """Features of images that domains share, where there are any and they fit: an image of a
         long-tailed set is in several passes, and passes the network in the first of them alone."""
         backbone, rows = self.predictor.backbone, self.plan.manifest.rows
@@ -155,7 +154,7 @@ class Evaluator:
             return None
         passes = [
             np.concatenate([rows(domain=domain, split=split) for domain, split in splits.items()])
-            for splits in self._seen_splits(fitted)
+            for splits in self._seen_splits()
         ]
         unseen = (*self.plan.val_domains, *self.plan.test_domains)
         passes += [self._shared_out(domain)[1] for domain in unseen]
@@ -193,17 +192,11 @@ class Evaluator:
             used = (one.method, one.adapted_on, one.adapt_n)
             yield self._score(moment, step, domain, "all", found, *used)
 
-    def before_last_fit(self, step: int) -> Iterator[Score]:
-        """The final scores on rows that a last fit will take in: the last chance to score them."""
-        return self._final_seen(step, without={"test"})
-
-    def _final_seen(
-        self, step: int, without: Collection[str], *, confused: bool = False
-    ) -> Iterator[Score]:
-        for splits in self._seen_splits(without):
+    def _final_seen(self, step: int, *, confused: bool = False) -> Iterator[Score]:
+        for splits in self._seen_splits():
             yield from self._seen_scores("final", step, splits, confused=confused)
 
-    def _seen_splits(self, without: Collection[str]) -> list[dict[str, str]]:
+    def _seen_splits(self) -> list[dict[str, str]]:
         """Training domains and the split of each that is scored at the end, pass by pass."""
         names, rows = self.plan.train_domains, self.plan.manifest.rows
         passes = [{d: "test" if len(rows(domain=d, split="test")) else "val" for d in names}]
@@ -212,8 +205,7 @@ class Evaluator:
             # still choose among runs by the training domains alone.
             both = (d for d in names if len(rows(domain=d, split="test")))
             passes.append({d: "val" for d in both if len(rows(domain=d, split="val"))})
-        left = [{d: split for d, split in of.items() if split not in without} for of in passes]
-        return [splits for splits in left if splits]
+        return [splits for splits in passes if splits]
 
     def unseen(self, domain: str, held: Held | None = None) -> Unseen:
         """`held` has the images that adapt to it, where they have been read."""
@@ -372,10 +364,8 @@ class Evaluator:
 
     @property
     def _confusion(self) -> Tensor:
-        """Of a plain model on the training domains' validation images: [C, C], 0 without any that
-        it was not fitted on."""
-        held_out = () if self.plan.config.train.last_fit else self.plan.train_domains
-        for domain in held_out:
+        """Of a plain model on the training domains' validation images: [C, C], 0 without any."""
+        for domain in self.plan.train_domains:
             if domain not in self._confused:
                 rows = self.plan.manifest.rows(domain=domain, split="val")
                 with torch.no_grad():

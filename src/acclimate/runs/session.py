@@ -27,11 +27,11 @@ from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.engine import TORCH
 from acclimate.learn.objective import Objective
 from acclimate.runs.checkpoint import seconds_worked
-from acclimate.runs.compiling import Wish
+from acclimate.runs.compiling import trained_backbones
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate
-from acclimate.runs.memory import fitting_parts
+from acclimate.runs.memory import fitting_micro_batches
 from acclimate.runs.optimisation import check_batches, uses_bf16
 from acclimate.runs.plan import Plan
 from acclimate.runs.records import Started
@@ -54,7 +54,6 @@ class Session:
     size: int = field(init=False)  # side of input images, or the number of features
     source: Shown = field(init=False)
     quarantine: Quarantine = field(init=False)
-    parts: dict[str, int] = field(init=False, default_factory=dict)  # of a batch, by step
     _before: float = field(init=False, default=0.0)
     _started: float = field(init=False)
 
@@ -91,15 +90,6 @@ class Session:
     @property
     def networks(self) -> list[Predictor | Embedding]:
         return [one for one in (self.predictor, self.embedding) if one is not None]
-
-    def divide(self, *, learned: bool) -> None:
-        """Into parts that fit into memory: the batches of networks that are yet to be trained, Φ
-        first unless it is `learned`."""
-        ahead = (None if learned else self.embedding, self.predictor)
-        networks = (one for one in ahead if one is not None)
-        self.parts = fitting_parts(
-            self.plan, self.world, self.size, *networks, bf16=self.bf16, say=self.say
-        )
 
     def begin(self) -> None:
         """Take the folder, open the data, and say in the records that work goes on."""
@@ -153,14 +143,12 @@ class Session:
         phase: Phase,
         seed: int,
         *,
-        rows: Sequence[np.ndarray] | None = None,
         prepare: Callable[[Batch], Batch] = lambda batch: batch,
         validate: Validate | None = None,
     ) -> Loop:
-        """The loop of a phase, over `rows` of the training domains: those of their training
-        splits unless others are given."""
+        """The loop of a phase, over the training rows of the training domains."""
         augmented = self.plan.config.data.augment == "domainbed"
-        rows = self.plan.train_rows if rows is None else rows
+        rows = self.plan.train_rows
         return Loop(
             objective=objective,
             loader=Loader(self.source, sampler, rows, self.world, seed, augmented=augmented),
@@ -171,19 +159,20 @@ class Session:
             bf16=self.bf16,
             prepare=prepare,
             validate=validate,
-            wish=self._wish(sampler, phase),
+            compile="off" if self.plan.on_features else self.plan.config.train.compile,
             watch=self.watch,
             say=self.say,
             clock=self.seconds,
-            parts=self.parts.get("Step A" if objective is self.embedding else "Step B", 1),
+            micro_batches=self._micro_batches(objective, sampler),
         )
 
-    def _wish(self, sampler: Sampler, phase: Phase) -> Wish | None:
-        if self.plan.on_features:
-            return None  # there is no backbone that sees images
-        rows = len(sampler.rows(0)[0]) // self.world.size
-        parts, setting = phase.optimiser.accumulate, self.plan.config.train.compile
-        return Wish(setting, phase.steps, rows, parts, self.size, self.bf16, self.say)
+    def _micro_batches(self, objective: Objective, sampler: Sampler) -> int:
+        """As asked for; otherwise as many as the memory of a CPU needs."""
+        images = len(sampler.rows(0)[0]) // self.world.size * getattr(objective, "copies", 1)
+        asked = self.plan.config.train.micro_batches
+        return asked or fitting_micro_batches(
+            objective, trained_backbones(objective), images, self.size, self.world, self.say
+        )
 
     def _announce(self, engine: str) -> None:
         device = device_name(self.world.device)
@@ -237,8 +226,7 @@ def session(
                     yield None
                 else:
                     if world.main:
-                        clear_temporary(folder.path)
-                    now.divide(learned=shared is not None or folder.phi.exists())
+                        clear_temporary(folder.path, older_than=0)  # it is ours alone
                     now.begin()
                     yield now
         if world.main:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import AlgorithmName, RunConfig, completed, from_dict
+from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.core.files import write_atomically
@@ -74,7 +74,7 @@ class Baseline:
         if not self.folder.exists or self.folder.finished is None:
             raise RunError(f"{path}: there is no finished run; train it, or leave it out")
         stored = self.folder.identity()
-        config = from_dict(RunConfig, completed(stored["config"]), where=str(path))
+        config = from_dict(RunConfig, stored["config"], where=str(path))
         found = difference(
             stored | {"config": baseline_identity(config, "")["config"]},
             baseline_identity(plan.config, plan.manifest.digest())

@@ -3,30 +3,46 @@
 Step A can be a job of its own, whose Φ many runs then share.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
+from acclimate.core.layout import write_checksums
 from acclimate.core.watch import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.domains import save_domain_map
 from acclimate.learn.model import Trained, put_on
+from acclimate.learn.models import Predictor
+from acclimate.learn.site import Site
+from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.checkpoint import Position
 from acclimate.runs.embedding_step import learn_embedding
 from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.predictor_step import Fit
+from acclimate.runs.predictor_step import train_predictor
 from acclimate.runs.records import Finished, Score
-from acclimate.runs.rehearsal import Rehearsed, rehearse_run, site_of
-from acclimate.runs.retraining import folds, remove_folds, retrained
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
+
+
+class Rehearsed(NamedTuple):
+    """What rehearsal adds to a finished plain model."""
+
+    site: Site | None = None  # its second path
+    rehearsal: Rehearsal | None = None
+    confusion: Tensor | None = None  # [C, C] of the plain model on new images of its own domains
+
+
+After = Callable[[Session, Predictor], Rehearsed]
 
 
 @dataclass(frozen=True)
@@ -46,20 +62,20 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     embedding: Path | None = None,
     plan: Plan | None = None,
+    after: After | None = None,
 ) -> RunResult:
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
 
     `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
     very same one. `say` is told in a line what was decided for the user, and why. `plan` is what
-    these settings come to, where somebody has made it already, and said what it decides.
+    these settings come to, where somebody has made it already, and said what it decides. `after`
+    is called with the finished predictor before it is saved and scored: see `rehearse.training`.
     """
     folder = RunFolder(out)
     if plan is None:
         plan = make_plan(folder.settled(config), manifest, device=device)
         for line in plan.decided if folder.finished is None else ():
             say(line)
-    if folder.finished is None:
-        _train_folds(plan, folder, device, watch)
     shared = None
     if embedding is not None:
         wanted = learned_identity(plan, manifest.digest())
@@ -68,25 +84,10 @@ def train(
         plan, folder, run_identity(plan), device=device, watch=watch, say=say, shared=shared
     ) as now:
         if now is not None:
-            _train(now, shared)
+            _train(now, shared, after)
     finished = folder.finished
     assert finished is not None
-    remove_folds(out)
     return RunResult(out, finished, already=now is None)
-
-
-def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> None:
-    """Whole models for the rehearsal, each without some domains."""
-    needed = list(folds(plan, folder.path))
-    if needed:
-        folder.refuse_others(run_identity(plan))  # now, and not after hours
-    for number, fold in enumerate(needed, start=1):
-        part = f"rehearsal {number} of {len(needed)}, "
-
-        def within(phase: str, done: int, total: int, note: str, part: str = part) -> None:
-            watch(part + phase, done, total, note)
-
-        train(fold.config, fold.manifest, fold.folder, device=device, watch=within)
 
 
 def train_embedding(
@@ -117,7 +118,7 @@ def train_embedding(
     return folder.phi
 
 
-def _train(now: Session, shared: SharedEmbedding | None) -> None:
+def _train(now: Session, shared: SharedEmbedding | None, after: After | None) -> None:
     plan, embedding, table = now.plan, now.embedding, None
     assert now.predictor is not None
     for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
@@ -132,20 +133,11 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     )
     means = None if table is None else table.means.float().to(now.world.device)
     objective = plan.objective(now.predictor, now.world).to(now.world.device)
-    fit = Fit(now, objective, evaluator.validation, means)
-    progress = fit.choose()
+    progress = train_predictor(now, objective, evaluator.validation, means)
     now.predictor.eval()
-    rehearsed = Rehearsed(None, None, None)
-    if plan.config.adapt.rehearse and now.world.main:  # one process: others might choose otherwise
-        rehearsed = rehearse_run(now, now.predictor, retrained(now))
-    if plan.config.train.last_fit:
-        # Whatever needs rows that the weights were not fitted on has its last chance here.
-        _append(now, list(evaluator.before_last_fit(progress.kept(plan.config.train.keep))))
-        fit.repeat(progress)
-        now.predictor.eval()
-        if rehearsed.site is not None:
-            again = replace(site_of(now, now.predictor), scale=rehearsed.site.scale)
-            rehearsed = rehearsed._replace(site=again)
+    rehearsed = Rehearsed()
+    if after is not None and now.world.main:  # one process: others might choose otherwise
+        rehearsed = after(now, now.predictor)
     if now.extractor is not None:
         put_on(now.extractor, now.predictor, embedding)
     trained = Trained(
@@ -168,7 +160,7 @@ def _train(now: Session, shared: SharedEmbedding | None) -> None:
     if now.world.main:
         trained.save(now.folder.path)  # before scoring: whatever fails there, the model is kept
     now.world.wait()
-    if plan.config.adapt.rehearse and not now.world.main:
+    if after is not None and not now.world.main:
         trained = Trained.load(now.folder.path, now.world.device)
     second = None if trained.site is None else trained.start(embedding=True)
     judged = replace(evaluator, second=second, guard=Guard.of(trained))
@@ -186,26 +178,21 @@ def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
     if now.world.main:
         if evaluator.table is not None:
             save_domain_map(now.folder.domain_map, _states(evaluator))
-        _append(now, scores)
+        for score in scores:
+            now.folder.append(score)
         judges = "validation domains" if now.plan.val_domains else "validation splits"
-        by = judges if chosen else "last step"
         now.folder.append(
             Finished(
                 kept_step=kept,
-                kept_by=f"{by}, then fitted on all rows" if train.last_fit else by,
+                kept_by=judges if chosen else "last step",
                 kept_score=progress.best_score if chosen else None,
                 kept_from=None if progress.window is None else progress.window[0],
                 seconds=round(now.seconds(), 1),
                 quarantined=len(now.quarantine),
             )
         )
+        write_checksums(now.folder.path)
     now.world.wait()
-
-
-def _append(now: Session, scores: Iterable[Score]) -> None:
-    if now.world.main:
-        for score in scores:
-            now.folder.append(score)
 
 
 def _watched_scores(now: Session, evaluator: Evaluator, step: int) -> Iterator[Score]:

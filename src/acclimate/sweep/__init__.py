@@ -1,8 +1,7 @@
 """Sweeps: many runs from one definition, whatever happens to the machines they run on.
 
-definition.py  what a sweep is asked to be: groups.py what it holds out, contenders.py what competes
-jobs.py        the list of its jobs; checks.py that each could start, estimate.py how long they take
-conduct.py     run it (driver.py, queue.py), choose, and keep the chosen (cards.py)
-launchers/     where jobs run; task.py and worker.py: one of them there
-ablations/     the paper's, each a sweep in which one thing varies
+definition.py  what a sweep is asked to be and which domains it holds out (settings.py: its fields)
+jobs.py        the list of its jobs, checked; contenders.py: their settings and random draws
+driver.py      runs the jobs that are left; worker.py: one of them; launchers/: where they run
+conduct.py     from a definition to choices: run, choose among the runs, keep the chosen (cards.py)
 """

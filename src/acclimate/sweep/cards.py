@@ -2,53 +2,41 @@
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.adapt.rehearsal import Rehearsal, rows, verdict
 from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
 from acclimate.core.layout import REHEARSAL, is_pruned
 from acclimate.core.plain_text import markdown
 from acclimate.core.wording import percent
+from acclimate.records.rehearsal import Rehearsal, rows, verdict
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.folder import RunFolder
-from acclimate.runs.records import Finished, Score, Started
+from acclimate.runs.records import Score, Started
 
 SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "model.backbone")
 SHOWN_CLASSES = 20
-MEANS = {
-    "none": "not adapted",
-    "auto": "as rehearsal chose",
-    "embedding": "embedding",
-    "wrong-embedding": "another domain's embedding (a control)",
-    "oracle-prior": "true class frequencies (a ceiling)",
-}
 
 
 def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[Path]:
-    """A card in the folder of each chosen run, from what that folder holds."""
-    chosen: dict[str, list[Choice]] = {}
+    """Write a card into the folder of each chosen run, from what that folder holds, and remove
+    those of runs that are chosen no more."""
+    here, chosen = SweepFolder(folder), dict[str, list[Choice]]()
     for choice in choices:
         if choice.run is not None:
             chosen.setdefault(choice.run, []).append(choice)
-    paths, here = [], SweepFolder(folder)
-    for run, reasons in chosen.items():
-        facts = _read(here.run(run))
-        path = here.run(run).card
-        text = _card(facts, sweep, reasons, rule)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
-        paths.append(path)
-    for job in sweep.jobs:  # what was chosen before more runs were done
-        old = here.run(job.id).card
-        if job.id not in chosen and old.is_file():
-            old.unlink()
-    return paths
+    for job in sweep.jobs:
+        if job.id not in chosen and here.run(job.id).card.exists():
+            here.run(job.id).card.unlink()
+    for id, reasons in chosen.items():
+        card, text = here.run(id).card, _card(here.run(id), sweep, reasons, rule)
+        if not card.exists() or card.read_text(encoding="utf-8") != text:
+            write_text(card, text)
+    return [here.run(id).card for id in chosen]
 
 
 def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
@@ -70,203 +58,113 @@ def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
     return freed
 
 
-@dataclass(frozen=True)
-class _Facts:
-    place: Path
-    run: dict[str, Any]  # its identity
-    starts: list[Started]  # of its sessions
-    finished: Finished
-    scores: list[Score]  # of the kept weights
-    rehearsal: Rehearsal | None = None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.run["config"]
-        return found
-
-    @property
-    def adaptive(self) -> bool:
-        known = AlgorithmName.of(str(self.config["algorithm"])).adaptive
-        return known or self.rehearsal is not None
-
-    @property
-    def unseen(self) -> list[Score]:
-        return [score for score in self.scores if score.role != "train"]
-
-
-def _read(folder: RunFolder) -> _Facts:
-    place = folder.path
+def _card(run: RunFolder, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
     try:
-        run = folder.identity()
+        identity = run.identity()
     except (OSError, RunError):
         raise SweepError(
-            f"{folder.identity_file} is missing or damaged; restore it, or delete the run's folder "
+            f"{run.identity_file} is missing or damaged; restore it, or delete the run's folder "
             f"and repeat the sweep"
         ) from None
-    records = folder.records()
-    started = [record for record in records.all if isinstance(record, Started)]
-    if records.finished is None or not started:
-        raise SweepError(f"{place}: the run is not finished; repeat the sweep to resume it")
-    scores = [score for score in records.scores if score.moment == "final"]
-    stored = folder.rehearsal()
+    records, stored, config = run.records(), run.rehearsal(), identity["config"]
+    starts = [record for record in records.all if isinstance(record, Started)]
+    finished = records.finished
+    if finished is None or not starts:
+        raise SweepError(f"{run.path}: the run is not finished; repeat the sweep to resume it")
     rehearsal = None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
-    return _Facts(place, run, started, records.finished, scores, rehearsal)
-
-
-def _card(facts: _Facts, sweep: Sweep, choices: Sequence[Choice], rule: str) -> str:
+    adapts = AlgorithmName.of(config["algorithm"]).adaptive or rehearsal is not None
+    final = [score for score in records.scores if score.moment == "final"]
+    kept = f"step {finished.kept_step}"
+    if finished.kept_from is not None:
+        kept = f"steps {finished.kept_from} to {finished.kept_step}, averaged"
     sections = {
-        "Data": _data(facts),
-        "How it was chosen": _chosen(sweep, choices, rule),
-        "Scores on unseen domains": _scores(facts),
-        "Rehearsal": _rehearsed(facts),
-        "Use": _use(facts),
-        "Limits": _limits(facts),
-        "Settings that differ from the defaults": _settings(facts),
-        "Made": _made(facts, sweep),
+        "Model and data": _data(identity),
+        "How it was chosen": _choices(choices, sweep, rule),
+        "Scores on unseen domains": _scores([score for score in final if score.role != "train"]),
+        "Rehearsal": [] if rehearsal is None else _rehearsal(rehearsal),
+        "Use": _use(run.path, adapts=adapts),
+        "Settings that differ from the defaults": _settings(config),
+        "Made": [
+            f"- acclimate {_listed(dict.fromkeys(start.version for start in starts))}, on "
+            f"{_listed(dict.fromkeys(start.device for start in starts))}, from {starts[0].time}: "
+            f"{finished.seconds:.0f} s in {len(starts)} sessions",
+            f"- Weights of {kept}, kept by {finished.kept_by}",
+            f"- Unreadable images that were left out: {finished.quarantined}",
+        ],
     }
-    parts = [f"# {facts.config['algorithm']} on {markdown(choices[0].dataset)}", _what(facts)]
+    parts = [f"# {config['algorithm']} on {markdown(choices[0].dataset)}"]
     parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items() if lines]
     return "\n\n".join(parts) + "\n"
 
 
-def _what(facts: _Facts) -> str:
-    model = facts.config["model"]
-    weights = "pretrained weights" if model["pretrained"] else "random weights"
-    if model["backbone"] in ("small-cnn", "mlp"):
-        weights = "random weights"
+def _data(identity: dict[str, Any]) -> Iterable[str]:
+    model, classes = identity["config"]["model"], identity["classes"]
+    untrained = not model["pretrained"] or model["backbone"] in ("small-cnn", "mlp")
+    start = "random" if untrained else "pretrained"
     if model["weights"]:
-        weights = f"the weights in {markdown(Path(model['weights']).name)}"
-    kind = "It is the same for every domain."
-    if facts.rehearsal is not None:
-        kind = "How to adapt it to a new domain was rehearsed on its training domains."
-    elif facts.adaptive:
-        kind = "It adapts to a new domain from unlabelled images of it, without training."
-    return (
-        f"A classifier of {len(facts.run['classes'])} classes: backbone {model['backbone']}, "
-        f"started from {weights}, trained with {facts.config['algorithm']}. {kind}"
-    )
+        start = markdown(Path(model["weights"]).name)
+    yield f"- Backbone: {model['backbone']}; first weights: {start}"
+    yield f"- Data: {markdown(identity['source'])}, SHA-256 {identity['data']}"
+    yield f"- Trained on: {_listed(identity['train_domains'])}"
+    for title, role in (("Validation domains", "val"), ("Unseen domains", "test")):
+        if identity[f"{role}_domains"]:
+            yield f"- {title}: {_listed(identity[f'{role}_domains'])}"
+    more = f" and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
+    yield f"- {len(classes)} classes: {_listed(classes[:SHOWN_CLASSES])}{more}"
+    yield "- It knows these classes and no others: any image is given one of them."
 
 
-def _data(facts: _Facts) -> Iterable[str]:
-    run = facts.run
-    yield f"- Source: {markdown(run['source'])}, SHA-256 {run['data']}"
-    yield f"- Trained on {_listed(run['train_domains'])}"
-    if run["val_domains"]:
-        used = facts.finished.kept_by.startswith("validation domains")
-        use = (
-            "Weights chosen by validation domains"
-            if used
-            else "Validation domains, not trained on:"
-        )
-        yield f"- {use} {_listed(run['val_domains'])}"
-    if run["test_domains"]:
-        yield f"- Never looked at in training: {_listed(run['test_domains'])}"
-    classes = run["classes"]
-    more = len(classes) - SHOWN_CLASSES
-    shown = _listed(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
-    yield f"- Classes: {shown}"
-
-
-def _chosen(sweep: Sweep, choices: Sequence[Choice], rule: str) -> Iterable[str]:
+def _choices(choices: Sequence[Choice], sweep: Sweep, rule: str) -> Iterable[str]:
+    yield f"In the sweep {markdown(sweep.title)}, by {rule} ({RULES[rule]}):"
+    yield ""
     for choice in choices:
-        compared = "" if choice.score is None else f" at {percent(choice.score)} %"
         variant = f", variant {markdown(choice.variant)}" if choice.variant else ""
-        if choice.method != AlgorithmName.of(choice.algorithm).usual_method:
-            variant += f", used by {choice.method}"
+        score = "" if choice.score is None else f" at {percent(choice.score)} %"
         yield (
-            f"- For {_listed(choice.target)}{variant}, trial {choice.trial}: draw {choice.draw} of "
-            f"the settings, out of {choice.candidates}, by {rule} ({RULES[rule]}){compared}"
+            f"- For {_listed(choice.target)}{variant}, used by {choice.method}, trial "
+            f"{choice.trial}: draw {choice.draw} of {choice.candidates}{score}"
         )
-    yield f"- Sweep: {markdown(sweep.title)}"
 
 
-def _scores(facts: _Facts) -> Iterable[str]:
-    if not facts.unseen:
-        yield "None was held out."
-        return
-    yield "| domain | role | adapted by | images | top-1 | top-5 |"
-    yield "|---|---|---|--:|--:|--:|"
-    for score in facts.unseen:
-        by = MEANS.get(score.method, score.method)
-        if score.adapt_n is not None:
-            by += f", from {score.adapt_n} images ({score.adapted_on})"
-        cells = (score.domain, score.role, by, str(score.n))
-        numbers = (percent(score.top1), percent(score.top5))
-        yield "| " + " | ".join(markdown(text) for text in (*cells, *numbers)) + " |"
+def _scores(unseen: Sequence[Score]) -> Iterable[str]:
+    if not unseen:
+        return ["No domain was held out: how it does on others is not known."]
+    table = ["| domain | role | adapted by | images | top-1 | top-5 |", "|---|---|---|--:|--:|--:|"]
+    for score in unseen:
+        n = "" if score.adapt_n is None else f" ({score.adapt_n} {score.adapted_on})"
+        cells = (score.domain, score.role, score.method + n, str(score.n))
+        table.append(_row((*cells, percent(score.top1), percent(score.top5))))
+    return table
 
 
-def _rehearsed(facts: _Facts) -> Sequence[str]:
-    if facts.rehearsal is None:
-        return []
-    said = [f"- {sentence}" for sentence in verdict(facts.rehearsal)]
-    head = ["| adapted by (* used) | images | label frequencies | accuracy | gain |"]
-    cells = (" | ".join(map(markdown, row)) for row in rows(facts.rehearsal))
-    return [*said, "", *head, "|---|--:|---|--:|--:|", *(f"| {row} |" for row in cells)]
+def _rehearsal(rehearsal: Rehearsal) -> Iterable[str]:
+    head = "| adapted by (* used) | images | label frequencies | accuracy | gain |"
+    sentences = [f"- {sentence}" for sentence in verdict(rehearsal)]
+    return [*sentences, "", head, "|---|--:|---|--:|--:|", *map(_row, rows(rehearsal))]
 
 
-def _use(facts: _Facts) -> Iterable[str]:
-    if is_pruned(facts.place):
-        again = "to have them again, delete this folder and repeat the sweep"
-        yield f"Its weights were pruned; {again}."
-        return
-    name, domain = facts.place.name, ""
-    yield "```"
-    if facts.adaptive:
-        yield f"acclimate adapt {name} new-domain/ --out new-domain.safetensors"
-        domain = " --domain new-domain.safetensors"
-    yield f"acclimate predict {name} new-domain/{domain} --out predictions.csv"
-    yield "```"
+def _use(folder: Path, *, adapts: bool) -> Iterable[str]:
+    if is_pruned(folder):
+        return ["Its weights were pruned; delete this folder and repeat the sweep to train them."]
+    state = "new-domain.safetensors"
+    adapt = [f"acclimate adapt {folder.name} new-domain/ --out {state}"] if adapts else []
+    domain = f" --domain {state}" if adapts else ""
+    predict = f"acclimate predict {folder.name} new-domain/{domain} --out predictions.csv"
+    return ["```", *adapt, predict, "```"]
 
 
-def _limits(facts: _Facts) -> Iterable[str]:
-    counts = [score.n for score in facts.unseen if score.method in ("none", "embedding")]
-    if counts:
-        fewest, most = min(counts), max(counts)
-        images = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        yield (
-            f"- The scores are measured on {images} images a domain, of one data set; a domain "
-            f"unlike those in training may fare worse."
-        )
-    else:
-        yield "- Nothing is known of how it fares on domains that it was not trained on."
-    if facts.adaptive:
-        points = facts.config["adapt"]["points"]
-        yield (
-            f"- Adaptation needs unlabelled images that are typical of the new domain; up to "
-            f"{points} were used above. All of them must come from one domain."
-        )
-    yield "- It knows the classes above and no others: any image is given one of them."
-    if facts.finished.quarantined:
-        yield f"- {facts.finished.quarantined} unreadable images were left out."
+def _settings(config: dict[str, Any]) -> Iterable[str]:
+    defaults = flat(as_dict(RunConfig()))
+    table = [
+        f"| `{key}` | {markdown(json.dumps(value))} |"
+        for key, value in sorted(flat(config).items())
+        if value != defaults.get(key) and key not in SAID_ELSEWHERE
+    ]
+    return ["| setting | value |", "|---|---|", *table] if table else []
 
 
-def _settings(facts: _Facts) -> Iterable[str]:
-    usual = flat(as_dict(RunConfig()))
-    own = {
-        key: value
-        for key, value in flat(facts.config).items()
-        if value != usual.get(key) and key not in SAID_ELSEWHERE
-    }
-    if not own:
-        return ["None."]
-    rows = (f"| `{key}` | {markdown(json.dumps(value))} |" for key, value in sorted(own.items()))
-    return ["| setting | value |", "|---|---|", *rows]
-
-
-def _made(facts: _Facts, sweep: Sweep) -> Iterable[str]:
-    finished, starts = facts.finished, facts.starts
-    versions = dict.fromkeys(start.version for start in starts)
-    devices = dict.fromkeys(start.device for start in starts)
-    worked = f"{finished.seconds:.0f} s"
-    if any(job.id == facts.place.name and job.needs for job in sweep.jobs):
-        worked += " without Step A, which it shares with other runs"
-    if len(starts) > 1:
-        worked += f", in {len(starts)} sittings"
-    yield f"- acclimate {_listed(versions)}, on {_listed(devices)}"
-    kept = f"step {finished.kept_step}"
-    if finished.kept_from is not None:
-        kept = f"steps {finished.kept_from} to {finished.kept_step}, averaged"
-    yield f"- Started {starts[0].time}, {worked}; weights of {kept}, kept by {finished.kept_by}"
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(markdown, cells)) + " |"
 
 
 def _listed(names: Iterable[str]) -> str:

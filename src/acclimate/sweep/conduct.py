@@ -1,18 +1,22 @@
 """From a defined sweep to its choices: run what is left, choose among the runs, keep the chosen."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
+from acclimate.core.files import write_document
 from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
+from acclimate.results.material import Labels
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice, applicable, candidates, select
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.driver import Listener, Tally, run_sweep, unheard
-from acclimate.sweep.launchers import LaunchOptions, chosen_launcher
-from acclimate.sweep.opening import write_labels
+from acclimate.sweep.driver import Listener, Queue, Tally, run_sweep, silent
+from acclimate.sweep.launchers import chosen_launcher
+from acclimate.sweep.settings import LaunchOptions
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Conducted:
 
 
 def conduct(
-    folder: Path, plan: Prepared, how: Conduct, *, listener: Listener = unheard
+    folder: Path, plan: Prepared, how: Conduct, *, listener: Listener = silent
 ) -> Conducted:
     """Run what is left of the sweep, choose by every rule that can, and keep what it chose."""
     sweep = plan.sweep
@@ -78,22 +82,53 @@ def conduct(
     return Conducted(tally=tally, chosen=chosen, unpruned=unpruned)
 
 
+def time_left(folder: Path, sweep: Sweep, queue: Queue, workers: int) -> float | None:
+    """Seconds until the sweep is done with `workers` jobs at a time; None while no run is finished.
+
+    A run that is left takes what finished ones of its algorithm took on average, or else what all
+    did; an embedding takes as long as a run."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for job in sweep.jobs:
+        if queue.states[job.id] == "done":
+            finished = SweepFolder(folder).run(job.id).finished
+            if finished is not None:
+                seconds[job.algorithm].append(finished.seconds)
+    if not seconds:
+        return None
+    means = {algorithm: fmean(values) for algorithm, values in seconds.items()}
+    typical = fmean(means.values())
+    ahead = [means.get(job.algorithm, typical) for job in sweep.jobs if _ahead(queue, job.id)]
+    ahead += [typical for phi in sweep.embeddings if _ahead(queue, phi.id)]
+    return sum(ahead) / workers
+
+
+def _ahead(queue: Queue, id: str) -> bool:
+    return queue.states[id] in ("waiting", "running")
+
+
+def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) -> None:
+    """Write the rows of each class in each domain, so that a report needs no data."""
+    for data in sweep.datasets:
+        path = SweepFolder(folder).labels_file(data.digest)
+        if not path.exists():
+            write_document(path, asdict(Labels.of(data.name, manifests[data.name])))
+
+
 def choose(folder: Path, sweep: Sweep) -> Chosen:
     """By the sweep's own rule and by each other that the finished runs allow."""
-    found = candidates(folder, sweep)
+    runs = candidates(folder, sweep)
     # The sweep's own rule is asked in any case: what it cannot choose is then known by name.
-    able = applicable(found, expected=sweep.jobs, asked=sweep.rule)
+    able = applicable(runs, expected=sweep.jobs, asked=sweep.rule)
     rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
-    by_rule = {rule: select(found, rule, expected=sweep.jobs) for rule in rules}
-    runs = {(candidate.job.id, candidate.method): candidate for candidate in found}
-    taken = [choice for choices in by_rule.values() for choice in choices]
+    by_rule = {rule: select(runs, rule, expected=sweep.jobs) for rule in rules}
+    unseen = {(run.job.id, run.method): run.unseen for run in runs}
     accuracy = {}
-    for choice in taken:
+    for choice in (choice for choices in by_rule.values() for choice in choices):
         if choice.run is not None:
-            unseen = runs[choice.run, choice.method].unseen
-            scored = Estimate.of(unseen.get(name) for name in choice.target)
-            if scored is not None:
-                accuracy[choice.run, choice.method, choice.target] = scored.mean
+            scores = unseen[choice.run, choice.method]
+            mean = Estimate.of(scores.get(name) for name in choice.target)
+            if mean is not None:
+                accuracy[choice.run, choice.method, choice.target] = mean.mean
     return Chosen(by_rule, accuracy)
 
 

@@ -35,7 +35,8 @@ from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import embedding_settings
 from acclimate.runs.optimisation import check_batches
 from acclimate.runs.plan import check_components
-from acclimate.sweep.definition import OWN, SweepConfig
+from acclimate.sweep.definition import OWN
+from acclimate.sweep.settings import SweepConfig
 
 HPARAMS = "hparams."
 # Drawn only where a preset's grid or the user asks for it, so that all draws share one Φ elsewhere.
@@ -76,7 +77,7 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
         _check_hparams(name, settings, config.algorithms)
     asked = parse_search(config.search, config.algorithms)
     chains = _chains(config)
-    found = []
+    competing = []
     for label, changes in (variants or {"": {}}).items():
         for algorithm in config.algorithms:
             own = layered(
@@ -87,13 +88,13 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
             searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
             settings = layered(_owned(base, algorithm), own, _scored_by(chains, algorithm))
             draws = config.draws if searched else 1
-            found.append(Contender(algorithm, label, settings, searched, draws))
-    if config.draws > 1 and all(one.draws == 1 for one in found):
+            competing.append(Contender(algorithm, label, settings, searched, draws))
+    if config.draws > 1 and all(one.draws == 1 for one in competing):
         raise ConfigError(
             f"draws = {config.draws}, but every setting that could be drawn is fixed; name ranges "
             f"under search, or use draws = 1"
         )
-    return found
+    return competing
 
 
 def _chains(config: SweepConfig) -> list[Chain]:
@@ -161,14 +162,16 @@ def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 def parse_search(search: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Search]:
     """The user's ranges; each must be of a setting that some run has, and within its limits."""
-    found = {}
+    parsed = {}
     for key, text in search.items():
         owners = _owners(key, list(algorithms))
-        found[key] = parse_range(text, key)
-        for value in _extremes(found[key], whole=_whole(key, owners[0])):
+        parsed[key] = one = parse_range(text, key)
+        whole = _whole(key, owners[0])
+        ends = [_scaled(one, end, whole=whole) for end in (one.low, one.high)]
+        for value in one.options if one.scale == "choice" else ends:
             for owner in owners:
                 _check(key, value, owner)
-    return found
+    return parsed
 
 
 def parse_range(text: str, key: str) -> Search:
@@ -199,8 +202,12 @@ def ranges(
 ) -> dict[str, Search]:
     """Where each setting of an algorithm is drawn: as declared beside it, by the preset's grids,
     as asked, the later before the earlier. What the user fixed is drawn only where asked."""
-    declared = _declared(algorithm)
-    found = {key: search for key, search in declared.items() if not key.startswith(SHARED)}
+    fields = {**_run_fields(), **_own_fields(algorithm)}
+    found = {
+        key: search
+        for key, (_, search) in fields.items()
+        if search is not None and not key.startswith(SHARED)
+    }
     if preset:
         grids = PRESETS[preset].grids
         # A preset that was searched says where; what else it sets is how the search ended.
@@ -220,15 +227,15 @@ def draw(
     """The settings that draw `draw` lays over the given ones, nested; draw 0 lays none."""
     if draw == 0:
         return {}
-    base = AlgorithmName.of(algorithm).base
-    return nested(
-        {
-            key: _drawn(
-                search, stream(seed, "draw", base, key, draw, trial), whole=_whole(key, algorithm)
-            )
-            for key, search in searched.items()
-        }
-    )
+    base, values = AlgorithmName.of(algorithm).base, dict[str, Any]()
+    for key, search in searched.items():
+        rng = stream(seed, "draw", base, key, draw, trial)
+        if search.scale == "choice":
+            values[key] = search.options[int(rng.integers(len(search.options)))]
+        else:
+            value = float(rng.uniform(search.low, search.high))
+            values[key] = _scaled(search, value, whole=_whole(key, algorithm))
+    return nested(values)
 
 
 def has_setting(algorithm: str, key: str) -> bool:
@@ -238,22 +245,10 @@ def has_setting(algorithm: str, key: str) -> bool:
     return not key.startswith(SHARED) or AlgorithmName.of(algorithm).adaptive
 
 
-def _drawn(search: Search, rng: Any, *, whole: bool) -> Any:
-    if search.scale == "choice":
-        return search.options[int(rng.integers(len(search.options)))]
-    return _scaled(search, float(rng.uniform(search.low, search.high)), whole=whole)
-
-
 def _scaled(search: Search, value: float, *, whole: bool) -> float | int:
     base = {"log10": 10.0, "log2": 2.0}.get(search.scale)
     scaled = value if base is None else base**value
     return int(scaled) if whole else scaled
-
-
-def _extremes(search: Search, *, whole: bool) -> tuple[Any, ...]:
-    if search.scale == "choice":
-        return search.options
-    return tuple(_scaled(search, end, whole=whole) for end in (search.low, search.high))
 
 
 def _owners(key: str, algorithms: list[str]) -> list[str]:
@@ -282,12 +277,6 @@ def _whole(key: str, algorithm: str) -> bool:
     """Is the setting a whole number?"""
     fields = _own_fields(algorithm) if key.startswith(HPARAMS) else _run_fields()
     return fields[key][0] is int
-
-
-def _declared(algorithm: str) -> dict[str, Search]:
-    """Settings with a search range beside their default."""
-    fields = {**_run_fields(), **_own_fields(algorithm)}
-    return {key: search for key, (_, search) in fields.items() if search is not None}
 
 
 @cache

@@ -1,86 +1,37 @@
-"""What a sweep is asked to be: a small TOML file, flags, or both."""
+"""What a sweep is asked to be, by a TOML file and flags, and which domains it then holds out."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import (
-    RunConfig,
-    flat,
-    from_dict,
-    layered,
-    merged,
-    nested,
-    read_toml,
-    setting,
-)
+import numpy as np
+
+from acclimate.config import RunConfig, flat, from_dict, layered, merged, nested, read_toml
 from acclimate.config.presets import preset
-from acclimate.core.errors import ConfigError
+from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.randomness import stream
 from acclimate.core.wording import count
-from acclimate.data.manifest import Manifest
+from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.data.readers import data_name
-from acclimate.data.small_domains import said, without_small
+from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group
+from acclimate.sweep.settings import SweepConfig
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
 FLAGS = "sweep"  # what errors call the command line
-BY_LABEL = ("per_algorithm", "variants")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    title: str = setting("", "heads tables and reports; empty: the data sets' names")
-    data: tuple[str, ...] = setting((), "manifests, tables or domain/class/image folders")
-    algorithms: tuple[str, ...] = setting(("erm", "da-erm"), "see `acclimate list algorithms`")
-    methods: tuple[str, ...] = setting(
-        (),
-        "test-time methods: each algorithm is also scored by each, in a row of its own; those that "
-        "start from an embedding are for adaptive algorithms; see `acclimate list methods`",
-    )
-    test_domains: tuple[str, ...] = setting(
-        (),
-        "each: every domain unseen in turn; roles: the data's test domains together; folds: random "
-        "groups of domains in turn; or the groups, domains of one joined by commas; empty: roles "
-        "where the data have them, each elsewhere",
-    )
-    val_domains: tuple[str, ...] = setting((), "domains never trained on, used to choose")
-    rule: str = setting(
-        "",
-        "how a run is chosen among draws; empty: validation-domains where there are any, "
-        "training-domains elsewhere",
-    )
-    folds: int = setting(5, "groups of `folds`, and folds of k-fold cross-validation", at_least=2)
-    draws: int = setting(1, "settings tried per run; the first are those given", at_least=1)
-    trials: int = setting(3, "repetitions, each with a seed of its own", at_least=1)
-    seed: int = setting(0, "seed of the first trial, of the draws and of the folds", at_least=0)
-    baseline: str = setting("erm", "algorithm that the others are compared with")
-    preset: str = setting("", "see `acclimate list presets`")
-    settings: dict[str, Any] = field(
-        default_factory=dict, metadata={"about": "settings of every run, as `train` takes them"}
-    )
-    search: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={"about": 'where settings are drawn, as in "log10(-5, -3.5)", "choice(0, 0.1)"'},
-    )
-    per_algorithm: dict[str, Any] = field(
-        default_factory=dict, metadata={"about": "settings of one algorithm, over the others"}
-    )
-    variants: dict[str, Any] = field(
-        default_factory=dict, metadata={"about": "settings by label, each a line of its own"}
-    )
 
 
 def read_definition(path: Path) -> dict[str, Any]:
     """The values in a TOML file, checked; its relative paths are relative to the file."""
-    return _placed(_normal(read_toml(path), where=str(path)), path.parent)
+    return _checked(read_toml(path), where=str(path), folder=path.parent)
 
 
 def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
     """Defaults < file < flags; a flag that is None or empty was not given."""
     values = {} if config_file is None else read_definition(config_file)
     given = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
-    asked = _placed(_normal(given, where=FLAGS), Path())
+    asked = _checked(given, where=FLAGS, folder=Path())
     settings = layered(values.get("settings", {}), asked.get("settings", {}))
     values = {**merged(values, asked), "settings": settings}
     if not values.get("data"):
@@ -93,15 +44,15 @@ def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
 
 def open_data(config: SweepConfig) -> dict[str, Manifest]:
     """The data sets by name."""
-    opened: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     for path in config.data:
         name = data_name(path)
-        if name in opened:
+        if name in manifests:
             raise ConfigError(
                 f"two data sets are called '{name}'; rename the file or folder {path}"
             )
-        opened[name] = Manifest.open(path)
-    return opened
+        manifests[name] = Manifest.open(path)
+    return manifests
 
 
 def large_enough(
@@ -124,29 +75,32 @@ def large_enough(
                 )
         if small:
             where = f"{name}: " if len(manifests) > 1 else ""
-            remarks.append(where + said(small, least))
+            remarks.append(where + left_out_sentence(small, least))
     return kept, remarks
 
 
-def _normal(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """`values`, checked, with settings nested however they were written."""
+def _checked(values: Mapping[str, Any], *, where: str, folder: Path) -> dict[str, Any]:
+    """`values` with their types checked and settings nested however they were written. Data and
+    weights get paths that hold wherever a job runs: relative ones are relative to `folder`."""
     config = from_dict(SweepConfig, values, where=where)
-    normal: dict[str, Any] = {key: getattr(config, key) for key in values}
-    for name in BY_LABEL:
-        if name in normal:
-            tables = normal[name].items()
-            normal[name] = {
-                label: _settings(table, f"{name}.{label}", where) for label, table in tables
+    checked: dict[str, Any] = {key: getattr(config, key) for key in values}
+    if "data" in checked:
+        checked["data"] = tuple(_absolute(name, folder) for name in checked["data"])
+    if "settings" in checked:
+        checked["settings"] = _settings(checked["settings"], "settings", where, folder)
+    for name in ("per_algorithm", "variants"):
+        if name in checked:
+            checked[name] = {
+                label: _settings(table, f"{name}.{label}", where, folder)
+                for label, table in checked[name].items()
             }
-    if "settings" in normal:
-        normal["settings"] = _settings(normal["settings"], "settings", where)
-    if "search" in normal:
-        normal["search"] = _search(normal["search"], where)
-    return normal
+    if "search" in checked:
+        checked["search"] = _search(checked["search"], where)
+    return checked
 
 
-def _settings(values: object, name: str, where: str) -> dict[str, Any]:
-    """Settings of a run, nested however they were written; an algorithm's own come later."""
+def _settings(values: object, name: str, where: str, folder: Path) -> dict[str, Any]:
+    """Settings of a run, nested; an algorithm's own are checked once the algorithm is known."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: '{name}' must be a table of settings, not {values!r}")
     written = nested(flat(values))
@@ -162,6 +116,9 @@ def _settings(values: object, name: str, where: str) -> dict[str, Any]:
             )
     # On the command line they come from --set, without the table's name.
     from_dict(RunConfig, written, where=where, prefix="" if where == FLAGS else f"{name}.")
+    weights = written.get("model", {}).get("weights")
+    if weights:
+        written["model"]["weights"] = _absolute(weights, folder)
     return written
 
 
@@ -176,26 +133,131 @@ def _search(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return ranges
 
 
-def _placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Data and weights by paths that hold wherever a job runs: relative ones are in `folder`."""
-    placed = dict(values)
-    if "data" in placed:
-        placed["data"] = tuple(_place(name, folder) for name in placed["data"])
-    if "settings" in placed:
-        placed["settings"] = _weights_placed(placed["settings"], folder)
-    for name in BY_LABEL:
-        if name in placed:
-            tables = placed[name].items()
-            placed[name] = {label: _weights_placed(table, folder) for label, table in tables}
-    return placed
-
-
-def _weights_placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    weights = settings.get("model", {}).get("weights")
-    if not weights:
-        return dict(settings)
-    return merged(settings, {"model": {"weights": _place(weights, folder)}})
-
-
-def _place(name: str, folder: Path) -> str:
+def _absolute(name: str, folder: Path) -> str:
     return str((folder / Path(name).expanduser()).absolute())
+
+
+def rule_of(config: SweepConfig, manifests: Mapping[str, Manifest]) -> str:
+    """The selection rule as asked; otherwise by validation domains where all data have some."""
+    if config.rule and config.rule not in RULES:
+        raise unknown(f"there is no selection rule '{config.rule}'", config.rule, RULES)
+    without = [name for name, data in manifests.items() if not val_domains(config, data)]
+    if config.rule == "validation-domains" and without:
+        raise ConfigError(
+            f"the rule validation-domains needs validation domains, and {without[0]} has none; "
+            f"name them as val_domains, or choose another rule"
+        )
+    return config.rule or ("training-domains" if without else "validation-domains")
+
+
+def val_domains(config: SweepConfig, manifest: Manifest) -> tuple[str, ...]:
+    for name in config.val_domains:
+        if name not in manifest.domains:
+            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    fixed = (name for name, role in manifest.roles().items() if role == "val")
+    return config.val_domains or tuple(fixed)
+
+
+def scored_groups(config: SweepConfig, manifest: Manifest) -> list[Group]:
+    """The groups of domains that are unseen in turn."""
+    roles = manifest.roles()
+    fixed = tuple(sorted(name for name, role in roles.items() if role == "test"))
+    asked = config.test_domains or ((ROLES,) if fixed else (EACH,))
+    if asked == (ROLES,):
+        if not fixed:
+            raise ConfigError(
+                f"{manifest.source} gives no domain the role 'test'; name the test domains, or "
+                f"use each"
+            )
+        return [fixed]
+    open_to_all = open_domains(config, manifest)
+    if asked == (EACH,):
+        if len(open_to_all) < 2:
+            raise ConfigError(
+                f"{manifest.source} has fewer than two domains to train on, too few to hold out "
+                f"each in turn; add domains, or name the test domains"
+            )
+        return [(name,) for name in open_to_all]
+    if asked == (FOLDS,):
+        return _folds(config, manifest, open_to_all, "groups")
+    groups = [_named(entry, manifest) for entry in asked]
+    for group in groups:
+        if groups.count(group) > 1:
+            raise ConfigError(f"test_domains names '{','.join(group)}' twice; name it once")
+    return groups
+
+
+def held_out(config: SweepConfig, manifest: Manifest, rule: str) -> list[tuple[Group, ...]]:
+    """What runs hold out: each group that is scored, then, for cross-validation, pairs of groups.
+
+    A pair of two scored groups serves both of them. Where the groups share out all domains there
+    is a run per pair; otherwise, and where k-fold takes fewer runs that way, a run per group and
+    fold of its training domains.
+    """
+    groups = scored_groups(config, manifest)
+    pool = open_domains(config, manifest)
+    further: list[tuple[Group, ...]] = []
+    if rule in CROSS_VALIDATED:
+        pairs = list(combinations(groups, 2))
+        shared_out = sorted(name for group in groups for name in group) == sorted(pool)
+        by_folds = rule == "k-fold" and len(pairs) > len(groups) * config.folds
+        if shared_out and not by_folds:
+            further = [*pairs]
+        else:
+            further = _beside(config, manifest, groups, pool, rule)
+    for held in (*((group,) for group in groups), *further):
+        if set(pool) <= {name for group in held for name in group}:
+            names = ", ".join(name for group in held for name in group)
+            raise ConfigError(
+                f"{manifest.source} has no training domain left once {names} are held out; "
+                f"hold out fewer, or add domains"
+            )
+    return [*((group,) for group in groups), *further]
+
+
+def open_domains(config: SweepConfig, manifest: Manifest) -> tuple[str, ...]:
+    """Domains that runs may train on: roles and validation domains take theirs away for good."""
+    roles, val = manifest.roles(), val_domains(config, manifest)
+    return tuple(
+        name for name in manifest.domains if name not in val and roles.get(name, "train") == "train"
+    )
+
+
+def _named(entry: str, manifest: Manifest) -> Group:
+    """ "art,photo" -> ("art", "photo"); a domain whose name has a comma is found first."""
+    parts = [entry] if entry in manifest.domains else entry.split(",")
+    names = sorted({part.strip() for part in parts if part.strip()})
+    for name in names:
+        if name not in manifest.domains:
+            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    if not names:
+        raise ConfigError("test_domains has an entry without a name; leave it out")
+    return tuple(names)
+
+
+def _beside(
+    config: SweepConfig, manifest: Manifest, groups: Sequence[Group], pool: Sequence[str], rule: str
+) -> list[tuple[Group, ...]]:
+    """Each group with each fold of its training domains; a pair that comes twice is one run."""
+    pairs: dict[frozenset[Group], tuple[Group, ...]] = {}
+    for group in groups:
+        training = tuple(name for name in pool if name not in group)
+        if rule == "k-fold":
+            folds = _folds(config, manifest, training, *group)
+        else:
+            folds = [(name,) for name in training]
+        for fold in folds:
+            pairs.setdefault(frozenset((group, fold)), (group, fold))
+    return list(pairs.values())
+
+
+def _folds(
+    config: SweepConfig, manifest: Manifest, domains: Sequence[str], *name: str
+) -> list[Group]:
+    """`domains` at random in groups whose sizes differ by one at most."""
+    if config.folds > len(domains):
+        raise ConfigError(
+            f"{manifest.source} has {len(domains)} domains for {config.folds} folds; lower folds"
+        )
+    shuffled = stream(config.seed, "folds", *name).permutation(np.array(domains, dtype=object))
+    return sorted(tuple(sorted(part)) for part in np.array_split(shuffled, config.folds))

@@ -4,25 +4,101 @@ What is done, the disk alone says: each job's folder, its failure, and a lock th
 So the driver can be killed at any moment and started again, and finds its place.
 """
 
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from acclimate.config import flat
 from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
-from acclimate.results.sweep_folder import Failure, SweepFolder
+from acclimate.results.sweep_folder import Failure, State, SweepFolder
+from acclimate.runs.folder import RunFolder, holds_something
 from acclimate.sweep.launchers import Died, Launch, Launcher
-from acclimate.sweep.opening import opened
-from acclimate.sweep.queue import Queue
-from acclimate.sweep.task import Task, TaskResult, note_failure
+from acclimate.sweep.worker import Task, TaskResult, note_failure
 
 MAX_DEATHS = 3
-TICK = 0.5  # seconds between two looks of the listener
+TICK = 0.5  # seconds between two calls of the listener
+Place = Literal["waiting", "running", "done", "failed", "blocked"]
+
+
+class Queue:
+    """Each job's place, and which comes next. Knows nothing of disks or processes.
+
+    Embeddings come first: they unlock others; then the runs that embeddings are made of. Jobs that
+    need none fill the slots meanwhile; those whose embedding failed are blocked. An embedding whose
+    run failed learns its own weights.
+    """
+
+    def __init__(
+        self, sweep: Sweep, on_disk: Mapping[str, State], *, retry_failed: bool = False
+    ) -> None:
+        def place(id: str) -> Place:
+            state = on_disk[id]
+            if state == "done" or (state == "failed" and not retry_failed):
+                return state
+            return "waiting"
+
+        self.sweep = sweep
+        self.states: dict[str, Place] = {job.id: place(job.id) for job in sweep.jobs}
+        needed = {job.needs for job in sweep.jobs if self.states[job.id] == "waiting"}
+        for phi in sweep.embeddings:  # one that no unfinished job needs is of no interest
+            self.states[phi.id] = place(phi.id) if phi.id in needed else "done"
+        self._phis = {phi.id: phi.needs for phi in sweep.embeddings}
+        self._needs = {job.id: job.needs for job in sweep.jobs} | self._phis
+        awaited = {need for id, need in self._phis.items() if self.states[id] == "waiting"}
+        runs = sorted((job.id for job in sweep.jobs), key=lambda id: id not in awaited)
+        self._order = [*self._phis, *runs]
+        self._not_before: dict[str, float] = {}
+        for id in self._phis:
+            if self.states[id] == "failed":
+                self._block(id)
+
+    def next(self, now: float) -> str | None:
+        """The job to start now; it is next until `start`, `later` or `end` is called with it."""
+        return next((id for id in self._order if self._ready(id, now)), None)
+
+    def start(self, id: str) -> None:
+        self.states[id] = "running"
+
+    def later(self, id: str, moment: float) -> None:
+        """Put back a job that could not be done, to be tried again from `moment` on."""
+        self.states[id] = "waiting"
+        self._not_before[id] = moment
+        self._order.remove(id)
+        self._order.append(id)
+
+    def end(self, id: str, state: Literal["done", "failed"]) -> None:
+        self.states[id] = state
+        if state == "failed" and id in self._phis:
+            self._block(id)
+
+    def unfinished(self) -> bool:
+        return any(state in ("waiting", "running") for state in self.states.values())
+
+    def count(self, place: Place) -> int:
+        """Runs in that place; for "running" embeddings as well, as they take slots."""
+        ids = self.states if place == "running" else (job.id for job in self.sweep.jobs)
+        return sum(self.states[id] == place for id in ids)
+
+    def _ready(self, id: str, now: float) -> bool:
+        if self.states[id] != "waiting" or self._not_before.get(id, now) > now:
+            return False
+        need = self._needs[id]
+        if need is None:
+            return True
+        ended = ("done", "failed") if id in self._phis else ("done",)
+        return self.states[need] in ended
+
+    def _block(self, embedding: str) -> None:
+        for job in self.sweep.jobs:
+            if job.needs == embedding and self.states[job.id] == "waiting":
+                self.states[job.id] = "blocked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +108,13 @@ class Event:
     id: str
     kind: Literal["started", "done", "failed", "busy", "died"]
     note: str = ""
+
+
+Listener = Callable[[Queue, Event | None], None]  # None: time has passed
+
+
+def silent(queue: Queue, event: Event | None) -> None:
+    """A listener that shows nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +128,6 @@ class Tally:
     blocked: tuple[str, ...]
 
 
-Listener = Callable[[Queue, Event | None], None]  # None: time has passed
-
-
-def unheard(queue: Queue, event: Event | None) -> None:
-    """For those who do not listen."""
-
-
 def run_sweep(
     folder: Path,
     sweep: Sweep,
@@ -60,24 +136,31 @@ def run_sweep(
     launch: Launch,
     retry_failed: bool = False,
     extend: bool = False,
-    listener: Listener = unheard,
+    listener: Listener = silent,
 ) -> Tally:
     """Run what is left of `sweep` in `folder`; `data` says where its data sets lie."""
-    folder = folder.resolve()
+    here = SweepFolder(folder.resolve())
     try:
-        with opened(folder, sweep, extend=extend):
-            queue = look(folder, sweep, retry_failed=retry_failed)
+        with claim(here.path, sweep, extend=extend):
+            queue = look(here.path, sweep, retry_failed=retry_failed)
             already = queue.count("done")
-            _clear_done(folder, sweep, queue)
+            _clear_done(here, sweep, queue)
             if queue.unfinished():
-                with closing(launch(folder)) as launcher:
-                    _Round(folder, sweep, data, queue, launcher, listener).go()
-            return _tally(folder, sweep, queue, already)
+                with closing(launch(here.path)) as launcher:
+                    _Session(here, sweep, data, queue, launcher, listener).run()
+            failed = (here.failure(id) for id, state in queue.states.items() if state == "failed")
+            return Tally(
+                jobs=len(sweep.jobs),
+                already=already,
+                done=queue.count("done"),
+                failures=tuple(failure for failure in failed if failure is not None),
+                blocked=tuple(id for id, state in queue.states.items() if state == "blocked"),
+            )
     except WriteError:
         raise  # it says where and what to do
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        where = error.filename or folder
+        where = error.filename or here.path
         raise SweepError(
             f"{where}: {reason}; mend that, then repeat the command to resume"
         ) from error
@@ -87,43 +170,30 @@ def look(folder: Path, sweep: Sweep, *, retry_failed: bool = False) -> Queue:
     """Where each job stands, from the disk alone."""
     here = SweepFolder(folder)
     states = {job.id: here.job_state(job.id) for job in sweep.jobs}
-    states |= {found.id: here.embedding_state(found.id) for found in sweep.embeddings}
+    states |= {phi.id: here.embedding_state(phi.id) for phi in sweep.embeddings}
     return Queue(sweep, states, retry_failed=retry_failed)
 
 
-def _clear_done(folder: Path, sweep: Sweep, queue: Queue) -> None:
-    """What workers that were killed in their very last moment did not tidy."""
-    here, done = SweepFolder(folder), []
+def _clear_done(here: SweepFolder, sweep: Sweep, queue: Queue) -> None:
+    """Tidy what workers that were killed in their very last moment did not."""
+    done: list[RunFolder] = []
     for job in sweep.jobs:
         if queue.states[job.id] == "done":
             here.forget_failure(job.id)
             done.append(here.run(job.id))
-    done += [
-        here.embedding(phi.id) for phi in sweep.embeddings if here.embedding_state(phi.id) == "done"
-    ]
+    ids = (phi.id for phi in sweep.embeddings)
+    done += [here.embedding(id) for id in ids if here.embedding_state(id) == "done"]
     for place in done:
         place.tidy()
         clear_temporary(place.path)
 
 
-def _tally(folder: Path, sweep: Sweep, queue: Queue, already: int) -> Tally:
-    failed = [id for id, state in queue.states.items() if state == "failed"]
-    failures = [SweepFolder(folder).failure(id) for id in failed]
-    return Tally(
-        jobs=len(sweep.jobs),
-        already=already,
-        done=queue.count("done"),
-        failures=tuple(failure for failure in failures if failure is not None),
-        blocked=tuple(id for id, state in queue.states.items() if state == "blocked"),
-    )
-
-
-class _Round:
+class _Session:
     """One launcher, from the first task to the last."""
 
     def __init__(
         self,
-        folder: Path,
+        folder: SweepFolder,
         sweep: Sweep,
         data: Mapping[str, Path],
         queue: Queue,
@@ -133,38 +203,36 @@ class _Round:
         self.folder, self.sweep, self.data = folder, sweep, data
         self.queue, self.launcher, self.listener = queue, launcher, listener
         self.jobs: dict[str, Job | EmbeddingJob] = {job.id: job for job in sweep.jobs}
-        self.jobs |= {job.id: job for job in sweep.embeddings}
+        self.jobs |= {phi.id: phi for phi in sweep.embeddings}
         self.deaths: Counter[str] = Counter()
 
-    def go(self) -> None:
+    def run(self) -> None:
         while self.queue.unfinished():
-            self._fill()
+            self._fill_slots()
             for id, end in self.launcher.finished(TICK):
-                self._ended(id, end)
+                self._handle_end(id, end)
             self.listener(self.queue, None)
 
-    def _fill(self) -> None:
+    def _fill_slots(self) -> None:
         while self.queue.count("running") < self.launcher.slots:
             id = self.queue.next(time.monotonic())
             if id is None:
                 return
-            if self._done_by_another(id):
-                self._tell(id, "done")
+            task = self._task(id)
+            state = (
+                self.folder.embedding_state if task.kind == "embedding" else self.folder.job_state
+            )
+            if state(id) == "done":  # by the process that kept it busy
+                self._settle(id, "done")
                 continue
-            self.launcher.start(self._task(id))
+            self.launcher.start(task)
             self.queue.start(id)
             self.listener(self.queue, Event(id=id, kind="started"))
-
-    def _done_by_another(self, id: str) -> bool:
-        """A busy job may have been finished by the process that was at it."""
-        here = SweepFolder(self.folder)
-        shared = isinstance(self.jobs[id], EmbeddingJob)
-        return (here.embedding_state(id) if shared else here.job_state(id)) == "done"
 
     def _task(self, id: str) -> Task:
         job = self.jobs[id]
         return Task(
-            sweep=str(self.folder),
+            sweep=str(self.folder.path),
             kind="embedding" if isinstance(job, EmbeddingJob) else "run",
             id=id,
             data=str(self.data[job.data].resolve()),
@@ -173,36 +241,116 @@ class _Round:
             needs=job.needs,
         )
 
-    def _ended(self, id: str, end: TaskResult | Died) -> None:
+    def _handle_end(self, id: str, end: TaskResult | Died) -> None:
         if isinstance(end, Died):
-            self._died(id, end)
+            self._handle_death(id, end)
         elif end.state == "full":
             raise SweepError(
-                f"the disk of {self.folder} is full ({end.error}); "
+                f"the disk of {self.folder.path} is full ({end.error}); "
                 f"free some space, then repeat the command to resume"
             )
         elif end.state == "busy":
             self.queue.later(id, time.monotonic() + self.launcher.patience)
-            self._tell(id, "busy", end.error)
+            self.listener(self.queue, Event(id=id, kind="busy", note=end.error))
         else:
-            self._tell(id, end.state, end.error)
+            self._settle(id, end.state, end.error)
 
-    def _died(self, id: str, end: Died) -> None:
+    def _handle_death(self, id: str, end: Died) -> None:
         self.deaths[id] += 1
         if self.deaths[id] < MAX_DEATHS:
             self.queue.later(id, time.monotonic())
-            self._tell(id, "died", f"the worker died ({end.how}); it will be tried again")
+            note = f"the worker died ({end.how}); it will be tried again"
+            self.listener(self.queue, Event(id=id, kind="died", note=note))
             return
         error = (
             f"the worker died ({end.how}) {MAX_DEATHS} times; often out of memory: "
             f"lower --max-parallel; --retry-failed tries again"
         )
-        outcome = note_failure(self.folder, id, error)
-        self._ended(id, outcome)
+        self._handle_end(id, note_failure(self.folder, id, error))
 
-    def _tell(
-        self, id: str, kind: Literal["done", "failed", "busy", "died"], note: str = ""
-    ) -> None:
-        if kind in ("done", "failed"):
-            self.queue.end(id, kind)
-        self.listener(self.queue, Event(id=id, kind=kind, note=note))
+    def _settle(self, id: str, state: Literal["done", "failed"], note: str = "") -> None:
+        self.queue.end(id, state)
+        self.listener(self.queue, Event(id=id, kind=state, note=note))
+
+
+# ---- the folder: which sweep it holds, and that one driver runs it -------------------------------
+
+
+@contextmanager
+def claim(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]:
+    """Make `folder` the sweep's, or refuse it as it is; keep other drivers out meanwhile."""
+    check_folder(folder, sweep, extend=extend)  # first without leaving a trace
+    here = SweepFolder(folder)
+    with here.locked():
+        check_folder(folder, sweep, extend=extend)
+        here.clear_temporary()
+        if not here.exists or _plain(here.read()) != _plain(sweep):
+            here.write(sweep)
+        yield
+
+
+def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
+    """Refuse a folder of something else, or of another sweep. Where data and weights lie may have
+    changed; with `extend`, jobs may have been added."""
+    if not SweepFolder(folder).exists:
+        if holds_something(folder):
+            raise SweepError(f"{folder} is not empty and not a sweep; choose another --out")
+        return
+    stored = SweepFolder(folder).read()
+    difference = _difference(stored, sweep, extend=extend)
+    if difference:
+        raise SweepError(
+            f"{folder} holds another sweep ({difference}); "
+            f"choose another --out, or repeat the command that made it"
+        )
+    added = len(sweep.jobs) - len(stored.jobs)
+    if added and not extend:
+        raise SweepError(
+            f"{folder} holds {len(stored.jobs)} of these {len(sweep.jobs)} jobs; "
+            f"add the other {added} with --extend, or choose another --out"
+        )
+
+
+def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
+    """What makes the stored sweep another than the wanted one, in words; "" where nothing does."""
+    known = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
+    names = {digest: name for name, digest in known.items()}
+    for data in (*wanted.datasets, *wanted.draws):
+        if known.get(data.name, data.digest) != data.digest:
+            return f"its data '{data.name}' differ"
+        if data.name not in known and data.digest in names:
+            return f"it calls the data '{names[data.digest]}', not '{data.name}'"
+    asked = {job.id for job in wanted.jobs}
+    lost = [job for job in stored.jobs if job.id not in asked]
+    if lost:
+        return _changed_setting(lost, wanted) or (
+            f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {lost[0].id}; "
+            f"to add jobs, ask for these too and give --extend"
+        )
+    if not extend:
+        for part in ("title", "rule", "baseline"):
+            old, new = getattr(stored, part), getattr(wanted, part)
+            if old != new:
+                return f"its {part} is '{old}', not '{new}'"
+    return ""
+
+
+def _changed_setting(lost: Iterable[Job], wanted: Sweep) -> str:
+    """The setting that makes another job of a stored one, if that is all that differs."""
+
+    def place(job: Job) -> tuple[object, ...]:
+        return (job.dataset, job.algorithm, job.variant, job.groups, job.draw, job.trial)
+
+    twins = {place(job): job for job in wanted.jobs}
+    for job in lost:
+        if place(job) in twins:
+            old, new = flat(job.config), flat(twins[place(job)].config)
+            for key in sorted({*old, *new} - {"model.weights"}):
+                if old.get(key) != new.get(key):
+                    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+            return "its weights are others"
+    return ""
+
+
+def _plain(sweep: Sweep) -> object:
+    return json.loads(json.dumps(asdict(sweep)))

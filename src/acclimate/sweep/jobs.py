@@ -1,14 +1,20 @@
 """From a definition and its data to the list of jobs, checked before any of them starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from acclimate.adapt.methods import scored_chains
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
+from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import FromERM, find_embedding
+from acclimate.learn.models import build_backbone
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
     RULES,
@@ -28,10 +34,10 @@ from acclimate.runs.identity import (
     json_digest,
     weights_digest,
 )
-from acclimate.sweep.checks import check_runs
+from acclimate.runs.plan import Plan, make_plan
 from acclimate.sweep.contenders import Contender, contenders
-from acclimate.sweep.definition import SweepConfig, large_enough
-from acclimate.sweep.groups import held_out, open_domains, rule_of
+from acclimate.sweep.definition import held_out, large_enough, open_domains, rule_of
+from acclimate.sweep.settings import SweepConfig
 
 
 def define(
@@ -54,7 +60,7 @@ def define(
     own_data, drawn = dict(data_of_variant or {}), dict(drawn or {})
     large, _ = large_enough(config, manifests)
     rule = rule_of(config, large)
-    found = contenders(config, own_data)
+    competing = contenders(config, own_data)
     every = _datasets(config, manifests, own_data)
     later = {name for names in drawn.values() for name in names} - set(drawn)
     datasets = {name: data for name, data in every.items() if name not in later}
@@ -64,11 +70,11 @@ def define(
         _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
         for name in datasets
         for groups in held[name]
-        for contender in found
+        for contender in competing
         if own_data.get(contender.variant, name) == name
     ]
-    jobs = list(_jobs(config, cells, rule, _Settle(manifests, device)))
-    check_runs(jobs, manifests)
+    jobs = list(_jobs(config, cells, rule, manifests, device))
+    _check_runs(jobs, manifests)
     embeddings, jobs = _with_embeddings(config, jobs, every, large)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
@@ -114,24 +120,21 @@ def count(
     return counts
 
 
-def notes(config: SweepConfig, manifests: Mapping[str, Manifest]) -> list[str]:
-    """What is worth saying before a sweep starts, and no error."""
+def notes(
+    config: SweepConfig, manifests: Mapping[str, Manifest], sweep: Sweep | None = None
+) -> list[str]:
+    """What is worth saying before a sweep starts, and is no error."""
     _, remarks = large_enough(config, manifests)
     if config.baseline not in config.algorithms:
         remarks.append(
             f"the baseline {config.baseline} is not among the algorithms: no differences are shown"
         )
+    if sweep and any(job.config["model"]["freeze"] == "backbone" for job in sweep.jobs):
+        remarks.append(
+            "the backbone is frozen: features are extracted once and heads are trained on them; "
+            "to train the whole network, --set model.freeze=none"
+        )
     return remarks
-
-
-def notes_on(sweep: Sweep) -> list[str]:
-    """What was decided for its jobs that one may want to know."""
-    if not any(job.config["model"]["freeze"] == "backbone" for job in sweep.jobs):
-        return []
-    return [
-        "backbones keep their pretrained weights: features are extracted once and runs are trained "
-        "on them; to train all of them, --set model.freeze=none"
-    ]
 
 
 @dataclass(frozen=True)
@@ -150,33 +153,28 @@ def _draws(contender: Contender, groups: tuple[Group, ...], rule: str) -> int:
     return 0 if helps and (contender.draws == 1 or rule not in CROSS_VALIDATED) else contender.draws
 
 
-@dataclass(frozen=True)
-class _Settle:
-    """Decides what depends on data and device, once for settings that agree in what matters."""
-
-    manifests: Mapping[str, Manifest]
-    device: str | None
-    _known: dict[tuple[str, str], RunConfig] = field(default_factory=dict)
-
-    def __call__(self, data: str, run: RunConfig) -> dict[str, Any]:
-        key = (data, repr((run.data, run.model)))
-        if key not in self._known:
-            self._known[key] = settled(run, self.manifests[data], self.device)
-        return as_dict(replace(run, model=self._known[key].model))
-
-
-def _jobs(config: SweepConfig, cells: list[_Cell], rule: str, settle: _Settle) -> Iterator[Job]:
+def _jobs(
+    config: SweepConfig,
+    cells: list[_Cell],
+    rule: str,
+    manifests: Mapping[str, Manifest],
+    device: str | None,
+) -> Iterator[Job]:
+    models: dict[tuple[str, str], Any] = {}  # what data and device decide, once for equal settings
     for trial in range(config.trials):
         for draw in range(config.draws):
-            settings: dict[tuple[str, str], RunConfig] = {}
+            runs: dict[tuple[str, str], RunConfig] = {}
             for cell in cells:
                 if draw >= _draws(cell.contender, cell.groups, rule):
                     continue
-                key = (cell.contender.algorithm, cell.contender.variant)
-                if key not in settings:
-                    settings[key] = cell.contender.run(config, draw_number=draw, trial=trial)
-                data = cell.data(trial)
-                yield _job(cell, data, settle(data.name, settings[key]), draw, trial)
+                line = (cell.contender.algorithm, cell.contender.variant)
+                if line not in runs:
+                    runs[line] = cell.contender.run(config, draw_number=draw, trial=trial)
+                run, data = runs[line], cell.data(trial)
+                key = (data.name, repr((run.data, run.model)))
+                if key not in models:
+                    models[key] = settled(run, manifests[data.name], device).model
+                yield _job(cell, data, as_dict(replace(run, model=models[key])), draw, trial)
 
 
 def _job(cell: _Cell, data: DataSet, settings: Mapping[str, Any], draw: int, trial: int) -> Job:
@@ -298,3 +296,72 @@ def _refuse_equal_names(jobs: list[Job]) -> None:
                 f"variants '{other.variant}' and '{job.variant}' would share the run folder "
                 f"{job.id}; give them names that differ in letters or digits"
             )
+
+
+def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
+    """That every run could start, found out now rather than after hours of others' work: plan
+    every run that differs in what plans look at, and build every backbone once."""
+    # A plan opens images to learn their size. Once per data set, its settings and backbone is
+    # enough; for other held-out domains the rows alone decide.
+    rows_only = {name: _without_images(manifest) for name, manifest in manifests.items()}
+    files_checked: set[str] = set()
+    planned: set[tuple[object, ...]] = set()
+    for job in jobs:
+        model, settings = job.config["model"], job.config
+        vectors = manifests[job.data].has_features
+        network = (model["backbone"], model["pretrained"], model["weights"], vectors, *job.methods)
+        whole = (job.data, repr(settings["data"]), network)
+        algorithm = choose(job.algorithm)
+        rows = (
+            *(job.data, job.held_out, algorithm.adaptive, algorithm.build.least_domains),
+            *(settings["embedding"]["name"], settings["adapt"]["source"]),
+            *(settings["data"]["unseen_classes"], settings["train"]["domains_per_step"]),
+            tuple(settings["val_domains"]),
+        )
+        if whole not in planned:
+            manifest = manifests[job.data]
+            plan = _plan(job, manifest, check_files=job.data not in files_checked)
+            files_checked.add(job.data)
+            if network not in planned:
+                _check_backbone(plan, manifest)
+        elif rows not in planned:
+            _plan(job, rows_only[job.data], check_files=False)
+        planned |= {whole, rows, network}
+
+
+def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
+    config = from_dict(RunConfig, job.config, where=job.id)
+    try:
+        return make_plan(config, manifest, check_files=check_files)
+    except ConfigError as error:
+        if len(job.groups) == 1:
+            raise
+        together = " and ".join(",".join(group) for group in job.groups)
+        raise ConfigError(
+            f"cross-validation also holds out {together} together, and then {error}; "
+            f"or choose the rule training-domains, which holds out one group at a time"
+        ) from None
+
+
+def _without_images(manifest: Manifest) -> Manifest:
+    """The rows with the names of their images and nothing in them, for plans that need not look
+    at images."""
+    columns = ("label", "domain", "split", "role")
+    names = [name for name in columns if name in manifest.table.column_names]
+    blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
+    table = manifest.table.select(names).append_column("features", blank)
+    numbers = pa.array(manifest.image_ids).cast(pa.string())
+    return replace(manifest, table=table.append_column("image", numbers))
+
+
+def _check_backbone(plan: Plan, manifest: Manifest) -> None:
+    """That it can be built, and adapted by the methods that are to score it."""
+    model = plan.config.model
+    backbone = build_backbone(
+        model.backbone,
+        pretrained=model.pretrained,
+        weights=model.weights or None,
+        in_features=manifest.features().shape[1] if manifest.has_features else None,
+    )
+    for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
+        chain.require(backbone, frozen=plan.frozen)

@@ -1,25 +1,161 @@
-"""A local worker: tasks come in as lines on stdin, outcomes go out as lines on stdout.
+"""One job, as a worker does it under every launcher; and the local worker process.
 
-It lives exactly as long as the process that started it: the end of stdin, which also comes when
-that process is killed, ends it at once, in the middle of whatever it does.
+A local worker reads tasks as lines on stdin and writes results as lines on stdout. It lives exactly
+as long as the process that started it: the end of stdin, which also comes when that process is
+killed, ends it at once, in the middle of whatever it does.
 """
 
 import ctypes
+import errno
 import json
 import os
 import queue
 import signal
 import sys
 import threading
-from dataclasses import asdict
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
 
-from acclimate.sweep.task import Task, perform
+from acclimate.config import RunConfig, from_dict
+from acclimate.core.errors import AcclimateError, RunBusy, SweepError
+from acclimate.core.files import clear_temporary
+from acclimate.core.layout import is_pruned
+from acclimate.data.manifest import Manifest
+from acclimate.results.sweep_folder import Failure, SweepFolder
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker needs to know, in values that JSON holds."""
+
+    sweep: str  # the sweep's folder
+    kind: Literal["embedding", "run"]
+    id: str
+    data: str  # where the data lie
+    digest: str  # what they must be
+    config: Mapping[str, Any]
+    needs: str | None = None  # the embedding to start from; of an embedding, the run
+    device: str = "auto"
+    threads: int = 0  # of torch on the CPU; 0: as many as it likes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on."""
+
+    state: Literal["done", "busy", "failed", "full"]
+    error: str = ""  # one line
+    traceback: str = ""
+
+
+def perform(task: Task) -> TaskResult:
+    """Do the job, or go on with it. A failure is written down and returned, never raised."""
+    folder = SweepFolder(Path(task.sweep))
+    try:
+        clear_temporary(_train(task, folder))
+        folder.forget_failure(task.id)
+        return TaskResult(state="done")
+    except RunBusy as error:
+        return TaskResult(state="busy", error=str(error))
+    except Exception as error:
+        if _disk_full(error):
+            return TaskResult(state="full", error=_line(error))
+        return note_failure(folder, task.id, _line(error), traceback.format_exc())
+
+
+def note_failure(folder: SweepFolder, job: str, error: str, trace: str = "") -> TaskResult:
+    """Keep a failure in the sweep's folder, counting how often the job has been tried."""
+    before = folder.failure(job)
+    failure = Failure(
+        job=job,
+        error=error,
+        traceback=trace,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        attempts=1 if before is None else before.attempts + 1,
+    )
+    try:
+        folder.write_failure(failure)
+    except OSError as problem:
+        return TaskResult(state="full" if _disk_full(problem) else "failed", error=_line(problem))
+    return TaskResult(state="failed", error=error, traceback=trace)
+
+
+def _train(task: Task, folder: SweepFolder) -> Path:
+    """Train the run or the embedding; returns its folder."""
+    import torch
+
+    from acclimate.rehearse.training import train
+    from acclimate.runs.training import train_embedding
+
+    if task.threads:
+        torch.set_num_threads(task.threads)
+    try:
+        manifest = _open(task.data, task.digest)
+        config = from_dict(RunConfig, task.config, where=task.id)
+        if task.kind == "embedding":
+            out = folder.embedding(task.id).path
+            train_embedding(
+                config, manifest, out, device=task.device, erm=_erm_weights(task, folder)
+            )
+        else:
+            out = folder.run(task.id).path
+            shared = None if task.needs is None else folder.embedding(task.needs).path
+            train(config, manifest, out, device=task.device, embedding=shared)
+        return out
+    finally:
+        torch.cuda.empty_cache()  # others may share the GPU
+
+
+def _erm_weights(task: Task, folder: SweepFolder) -> Path | None:
+    """The run whose weights an embedding is made of; None where it has to learn its own."""
+    if task.needs is None:
+        return None
+    run = folder.run(task.needs)
+    return run.path if run.complete() and not is_pruned(run.path) else None
+
+
+@lru_cache(maxsize=1)
+def _open(data: str, digest: str) -> Manifest:
+    """The last data set stays open: the next job most likely has the same."""
+    manifest = Manifest.open(Path(data))
+    if manifest.digest() != digest:
+        raise SweepError(
+            f"{data} is not the data that this sweep was made with (another digest); "
+            f"restore them, or start a sweep of their own with another --out"
+        )
+    return manifest
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, AcclimateError):
+        return text
+    if "out of memory" in text:
+        text += "; lower --max-parallel, or train.per_domain; --retry-failed tries again"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error):  # as tensor files report it
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def main() -> None:
-    _die_with_parent()
+    """The process: tasks in, results out, until stdin ends or a task fails."""
+    if sys.platform == "linux":  # in case the thread that waits for the end of stdin is held up
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to the log, not between the replies
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -31,10 +167,10 @@ def main() -> None:
     replies.write("ready\n")
     replies.flush()
     while True:
-        outcome = perform(Task(**json.loads(tasks.get())))
-        replies.write(json.dumps(asdict(outcome)) + "\n")
+        result = perform(Task(**json.loads(tasks.get())))
+        replies.write(json.dumps(asdict(result)) + "\n")
         replies.flush()
-        if outcome.state == "failed":
+        if result.state == "failed":
             return  # an error may have spoilt the process, as those of a GPU do
 
 
@@ -42,12 +178,6 @@ def _listen(tasks: "queue.SimpleQueue[str]") -> None:
     for line in sys.stdin:
         tasks.put(line)
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    # A second string to the bow, where there is one: Linux.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -67,10 +67,13 @@ def find_chain(
     if "none" in names and len(names) > 1:
         rest = "+".join(name for name in names if name != "none")
         raise ConfigError(f"method '{text}': 'none' stands alone; write '{rest}'")
-    if {"prior", "t3a"} <= {*names}:
+    kinds = {name: METHODS[name].method for name in names}
+    blind = [name for name, kind in kinds.items() if kind and not kind.probabilities]
+    shifts = [name for name, kind in kinds.items() if kind and kind.changes == "bias"]
+    if blind and shifts:
         raise ConfigError(
-            f"method '{text}': t3a scores by templates, which are no class probabilities to "
-            f"correct and leave no bias to keep a correction in; use prior or t3a"
+            f"method '{text}': {blind[0]} scores by templates, which are no class probabilities to "
+            f"correct and leave no bias to keep a correction in; use {shifts[0]} or {blind[0]}"
         )
     if "embedding" in names[1:]:
         rest = "+".join(name for name in names if name != "embedding")
@@ -81,9 +84,8 @@ def find_chain(
     config = config or AdaptConfig()
     tables = merged(config.components, nested(settings or {}))
     chosen = method_settings(replace(config, components=tables))
-    rows = {name: METHODS[name].method for name in names}
     return Chain(
-        "embedding" in names, {name: make(chosen[name]) for name, make in rows.items() if make}
+        "embedding" in names, {name: make(chosen[name]) for name, make in kinds.items() if make}
     )
 
 

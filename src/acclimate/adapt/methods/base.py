@@ -2,9 +2,9 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -36,9 +36,16 @@ class Method(ABC):
     """
 
     Config: ClassVar[type[Any]] = NoSettings
+    # What it changes: the logits' scale and bias, the last layer, or layers of the backbone. Where
+    # the backbone stays, its features are taken once and serve every method that follows.
+    changes: ClassVar[Literal["bias", "head", "backbone"]]
     gradient_free: ClassVar[bool] = True
     mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
-    head_only: ClassVar[bool] = False  # whether the backbone stays, and only its features count
+    probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
+    calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
+    assumes_label_shift: ClassVar[bool] = (
+        False  # the guard checks that where a domain was rehearsed
+    )
     grows: ClassVar[bool] = False  # whether it has `observe_more`
 
     def __init__(self, config: Any = None) -> None:
@@ -60,12 +67,30 @@ class Method(ABC):
         context: Context,
         earlier: Mapping[str, Tensor],
     ) -> Mapping[str, Tensor]:
-        """The same of `images` together with those that `earlier` was found on."""
+        """What `images` say together with those that `earlier` was found on."""
         raise NotImplementedError
 
-    @abstractmethod
+    @classmethod
+    def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:
+        """Settings that rehearsal tries, of equal ones the preferred first; none: it is left out.
+
+        `temperature` is not among them: rehearsal fits it for methods that calibrate. Only methods
+        that leave the backbone alone are rehearsed, on features.
+        """
+        return ()
+
+    def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
+        """Of a method that changes a bias: logits become logits / temperature + shift [C]."""
+        raise NotImplementedError
+
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
         """A new predictor that uses what `observe` found."""
+        last, (temperature, shift) = last_layer(predictor), self.shift(tensors)
+        if shift.shape != last.bias.shape:
+            raise ValueError("a shift of other classes")
+        scale = 1 / temperature
+        bias = last.bias * scale + shift.to(last.bias)
+        return with_last_layer(predictor, last.weight * scale, bias)
 
 
 def with_tensors(predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:

@@ -30,6 +30,7 @@ class BatchNorm(Method):
     """With a weight below 1, means and variances lie between the two (Schneider et al. 2020)."""
 
     Config = BatchNormConfig
+    changes = "backbone"
 
     def require(self, network: nn.Module) -> None:
         if not batch_norms(network):

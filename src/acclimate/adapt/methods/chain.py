@@ -29,7 +29,13 @@ class Chain:
 
     @property
     def head_only(self) -> bool:
-        return all(method.head_only for method in self.methods.values())
+        """Whether the backbone stays, and only its features count."""
+        return all(method.changes != "backbone" for method in self.methods.values())
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether its classifier's logits are divided by a temperature already."""
+        return any(method.calibrates for method in self.methods.values())
 
     @property
     def least_images(self) -> int:
@@ -40,7 +46,7 @@ class Chain:
         """Refuse a model that its methods cannot adapt, before it is trained. Of a backbone that is
         `frozen`, scoring sees the features only."""
         for name, method in self.methods.items():
-            if frozen and not method.head_only:
+            if frozen and method.changes == "backbone":
                 raise ConfigError(
                     f"method '{name}' changes layers of the backbone, which is frozen here: runs "
                     f"see its features only; use prior or t3a, or --set model.freeze=none"

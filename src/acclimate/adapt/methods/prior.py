@@ -8,15 +8,15 @@ F(·, μ) hold under a prior of its own, and to correct them from the training p
 shift twice. `implied_prior` reads that prior off.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods.base import Context, Method, last_layer, with_last_layer
+from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.data.source import Images
@@ -177,8 +177,20 @@ class Prior(Method):
     """
 
     Config = PriorConfig
-    head_only = True
+    changes = "bias"
     grows = True
+    calibrates = True
+    assumes_label_shift = True
+
+    @classmethod
+    def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:
+        """Strengths, the stronger preferred; how frequencies vary is learned from many domains."""
+        # Thousands of estimates are made: a rough one is enough to choose by.
+        rough = {"tolerance": 1e-4, "iterations": 200}
+        smoothed = [
+            {"strength": strength, **rough} for strength in (1000.0, 300.0, 100.0, 30.0, 10.0)
+        ]
+        return [*smoothed, {"expect": "learned"}] if many_domains else smoothed
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context
@@ -222,13 +234,8 @@ class Prior(Method):
         kept = {"prior": prior, "base": base, "temperature": temperature, **evidence.tensors()}
         return {**kept, "iterations": torch.tensor(iterations)}
 
-    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
-        last = last_layer(predictor)
-        shift = log_ratio(tensors["prior"], tensors["base"]).to(last.bias)
-        if shift.shape != last.bias.shape:
-            raise ValueError("frequencies of other classes")
-        scale = 1 / float(tensors.get("temperature", 1.0))  # states of earlier versions have none
-        return with_last_layer(predictor, last.weight * scale, last.bias * scale + shift)
+    def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
+        return float(tensors["temperature"]), log_ratio(tensors["prior"], tensors["base"])
 
 
 def estimated(

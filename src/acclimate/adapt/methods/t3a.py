@@ -45,7 +45,8 @@ class T3A(Method):
     """
 
     Config = T3AConfig
-    head_only = True
+    changes = "head"
+    probabilities = False
 
     def observe(
         self, predictor: Predictor, images: Images, context: Context

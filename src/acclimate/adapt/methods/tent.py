@@ -57,6 +57,7 @@ class Tent(Method):
     """
 
     Config = TentConfig
+    changes = "backbone"
     gradient_free = False
 
     def require(self, network: nn.Module) -> None:

@@ -18,7 +18,7 @@ from acclimate.core.errors import ManifestError
 from acclimate.core.watch import Watch
 from acclimate.core.wording import DASH, percent
 from acclimate.data.manifest import Manifest
-from acclimate.data.writing import require_name
+from acclimate.data.readers import require_name
 
 _LOSSES = ("images", "there", "fetched now", "missing", "dead", "failed", "lost %", "classes lost")
 

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from acclimate.core.errors import ManifestError
-from acclimate.core.files import append_line
-from acclimate.core.sealed import parse_json
+from acclimate.core.files import append_line, parse_json
 
 JOURNAL = "fetch.jsonl"
 _FLUSH = 64  # lines are written together: a sync for each would take longer than the download

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
-from acclimate.build.geo_yfcc.labels import read_names, short
 from acclimate.build.long_tail.draws import Part, draw_domains
 from acclimate.build.long_tail.settings import (
     LT_IMAGENET,
@@ -30,6 +29,7 @@ from acclimate.build.pools import (
     pools_of_splits,
     split_into_pools,
 )
+from acclimate.build.synsets import read_names, short
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.watch import Watch

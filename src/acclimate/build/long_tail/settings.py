@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from acclimate.build.base import flag, require_limits
-from acclimate.build.geo_yfcc.labels import ilsvrc12_synsets, is_synset, short
+from acclimate.build.synsets import ilsvrc12_synsets, is_synset, short
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 

@@ -28,8 +28,9 @@ from acclimate.core.watch import Watch, unwatched
 from acclimate.core.wording import count
 from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
-from acclimate.data.user_cache import MIB
-from acclimate.data.writing import require_name, write_parts
+from acclimate.data.readers import require_name, write_parts
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ class MLDG(Algorithm):
     Config = MLDGConfig
     least_domains = 2
     compilable = False
-    divisible = False  # parts are worked out again when the inner weights are gone
+    divisible = False  # recomputed when the inner weights are gone
 
     def forward(self, batch: Batch, step: int) -> Losses:
         groups = Groups.of(batch.domain)

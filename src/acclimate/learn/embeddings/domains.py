@@ -11,8 +11,8 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, RunError, damage_is
+from acclimate.core.files import Fields, parse_json
 from acclimate.core.randomness import stream
-from acclimate.core.sealed import Fields, parse_json
 from acclimate.core.tensors import all_finite, below, fill, read_tensors, save_tensors
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.embeddings.base import Embedding

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from acclimate.core.errors import DamagedFile, StateMismatch
-from acclimate.core.sealed import Fields, parse_json
+from acclimate.core.files import Fields, parse_json
 from acclimate.core.tensors import (
     all_finite,
     below,
@@ -22,7 +22,7 @@ from acclimate.core.tensors import (
 )
 from acclimate.learn.theory import mean_radius
 
-FORMAT = "acclimate-domain-state-1"
+KIND = "domain state"
 MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
 MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
 
@@ -184,9 +184,12 @@ class DomainState:
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
-        tensors = {"total": self.total, "squares": self.squares, "reference": self.reference}
-        if len(self.seen):
-            tensors["seen"] = self.seen
+        tensors = {
+            "total": self.total,
+            "squares": self.squares,
+            "reference": self.reference,
+            "seen": self.seen,
+        }
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
@@ -196,23 +199,21 @@ class DomainState:
                 "it anew on all the images"
             )
         metadata = {
-            "format": FORMAT,
+            "kind": KIND,
             "model": self.model,
             "count": str(self.count),
             "reach": repr(self.reach),
             "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
             "notes": json.dumps(dict(notes or {}), sort_keys=True),
         }
-        # Copies: safetensors refuses tensors that share memory, as an empty state's do.
-        copies = {key: value.clone() for key, value in tensors.items()}
-        save_tensors(Path(path), copies, metadata, sweep=True)
+        save_tensors(Path(path), tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> "DomainState":
         path = Path(path)
         try:
             tensors, metadata = read_tensors(path)
-            if metadata.get("format") == FORMAT:
+            if metadata.get("kind") == KIND:
                 return cls._of(tensors, metadata, path)
         except DamagedFile:
             raise StateMismatch(
@@ -231,7 +232,7 @@ class DomainState:
             texts = ("count", "reach", "payloads")
             facts = Fields({key: parse_json(metadata[key]) for key in texts}, path)
             total, squares = tensors["total"], tensors["squares"]
-            model, reference = metadata["model"], tensors["reference"]
+            model, reference, seen = metadata["model"], tensors["reference"], tensors["seen"]
         except (KeyError, ValueError):
             raise DamagedFile(path) from None
         alike = {(t.dtype, t.shape, t.ndim) for t in (total, squares, reference)} == {
@@ -239,7 +240,6 @@ class DomainState:
         }
         merge = facts.table("payloads")
         known = all(isinstance(mergeable, bool) for mergeable in merge.values())
-        seen = tensors.get("seen", torch.zeros(0, dtype=torch.int64))  # earlier versions keep none
         told = seen.ndim == 1 and seen.dtype == torch.int64 and len(seen) <= MOST_SEEN
         if not alike or not known or not told or not all_finite(tensors.values()):
             raise DamagedFile(path)

@@ -20,7 +20,6 @@ from acclimate.learn.models.predictors import (
     over_features,
     takes_features,
 )
-from acclimate.learn.models.still_norms import layout_kept
 from acclimate.learn.models.weights import fit_weights, read_weights
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "engine_used",
     "fit_weights",
     "freeze_batch_norm",
-    "layout_kept",
     "list_backbones",
     "may_draw",
     "over_features",

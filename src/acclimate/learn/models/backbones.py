@@ -5,8 +5,7 @@ whoever has the state dict or the exported graph has them.
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -20,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.generators import turns
+from acclimate.learn.models import micro_batches
 from acclimate.learn.models.engine import Engines
-from acclimate.learn.models.piecewise import few_at_a_time, in_parts
 from acclimate.learn.models.timm_import import import_timm
 from acclimate.learn.models.weights import (
     find_hub_weights,
@@ -58,7 +57,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.body = body
         self.stand_in: Callable[[Tensor], Tensor] | None = None  # for its body, in training
-        self.parts = 1  # in which a batch is worked off while it is trained, to save memory
+        self.micro_batches = 1  # of a batch in training, to save memory
         self.extractor = None
         self.engines = None
         self.may_draw = False  # from torch's generator: dropout or the like
@@ -84,9 +83,11 @@ class Backbone(nn.Module):
         if self.training and torch.is_grad_enabled():
             if self.stand_in is not None:
                 return self.stand_in(x)
-            if self.parts > 1:
-                return in_parts(self.normalised_body, self.body, x, self.parts)
-        return few_at_a_time(self.normalised_body, self.body, x)
+            if self.micro_batches > 1:
+                return micro_batches.recompute(
+                    self.normalised_body, self.body, x, self.micro_batches
+                )
+        return micro_batches.infer(self.normalised_body, self.body, x)
 
     def normalised_body(self, x: Tensor) -> Tensor:
         features: Tensor = self.body((x - self.mean) / self.std)
@@ -191,24 +192,6 @@ def is_frozen(batch_norm: nn.Module) -> bool:
 def may_draw(module: nn.Module) -> bool:
     """Whether a step of `module` may draw from torch's own generator."""
     return any(isinstance(part, Backbone) and part.may_draw for part in module.modules())
-
-
-@contextmanager
-def held_still(module: nn.Module) -> Iterator[None]:
-    """`module` in eval mode, whoever calls `train`, and without gradients of its weights."""
-    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    mode = module.training
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    module.eval()
-    module.__dict__["train"] = lambda mode=True: type(module).train(module, False)
-    try:
-        yield
-    finally:
-        del module.__dict__["train"]
-        module.train(mode)
-        for parameter in learning:
-            parameter.requires_grad_(True)
 
 
 @final

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_atomically
-from acclimate.data.user_cache import user_cache
-from acclimate.learn.models.piecewise import BATCH, SMALL
+from acclimate.data.feature_cache import user_cache
+from acclimate.learn.models.micro_batches import BATCH, SMALL
 
 if TYPE_CHECKING:
     from acclimate.learn.graph import OnnxSession

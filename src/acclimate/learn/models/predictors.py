@@ -223,6 +223,15 @@ def over_features(predictor: Plain) -> Plain:
     return Plain.of(nothing_more(backbone.features).to(backbone.mean.device), predictor.head)
 
 
+def on_hidden(predictor: Plain) -> Plain:
+    """The last layer alone, as a classifier of the hidden layer before it; it is shared."""
+    last = predictor.head.last
+    with torch.device("meta"):
+        head = _LinearHead(last.in_features, last.out_features, 0.0)
+    head.last = last
+    return Plain.of(nothing_more(last.in_features).to(last.weight.device), head).eval()
+
+
 class _LinearHead(nn.Module):
     def __init__(self, features: int, classes: int, dropout: float) -> None:
         super().__init__()

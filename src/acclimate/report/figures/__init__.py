@@ -15,10 +15,8 @@ from typing import get_args
 
 from acclimate.core.errors import ConfigError
 from acclimate.report.figures import (
-    ablation,
     bars,
     by_domain,
-    consistency,
     domain_map,
     dumbbells,
     label_shares,
@@ -29,39 +27,40 @@ from acclimate.report.figures import (
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
 
-FIGURES: Mapping[str, Callable[[Report], Iterable[Illustration]]] = {
-    "ablation": ablation.illustrate,
+Figures = Mapping[str, Callable[[Report], Iterable[Illustration]]]
+FIGURES: Figures = {
     "rehearsal": rehearsal.illustrate,
     "bars": bars.illustrate,
     "by-domain": by_domain.illustrate,
     "domains": dumbbells.illustrate,
     "map": domain_map.illustrate,
     "labels": label_shares.illustrate,
-    "consistency": consistency.illustrate,
     "search": search.illustrate,
     "learning": learning.illustrate,
 }
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
-def illustrations(report: Report, names: Iterable[str] = FIGURES) -> list[Illustration]:
-    """Those of the figures `names` that have something to show; a second map is `map-2`."""
+def illustrations(report: Report, figures: Figures = FIGURES) -> list[Illustration]:
+    """Those of `figures` that have something to show; a second map is `map-2`."""
     found, drawn = [], Counter[str]()
-    for name in names:
-        for one in FIGURES[name](report):
+    for name, illustrate in figures.items():
+        for one in illustrate(report):
             drawn[name] += 1
             number = "" if drawn[name] == 1 else f"-{drawn[name]}"
             found.append(replace(one, name=name + number))
     return found
 
 
-def write_figures(report: Report, folder: Path, formats: Sequence[Format] = FORMATS) -> list[Path]:
+def write_figures(
+    report: Report, folder: Path, formats: Sequence[Format] = FORMATS, figures: Figures = FIGURES
+) -> list[Path]:
     """The report's figures as files for papers, on white; their paths."""
     for kind in formats:
         if kind not in FORMATS:
             raise ConfigError(f"figures: there is no format '{kind}'; choose {', '.join(FORMATS)}")
     paths = []
-    for figure in illustrations(report):
+    for figure in illustrations(report, figures):
         for kind in formats:
             path = folder / f"{figure.name}.{kind}"
             write_figure(figure.drawing, path, kind)

@@ -8,10 +8,10 @@ from typing import Any
 from acclimate.core.wording import count
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration
+from acclimate.results.comparison import Comparison
 from acclimate.results.material import Report
 from acclimate.results.runs import Key
 from acclimate.results.statistics import in_percent
-from acclimate.results.summary import Summary
 
 HIGH, NEAR = 60.0, 15.0  # percent
 
@@ -19,11 +19,11 @@ HIGH, NEAR = 60.0, 15.0  # percent
 def illustrate(report: Report) -> Iterable[Illustration]:
     if report.axis is not None:
         return  # a bar for each variant would say less than the curve does
-    drawing = draw(report.summary, canvas.colours_of(report))
+    drawing = draw(report.overall, canvas.colours_of(report))
     if drawing is not None:
-        kinds = {line.key.kind for line in report.summary.lines}
+        kinds = {line.key.kind for line in report.overall.lines}
         whisker = "the whisker is one standard error over seeds."
-        if close(report.summary):
+        if close(report.overall):
             caption = (
                 "Each mark is the mean accuracy over the unseen domains, farther right is better; "
                 f"the axis does not start at 0; {whisker}"
@@ -40,15 +40,15 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         yield Illustration("Unseen domains", caption, drawing)
 
 
-def close(summary: Summary) -> bool:
+def close(found: Comparison) -> bool:
     """Whether accuracies are so high and so near each other that bars from 0 would look alike."""
-    means = [100 * line.unseen.mean for line in summary.lines if line.unseen is not None]
+    means = [100 * line.average.mean for line in found.lines if line.average is not None]
     return len(means) > 1 and min(means) >= HIGH and max(means) - min(means) <= NEAR
 
 
-def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
+def draw(found: Comparison, colours: Mapping[str, str]) -> Drawing | None:
     """Mean accuracy on unseen domains, a bar per line, with standard errors over seeds."""
-    lines = [line for line in summary.lines if line.unseen is not None]
+    lines = [line for line in found.lines if line.average is not None]
     if not lines:
         return None
     names = [_wrapped(line.key) for line in lines]
@@ -57,12 +57,12 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
     place = 0.0
     ticks: list[float] = []
     for line, name in zip(lines, names, strict=True):
-        assert line.unseen is not None
+        assert line.average is not None
         room = 0.5 + 0.42 * name.count("\n")
         place += room
-        mean, se = 100 * line.unseen.mean, 100 * (line.unseen.se or 0.0)
+        mean, se = 100 * line.average.mean, 100 * (line.average.se or 0.0)
         gid = f"bar-{len(ticks)}"
-        if close(summary):
+        if close(found):
             colour = colours[line.key.algorithm]
             inside = colour if line.key.kind == "method" else "none"
             ax.plot(mean, place, "o", color=colour, markerfacecolor=inside, gid=gid)
@@ -70,16 +70,16 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
             ax.barh(place, mean, height=0.7, **_style(line.key, colours), gid=gid)
         if se:
             ax.errorbar(mean, place, xerr=se, color=INKS["ink"], capsize=3, linewidth=1.2)
-        note = in_percent(line.unseen)
+        note = in_percent(line.average)
         titles[gid] = f"{line.key.label}: {note} % on {count(line.domains, 'domain')}"
-        gap = 0.03 * _width(summary)
+        gap = 0.03 * _width(found)
         ax.text(mean + se + gap, place, note, va="center", fontsize=TEXT, color=INKS["ink"])
         ticks.append(place)
         place += room
     ax.set_yticks(ticks, names, parse_math=False)
     ax.set_ylim(place, 0)
-    if close(summary):
-        low, high = _reach(summary)
+    if close(found):
+        low, high = _reach(found)
         ax.set_xlim(low, low + 1.38 * (high - low))
     else:
         ax.set_xlim(0, 138)  # room for the figures right of a full bar
@@ -90,18 +90,18 @@ def draw(summary: Summary, colours: Mapping[str, str]) -> Drawing | None:
     return Drawing(figure, titles)
 
 
-def _reach(summary: Summary) -> tuple[float, float]:
+def _reach(found: Comparison) -> tuple[float, float]:
     """From the lowest whisker to the highest, with some room."""
-    found = [line.unseen for line in summary.lines if line.unseen is not None]
-    low = min(100 * (one.mean - (one.se or 0.0)) for one in found)
-    high = max(100 * (one.mean + (one.se or 0.0)) for one in found)
+    known = [line.average for line in found.lines if line.average is not None]
+    low = min(100 * (one.mean - (one.se or 0.0)) for one in known)
+    high = max(100 * (one.mean + (one.se or 0.0)) for one in known)
     room = max(0.1 * (high - low), 0.2)
     return low - room, high + room
 
 
-def _width(summary: Summary) -> float:
+def _width(found: Comparison) -> float:
     """Of the axis, in points of accuracy."""
-    low, high = _reach(summary) if close(summary) else (0.0, 100.0)
+    low, high = _reach(found) if close(found) else (0.0, 100.0)
     return high - low
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from acclimate.report.figures import canvas
 from acclimate.report.figures.bars import HIGH, NEAR
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, Drawing, Illustration, of_data
+from acclimate.results.comparison import Comparison, Row
 from acclimate.results.material import Report
 from acclimate.results.statistics import Estimate, in_percent
-from acclimate.results.tabulate import Results, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         )
 
 
-def close(results: Results) -> bool:
+def close(results: Comparison) -> bool:
     """Whether accuracies are so high, and in each domain so near each other, that bars from 0 would
     look alike."""
     found = [
@@ -54,17 +54,17 @@ def close(results: Results) -> bool:
     return lowest >= HIGH and all(max(values) - min(values) <= NEAR for values in known)
 
 
-def _axis(results: Results) -> str:
+def _axis(results: Comparison) -> str:
     return " The axis does not start at 0." if close(results) else ""
 
 
-def _methods(results: Results) -> list[Row]:
+def _methods(results: Comparison) -> list[Row]:
     """Our own methods, the baseline first; no controls, no published numbers."""
     rows = [row for row in results.rows if not row.badge]
     return sorted(rows, key=lambda row: row.key != results.baseline)
 
 
-def draw(results: Results, colours: Mapping[str, str]) -> Drawing | None:
+def draw(results: Comparison, colours: Mapping[str, str]) -> Drawing | None:
     """For each domain a bar per method with its standard error; dots where bars would be many."""
     rows = _methods(results)[:MOST_METHODS]
     known = [name for name in results.columns if any(row.cells.get(name) for row in rows)]

@@ -77,10 +77,9 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
 def colours_of(report: Report) -> dict[str, str]:
     """A colour per algorithm, the same in every figure."""
     runs = {run.algorithm for run in report.runs if run.problem is None}
-    lines = {line.key.algorithm for line in report.summary.lines}
     tables = [one for found in report.results.values() for one in found]
     rows = {row.key.algorithm for one in tables for row in one.rows}
-    return palette(runs | lines | rows, report.summary.baseline.algorithm)
+    return palette(runs | rows, report.overall.baseline.algorithm)
 
 
 def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:

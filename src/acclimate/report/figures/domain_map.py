@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acclimate.core.errors import AcclimateError
+from acclimate.core.files import parse_json, parse_metadata
 from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
-from acclimate.core.sealed import check_tensors, parse_json
 from acclimate.core.wording import count
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
@@ -87,12 +87,19 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        check_tensors(run.folder / DOMAINS)
         with safe_open(run.folder / DOMAINS, "numpy") as file:
-            metadata = file.metadata() or {}
+            metadata = parse_metadata(file.metadata())
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
         names, roles = parse_json(metadata["names"]), parse_json(metadata["roles"])
-    except (AcclimateError, OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (
+        AcclimateError,
+        OSError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
         return None
     if not isinstance(names, list) or not isinstance(roles, list) or mu.ndim != 2:
         return None

@@ -8,15 +8,15 @@ from typing import Any
 from acclimate.core.wording import percent
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, Drawing, Illustration
+from acclimate.results.comparison import Difference
 from acclimate.results.material import Report
 from acclimate.results.runs import Key
-from acclimate.results.summary import Difference
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
     if report.axis is not None:
         return  # one variant of many would be picked by its name
-    found = [report.summary.versus(key) for key in report.summary.contenders]
+    found = [row.difference for row in report.overall.contenders]
     differences = [one for one in found if one is not None and one.gain is not None]
     difference = max(differences, key=_gain, default=None)
     drawing = difference and draw(difference, canvas.colours_of(report))

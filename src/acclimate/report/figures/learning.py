@@ -18,10 +18,7 @@ _MANY_LINES = 8  # beyond, learning curves have no marks
 _CROWD = 20  # beyond, they are thin and faint
 _PANELS = {
     "embedding": "embedding: loss",
-    "main-probe": "classifier, its head alone: loss",
     "main": "classifier: loss",
-    "main-last-probe": "classifier, its head alone on all rows: loss",
-    "main-last": "classifier, fitted on all rows: loss",
     "validation": "classifier: validation accuracy, %",
 }
 
@@ -30,7 +27,7 @@ def illustrate(report: Report) -> Iterable[Illustration]:
     runs = [run for run in report.runs if run.problem is None]
     which = "One line per run"
     if len(runs) > MOST_CURVES:
-        runs = [run for run in report.summary.runs if run.problem is None] or runs
+        runs = [run for run in report.chosen[report.rule] if run.problem is None] or runs
         every = -(-len(runs) // MOST_CURVES)
         which = "One line per chosen run" + (
             f", of which {len(runs[::every])} of {len(runs)} are drawn" if every > 1 else ""

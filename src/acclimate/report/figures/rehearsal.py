@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from acclimate.adapt.rehearsal import CHAINS, Promise, Rehearsal
 from acclimate.core.wording import count, percent, signed
+from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, MARKERS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
@@ -45,7 +45,7 @@ def _used(found: Rehearsal) -> str:
 def draw(found: Rehearsal) -> Drawing:
     """A panel for each way of drawing label frequencies; a line for each chain."""
     kinds = tuple(dict.fromkeys(promise.frequencies for promise in found.promises))
-    chains = [chain for chain in CHAINS[1:] if chain in found.chains]
+    chains = [chain for chain in found.chains if chain != "none"]
     figure = canvas.figure_of(2.3 * len(kinds) + 0.6)
     axes = figure.subplots(len(kinds), squeeze=False, sharex=True)[:, 0]
     titles: dict[str, str] = {}

@@ -2,19 +2,16 @@
 them than `Launcher`."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from acclimate.core.errors import ConfigError, unknown
-from acclimate.sweep.task import Task, TaskResult
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task, TaskResult
 
-LAUNCHERS = {
-    "local": "processes of this machine",
-    "ray": "tasks of a Ray cluster, or of a local one",
-    "slurm": "jobs of Slurm, through submitit",
-}
+LAUNCHERS = ("local", "ray", "slurm")
 
 
 @dataclass(frozen=True)
@@ -44,34 +41,10 @@ class Launcher(Protocol):
 Launch = Callable[[Path], Launcher]  # from the sweep's folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    launcher: str = "local"
-    max_parallel: int | None = None
-    device: str = "auto"
-    ray_address: str | None = None
-    slurm: Mapping[str, Any] = field(default_factory=dict)  # parameters of submitit
-    slurm_cluster: str = "slurm"
-
-    @property
-    def trained_on(self) -> str | None:
-        """The device of the jobs, None where it is one that this machine knows nothing of."""
-        return None if self.elsewhere and self.device != "cpu" else self.device
-
-    @property
-    def elsewhere(self) -> bool:
-        """Do jobs run on machines of which this one knows nothing?"""
-        if self.launcher == "ray":
-            return bool(self.ray_address or os.environ.get("RAY_ADDRESS"))
-        return self.launcher == "slurm" and self.slurm_cluster == "slurm"
-
-
 def chosen_launcher(options: LaunchOptions) -> Launch:
     """How to open the launcher; names and limits are checked now, nothing is started."""
     if options.launcher not in LAUNCHERS:
-        raise unknown(
-            f"there is no launcher '{options.launcher}'", options.launcher, list(LAUNCHERS)
-        )
+        raise unknown(f"there is no launcher '{options.launcher}'", options.launcher, LAUNCHERS)
     if options.max_parallel is not None and options.max_parallel < 1:
         raise ConfigError(f"--max-parallel must be at least 1, not {options.max_parallel}")
     if options.launcher == "ray":
@@ -93,21 +66,19 @@ def chosen_launcher(options: LaunchOptions) -> Launch:
     return lambda folder: LocalLauncher(folder, local_slots(options))
 
 
-def expected_workers(options: LaunchOptions) -> tuple[int, int]:
-    """How many jobs go on at a time, and how many of them at full speed, as far as can be told
-    before they start."""
+def expected_workers(options: LaunchOptions) -> int:
+    """How many jobs run at a time, as far as can be told before they start."""
+    if options.max_parallel:
+        return options.max_parallel
     if options.elsewhere:
-        return options.max_parallel or 1, options.max_parallel or 1
-    from acclimate.sweep.launchers.local import local_slots
-
+        return 1
     if options.launcher == "slurm":
         from acclimate.sweep.launchers.slurm import FEW
 
-        options = replace(options, max_parallel=options.max_parallel or FEW)
-    slots = local_slots(options)
-    on_cpu = slots[0].device == "cpu"
-    # Jobs that share a GPU share its speed.
-    return len(slots), min(len(slots), cores()) if on_cpu else len({s.device for s in slots})
+        return FEW
+    from acclimate.sweep.launchers.local import local_slots
+
+    return len(local_slots(options))
 
 
 def cores() -> int:

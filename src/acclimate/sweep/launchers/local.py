@@ -15,8 +15,9 @@ from typing import IO
 
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import Died, LaunchOptions, cores
-from acclimate.sweep.task import Task, TaskResult
+from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task, TaskResult
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

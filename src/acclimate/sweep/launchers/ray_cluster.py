@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from acclimate.core.errors import ConfigError
-from acclimate.sweep.launchers import Died, LaunchOptions, cores
-from acclimate.sweep.task import Task, TaskResult, perform
+from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task, TaskResult, perform
 
 
 def check_ray() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError, SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import Died, LaunchOptions
-from acclimate.sweep.task import Task, TaskResult, perform
+from acclimate.sweep.launchers import Died
+from acclimate.sweep.settings import LaunchOptions
+from acclimate.sweep.worker import Task, TaskResult, perform
 
 QUEUED = 100  # jobs in Slurm's queue at a time, if nobody says otherwise
 FEW = 2  # the same of submitit's own processes

@@ -1,0 +1,342 @@
+"""From an ablation and data to a sweep that is ready to run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acclimate.build.digits import build_digits
+from acclimate.build.long_tail import LongTailSettings
+from acclimate.config import AlgorithmName, flat, layered, nested
+from acclimate.core.errors import ConfigError
+from acclimate.data.manifest import Manifest
+from acclimate.data.readers import data_name
+from acclimate.paper.ablations.table import (
+    BATCH,
+    EMBEDDED_BATCH,
+    EMBEDDED_LONG_TAIL,
+    EMBEDDED_SETTINGS,
+    NONE,
+    SETTINGS,
+    Ablation,
+    Base,
+    Value,
+    find_ablation,
+)
+from acclimate.results.protocol import Axis, Sweep
+from acclimate.sweep.conduct import Prepared
+from acclimate.sweep.definition import ROLES
+from acclimate.sweep.jobs import define, with_baselines
+from acclimate.sweep.settings import SweepConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An ablation as it was asked for; what is empty is decided by the ablation and the data."""
+
+    name: str
+    data: Path | None = None  # None: the base, or else the embedded digits
+    base: Callable[[int], Base] | None = None  # by the seed of the draw
+    out: Path
+    values: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    test_domains: tuple[str, ...] = ()  # held out together
+    val_domains: tuple[str, ...] = ()
+    trials: int = 3
+    seed: int = 0
+    one_draw: bool = False  # of the data, for all trials
+    preset: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Check everything, build the data in memory, and list the runs; nothing is written."""
+    ablation = find_ablation(asked.name)
+    _refuse_own(asked, ablation)
+    base = _base(asked, ablation)
+    labels = {_label(value): value for value in _values(asked, ablation, base)}
+    sets = _data_sets(asked, ablation, base, labels)
+    if not asked.one_draw:
+        later = [_later(asked, ablation, base, trial) for trial in range(1, asked.trials)]
+        sets = _drawn_anew(asked, ablation, later, labels, sets)
+    if ablation.data is not None:
+        labels = {label: labels[label] for label in sets.of_variant}
+    algorithms = asked.algorithms or ablation.algorithms
+    config = SweepConfig(
+        title=f"Ablation: {ablation.about}",
+        data=tuple(str(path) for path in sets.places.values()),
+        algorithms=algorithms,
+        test_domains=_groups(asked, ablation, base),
+        val_domains=() if ablation.pool else asked.val_domains,
+        trials=asked.trials,
+        seed=asked.seed,
+        baseline="erm" if "erm" in algorithms else algorithms[0],
+        preset=asked.preset,
+        settings=layered(nested(_defaults(asked)), asked.settings),
+        variants={label: _variant(asked, ablation, value) for label, value in labels.items()},
+    )
+    places = {
+        label: None if isinstance(value, str) else float(value) for label, value in labels.items()
+    }
+    axis = Axis(label=ablation.label, places=places)
+    sweep = _defined(config, sets, axis)
+    runs = {sweep.rule: len(sweep.jobs)}
+    return Prepared(sweep, sets.manifests, sets.places, runs, sets.notes)
+
+
+def _defaults(asked: Asked) -> dict[str, Any]:
+    """A preset or --set has the last word."""
+    return {**SETTINGS, **(EMBEDDED_SETTINGS if asked.data is None and not asked.preset else {})}
+
+
+def _variant(asked: Asked, ablation: Ablation, value: Value) -> dict[str, Any]:
+    batch = EMBEDDED_BATCH if asked.data is None else BATCH
+    along = ablation.along(value, batch)
+    if asked.preset or set(along) & set(flat(asked.settings)):
+        along = {}
+    return nested({**along, **ablation.settings(value)})
+
+
+def _refuse_own(asked: Asked, ablation: Ablation) -> None:
+    for key in ablation.settings(ablation.embedded[-1]):
+        if key in flat(asked.settings):
+            raise ConfigError(
+                f"--set {key}: the ablation '{asked.name}' varies this itself; use --values"
+            )
+
+
+def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
+    """With a variant `none`, plain algorithms run under it and adaptive ones under the others."""
+    manifests, drawn = sets.manifests, sets.drawn
+    if axis.places and axis.ordered:
+        return define(config, manifests, data_of_variant=sets.of_variant, drawn=drawn, axis=axis)
+    plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
+    adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
+    without = {label: values for label, values in config.variants.items() if label == NONE}
+    others = {label: values for label, values in config.variants.items() if label != NONE}
+    parts = [
+        define(
+            replace(config, algorithms=names, variants=variants), manifests, drawn=drawn, axis=axis
+        )
+        for names, variants in ((plain, without), (adaptive, others))
+        if names and variants
+    ]
+    if not parts:
+        raise ConfigError(
+            "nothing to run: 'none' is for plain algorithms and every embedding for adaptive "
+            "ones; add the other kind to --algorithms or --values"
+        )
+    jobs = sorted((job for part in parts for job in part.jobs), key=lambda job: job.trial)
+    embeddings = tuple(found for part in parts for found in part.embeddings)
+    return with_baselines(replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings))
+
+
+def _base(asked: Asked, ablation: Ablation) -> Base:
+    if asked.base is not None:
+        return asked.base(asked.seed)
+    if asked.data is None:
+        manifest = build_digits(replace(ablation.digits, seed=asked.seed))
+        long_tail = replace(EMBEDDED_LONG_TAIL, seed=asked.seed)
+        if ablation.pool:
+            manifest = digit_pool(manifest)
+    else:
+        manifest = Manifest.open(asked.data)
+        manifest.check()
+        long_tail = _scaled(manifest, asked.seed)
+    unseen = {name for name, role in manifest.roles().items() if role != "train"}
+    unseen |= {*asked.test_domains, *asked.val_domains}
+    training = tuple(name for name in manifest.domains if name not in unseen)
+    return Base(manifest=manifest, training=training, long_tail=long_tail, seed=asked.seed)
+
+
+def _later(asked: Asked, ablation: Ablation, first: Base, trial: int) -> Base:
+    """What a later trial starts from: what is drawn follows its seed, data of one's own stay."""
+    seed = asked.seed + trial
+    if asked.base is not None:
+        return asked.base(seed)
+    if asked.data is not None:
+        return replace(first, seed=seed, long_tail=replace(first.long_tail, seed=seed))
+    drawn = _base(replace(asked, seed=seed), ablation)
+    # Named as those of the first trial, with which they are averaged domain by domain.
+    return replace(
+        drawn,
+        manifest=_renamed(drawn.manifest, f"-{seed}-", f"-{asked.seed}-"),
+        training=tuple(name.replace(f"-{seed}-", f"-{asked.seed}-") for name in drawn.training),
+    )
+
+
+def _renamed(manifest: Manifest, old: str, new: str) -> Manifest:
+    column = manifest.table["domain"]
+    names = pa.array([str(name).replace(old, new) for name in manifest.domain_names])
+    place = manifest.table.column_names.index("domain")
+    return replace(
+        manifest, table=manifest.table.set_column(place, "domain", names.cast(column.type))
+    )
+
+
+def digit_pool(manifest: Manifest) -> Manifest:
+    """The digits as a pool: images of unseen sensors, which show other digits, are for test."""
+    unseen = np.array([name.startswith("test") for name in manifest.domain_names])
+    splits = pa.array(np.where(unseen, "test", manifest.splits), pa.string())
+    table = manifest.table.drop_columns(["role"])
+    return replace(
+        manifest, table=table.set_column(table.column_names.index("split"), "split", splits)
+    )
+
+
+def _scaled(manifest: Manifest, seed: int) -> LongTailSettings:
+    """The paper's proportions for other data: a fifth of the classes are heads, which get half of
+    the images that a class of median size has for training."""
+    sizes = np.bincount(manifest.label_index, minlength=len(manifest.classes))
+    per_class = max(2, round(0.35 * float(np.median(sizes))))
+    return LongTailSettings(
+        heads=max(1, len(manifest.classes) // 5),
+        per_class=per_class,
+        val_per_class=max(1, round(per_class / 7)),
+        test_per_class=max(2, round(per_class * 6 / 7)),
+        seed=seed,
+    )
+
+
+def _values(asked: Asked, ablation: Ablation, base: Base) -> list[Value]:
+    if not asked.values:
+        values = list(ablation.embedded if asked.data is None else ablation.values(base))
+    else:
+        values = [_parsed(text, asked.name, ablation) for text in asked.values]
+    low, high = ablation.limit(base) if ablation.limit else (0.0, float("inf"))
+    for value in values:
+        if not isinstance(value, str) and not low <= value <= high:
+            allowed = f"from {low:g} to {high:g}" if np.isfinite(high) else f"at least {low:g}"
+            raise ConfigError(
+                f"--values: {value:g} for '{asked.name}' is out of reach for "
+                f"{base.manifest.source}; choose {allowed}"
+            )
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) < 2:
+        raise ConfigError(
+            f"{base.manifest.source} leaves fewer than two values to compare for '{asked.name}'; "
+            f"give --values"
+        )
+    return distinct if isinstance(distinct[0], str) else sorted(distinct, key=float)
+
+
+def _parsed(text: str, name: str, ablation: Ablation) -> Value:
+    if isinstance(ablation.embedded[0], str):
+        return text
+    try:
+        number = float(text)
+        if ablation.whole and not number.is_integer():
+            raise ValueError
+    except (ValueError, OverflowError):
+        kind = "whole numbers" if ablation.whole else "numbers"
+        raise ConfigError(f"--values: '{name}' takes {kind}, not '{text}'") from None
+    return int(number) if ablation.whole else number
+
+
+def _label(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if value < 1e6 else str(value)
+
+
+def _groups(asked: Asked, ablation: Ablation, base: Base) -> tuple[str, ...]:
+    """The unseen domains: as asked, else by role, else each in turn where training may change."""
+    if ablation.pool:
+        return (ROLES,)
+    if asked.test_domains:
+        return (",".join(asked.test_domains),)
+    if "test" in base.manifest.roles().values():
+        return (ROLES,)
+    if ablation.data is not None:
+        raise ConfigError(
+            f"'{asked.name}' takes training domains away and needs others to test on, and "
+            f"{base.manifest.source} gives none the role 'test'; name some with --test-domains"
+        )
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DataSets:
+    manifests: Mapping[str, Manifest]
+    places: Mapping[str, Path]
+    of_variant: Mapping[str, str]
+    drawn: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each trial, by name
+    notes: tuple[str, ...] = ()
+
+
+def _data_sets(
+    asked: Asked, ablation: Ablation, base: Base, labels: Mapping[str, Value]
+) -> _DataSets:
+    if ablation.data is None:
+        name = base.manifest.source if asked.data is None else data_name(asked.data)
+        place = asked.data
+        if place is None:
+            place = built_place(asked.out, name, base.manifest)
+        return _DataSets(manifests={name: base.manifest}, places={name: place}, of_variant={})
+    manifests: dict[str, Manifest] = {}
+    places: dict[str, Path] = {}
+    of_variant: dict[str, str] = {}
+    notes: list[str] = []
+    for label, value in labels.items():
+        name = f"{asked.name}-{label}"
+        built = ablation.data(base, value, list(labels.values()))
+        same = next((one for one, m in manifests.items() if m.digest() == built.digest()), None)
+        if same is not None:
+            notes.append(f"{label} is left out: the data are those of {same}")
+            continue
+        places[name] = built_place(asked.out, name, built)
+        manifests[name], of_variant[label] = built, name
+    return _DataSets(manifests=manifests, places=places, of_variant=of_variant, notes=tuple(notes))
+
+
+def _drawn_anew(
+    asked: Asked,
+    ablation: Ablation,
+    later: Sequence[Base],
+    labels: Mapping[str, Value],
+    first: _DataSets,
+) -> _DataSets:
+    """With draws of their own for the trials after the first, so that errors include the draw.
+    Where a trial's draw is that of an earlier one, as of data of one's own, they share it."""
+    manifests, places = dict(first.manifests), dict(first.places)
+    drawn = {name: [name] for name in manifests}
+    for trial, base in enumerate(later, start=1):
+        if ablation.data is None:
+            made = dict.fromkeys(drawn, base.manifest)
+        else:
+            made = {
+                first.of_variant[label]: ablation.data(base, value, list(labels.values()))
+                for label, value in labels.items()
+                if label in first.of_variant
+            }
+        for name, manifest in made.items():
+            known = next(
+                (one for one in drawn[name] if manifests[one].digest() == manifest.digest()), None
+            )
+            drawn[name].append(known or f"{name}-t{trial}")
+            if known is None:
+                manifests[drawn[name][-1]] = manifest
+                places[drawn[name][-1]] = built_place(asked.out, drawn[name][-1], manifest)
+    changing = {name: names for name, names in drawn.items() if set(names) != {name}}
+    return replace(first, manifests=manifests, places=places, drawn=changing)
+
+
+def built_place(out: Path, name: str, manifest: Manifest) -> Path:
+    """Where built data lie: by their digest, so that other data are never overwritten."""
+    return out / "data" / manifest.digest()[:8] / f"{name}.parquet"
+
+
+def write_data(study: Prepared, out: Path) -> None:
+    """The data that were built for the study, below `out`; what is there already stays."""
+    for name, path in study.places.items():
+        if path.is_relative_to(out / "data") and not _holds(path, study.manifests[name]):
+            study.manifests[name].write(path)
+
+
+def _holds(path: Path, manifest: Manifest) -> bool:
+    """Whether the file is there and finds the same images: its folder may have moved."""
+    if not path.exists():
+        return False
+    images = "image" in manifest.table.column_names
+    return not images or Manifest.read(path).root == manifest.root

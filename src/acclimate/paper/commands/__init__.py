@@ -1,0 +1,1 @@
+"""The paper's commands: `ablate`, `reproduce` and `theory`."""

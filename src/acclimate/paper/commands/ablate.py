@@ -1,0 +1,169 @@
+"""`ablate`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from acclimate.cli import app
+from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
+from acclimate.cli.output import remark, say, say_json, say_table, stoppable
+from acclimate.sweep.settings import LaunchOptions
+
+if TYPE_CHECKING:
+    from acclimate.paper.ablations.verdict import Level
+    from acclimate.sweep.conduct import Prepared
+
+
+@app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
+@grouped(launch=launch_options)
+def ablate(
+    *,
+    name: Annotated[str, typer.Argument(help="See `acclimate list ablations`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs, the data and the report.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="A manifest, table or folder. [default: the embedded digits]"),
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option(help="What is compared, e.g. 2,4,8; commas or repeat.")
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option(help="[default: erm,da-erm]; commas or repeat.")
+    ] = None,
+    test_domains: Annotated[
+        list[str] | None, typer.Option(help="Unseen together, if not by role; commas or repeat.")
+    ] = None,
+    val_domains: Annotated[
+        list[str] | None, typer.Option(help="Never trained on, used to choose; commas or repeat.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Repetitions with seeds of their own.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the first trial.")] = 0,
+    one_draw: Annotated[
+        bool,
+        typer.Option(
+            "--one-draw", help="The same draw of the data in all trials; errors leave it out."
+        ),
+    ] = False,
+    preset: Annotated[str, typer.Option(help="See `acclimate list presets`.")] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run."),
+    ] = None,
+    launch: LaunchOptions,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """One of the paper's ablations: a sweep in which one thing varies, its plot and a verdict.
+
+    Repeating the command resumes it. Data that an ablation changes are built below --out.
+    """
+    from acclimate.cli.sweeps import announce
+    from acclimate.config import parse_assignments
+    from acclimate.paper.ablations.study import Asked, prepare
+    from acclimate.sweep.conduct import Conduct
+
+    asked = Asked(
+        name=name,
+        data=data,
+        out=out,
+        values=names(values),
+        algorithms=names(algorithms),
+        test_domains=names(test_domains),
+        val_domains=names(val_domains),
+        trials=trials,
+        seed=seed,
+        one_draw=one_draw,
+        preset=preset,
+        settings=parse_assignments(settings or []),
+    )
+    study = prepare(asked)
+    if dry_run:
+        announce(out, study, Conduct(launch=launch), json=json)
+        return
+    _run(out, study, launch, retry_failed=retry_failed)
+    _show(out, study, json=json)
+
+
+def _run(out: Path, study: "Prepared", launch: LaunchOptions, *, retry_failed: bool) -> None:
+    from acclimate.cli.sweeps import progress_shown
+    from acclimate.paper.ablations.study import write_data
+    from acclimate.sweep.conduct import write_labels
+    from acclimate.sweep.driver import claim, run_sweep
+    from acclimate.sweep.launchers import chosen_launcher
+
+    chosen = chosen_launcher(launch)
+    for note in study.notes:
+        remark(f"note: {note}")
+    with claim(out, study.sweep):  # before anything is written into a folder of something else
+        write_data(study, out)
+    with stoppable():
+        with progress_shown(out, study.sweep) as listener:
+            run_sweep(
+                out,
+                study.sweep,
+                study.places,
+                launch=chosen,
+                retry_failed=retry_failed,
+                listener=listener,
+            )
+        write_labels(out, study.sweep, study.manifests)
+
+
+def _show(out: Path, study: "Prepared", *, json: bool) -> None:
+    from acclimate.paper.ablations.verdict import levels, verdict
+    from acclimate.paper.figures import FIGURES, ablation
+    from acclimate.report.figures import illustrations
+    from acclimate.report.figures.canvas import write_figure
+    from acclimate.report.page import write_page
+    from acclimate.results.load import load_report
+
+    found = levels(out, study.sweep)
+    said = verdict(found, study.sweep.baseline)
+    report = load_report(out)
+    written = [write_page(report, out / "report.html", intro="\n\n".join(said), figures=FIGURES)]
+    for figure in illustrations(report, {"ablation": ablation.illustrate}):
+        written += [out / "ablation.png", out / "ablation.pdf"]
+        write_figure(figure.drawing, written[-2], "png")
+        write_figure(figure.drawing, written[-1], "pdf")
+    failures = [f"{failure.job}: {failure.error}" for failure in report.failures]
+    if json:
+        say_json(
+            {
+                "sweep": str(out),
+                "axis": asdict(study.sweep.axis) if study.sweep.axis else None,
+                "levels": [
+                    asdict(one) | {"mean": one.estimate.mean, "error": one.estimate.se}
+                    for one in found
+                ],
+                "verdict": said,
+                "failures": failures,
+                "notes": list(study.notes),
+                "report": str(written[0]),
+                "written": [str(path) for path in written[1:]],
+            }
+        )
+    else:
+        _show_levels(found, study)
+        for sentence in said:
+            say(sentence)
+        for failure in failures:
+            say(f"failed {failure}")
+        say(f"report: {written[0]}")
+        for path in written[1:]:
+            say(f"figure: {path}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _show_levels(found: "list[Level]", study: "Prepared") -> None:
+    """A row per value, a column per algorithm and use."""
+    from acclimate.paper.ablations.verdict import level_table
+
+    axis = study.sweep.axis
+    heads, rows = level_table(found, axis.places if axis else ())
+    say_table((axis.label if axis else "", *heads), rows, title="top-1 on unseen domains, %")
+    say("± is the standard error over trials (sample standard deviation / √n).")
+    say()

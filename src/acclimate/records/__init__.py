@@ -1,0 +1,1 @@
+"""What runs write down and others read; without torch."""

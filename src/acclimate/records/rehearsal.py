@@ -1,0 +1,258 @@
+"""The `Rehearsal` record: what `train` found when it held out its domains in turn.
+
+It says which chain of methods `adapt` uses for how many images, with which settings, what that
+promises at an unseen domain, and the words for all of it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from acclimate.core.errors import RunError
+from acclimate.core.wording import count, percent, signed
+
+FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
+ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
+TELLS_NOTHING = 0.6  # the width from which an interval of accuracies does
+LEAST_SPREAD = 0.01  # of accuracies: a few domains that agree do so by chance
+Frequencies = Literal["as they are", "drawn anew"]
+Settings = Mapping[str, Any]  # of methods, as `adapt` takes them: {"prior.strength": 30.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a chain gained over the plain model at the held-out domains, with `n` images each."""
+
+    chain: str
+    n: int
+    frequencies: Frequencies
+    gain: float  # in accuracy; mean over domains
+    error: float | None  # its standard error; None for one domain
+    accuracy: float
+    low: float  # where the accuracy at a new domain is expected, in nine cases of ten
+    high: float
+    domains: int
+    beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
+    spread: float | None = None  # and standard deviation
+
+    def expected(self, confidence: float | None) -> tuple[float, float]:
+        """Where the accuracy at a new domain is expected, in nine cases of ten, with the classifier
+        so sure of what it says there: by that, or by the other domains' accuracy, whichever says
+        more."""
+        if confidence is None or self.beyond_confidence is None or self.spread is None:
+            return self.low, self.high
+        half = half_width(self.domains, max(self.spread, LEAST_SPREAD))
+        if 2 * half > self.high - self.low:
+            return self.low, self.high
+        middle = confidence + self.beyond_confidence
+        return min(max(middle - half, 0.0), 1.0), max(min(middle + half, 1.0), 0.0)
+
+    def expected_gain(self, domains: int = 1) -> tuple[float, float] | None:
+        """Where the gain is expected at a new domain, or its mean over so many of them, in nine
+        cases of ten; None where one domain alone has been seen."""
+        if self.error is None:
+            return None
+        spread = max(self.error, FREE) * math.sqrt(self.domains)  # few may agree by chance
+        half = half_width(self.domains, spread, domains)
+        return self.gain - half, self.gain + half
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """The outcome. `chosen` has the chain for each n that was rehearsed, ascending."""
+
+    promises: tuple[Promise, ...]
+    chosen: Mapping[int, str]
+    settings: Mapping[str, Settings]  # by chain, of those that have methods
+    temperatures: Mapping[str, float]  # of the plain model ("none") and of F(·, μ) ("embedding")
+    domains: int
+    exact: bool  # the backbone had not seen the held-out domains
+    # By n: of how predictions change at a held-out domain, what label shift explains at least.
+    explained: Mapping[int, float] = field(default_factory=dict)
+    # How much more often the model is right than those that learned from fewer domains.
+    ahead: float = 0.0
+    plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
+
+    @property
+    def chains(self) -> tuple[str, ...]:
+        """Those that were rehearsed, the simpler first."""
+        return tuple(sorted({promise.chain for promise in self.promises}, key=simplicity))
+
+    def has(self, frequencies: Frequencies) -> bool:
+        return any(promise.frequencies == frequencies for promise in self.promises)
+
+    def chain_for(self, n: int) -> str:
+        """What to do with `n` images: as rehearsed with the most that were not more."""
+        known = [size for size in self.chosen if size <= n]
+        return self.chosen[max(known)] if known else "none"
+
+    def settings_for(self, chain: str) -> dict[str, Any]:
+        """The methods' settings, as `adapt` takes them."""
+        return dict(self.settings.get(chain, {}))
+
+    def temperature(self, chain: str) -> float | None:
+        """What the logits that `chain` starts from are divided by to be as sure as they are right;
+        None where nobody fitted it."""
+        return self.temperatures.get("embedding" if "embedding" in chain.split("+") else "none")
+
+    def least_explained(self, n: int) -> float | None:
+        """As rehearsed with the most images that were not more than `n`."""
+        known = [size for size in self.explained if size <= n]
+        return self.explained[max(known)] if known else None
+
+    def promise(self, chain: str, n: int, frequencies: Frequencies = "as they are") -> Promise:
+        """What it gained, as rehearsed with the most images that were not more than `n`."""
+        same = [p for p in self.promises if (p.chain, p.frequencies) == (chain, frequencies)]
+        return max(
+            (p for p in same if p.n <= n), key=lambda p: p.n, default=min(same, key=lambda p: p.n)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "chosen": [{"n": n, "chain": chain} for n, chain in self.chosen.items()],
+            "explained": [{"n": n, "share": share} for n, share in self.explained.items()],
+            "verdict": verdict(self),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
+        try:
+            return cls(
+                promises=tuple(Promise(**found) for found in stored["promises"]),
+                chosen={int(found["n"]): str(found["chain"]) for found in stored["chosen"]},
+                settings={chain: dict(found) for chain, found in stored["settings"].items()},
+                temperatures=dict(stored["temperatures"]),
+                domains=int(stored["domains"]),
+                exact=bool(stored["exact"]),
+                explained={int(found["n"]): float(found["share"]) for found in stored["explained"]},
+                ahead=float(stored["ahead"]),
+                plain_scale=float(stored["plain_scale"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunError(f"{where} is damaged; delete it and repeat the training") from None
+
+
+def quantile(domains: int, share: float) -> float:
+    """Student's t below which `share` lies, for a mean over so many domains."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(domains - 1, 1), share))
+
+
+def half_width(drawn: int, spread: float, coming: int = 1) -> float:
+    """Of the 90 % interval for the next of a normal distribution, or for the mean of so many that
+    are `coming`, around the mean of those that were `drawn`."""
+    return quantile(drawn, 0.95) * spread * math.sqrt(1 / coming + 1 / drawn)
+
+
+def simplicity(chain: str) -> tuple[bool, int]:
+    """A key that sorts the simpler chains first: the plain model before F(·, μ)."""
+    parts = {*chain.split("+")} - {"none"}
+    return "embedding" in parts, len(parts)
+
+
+def verdict(found: Rehearsal) -> list[str]:
+    """What a user should know, in sentences."""
+    most = max(found.chosen)
+    chain = found.chosen[most]
+    said = [_paid(found, chain, most)]
+    promise = found.promise(chain, most)
+    if promise.domains < ENOUGH_DOMAINS_TO_TELL:
+        said.append(f"Accuracy where a site was held out: {percent(promise.accuracy)} %.")
+    elif promise.high - promise.low > TELLS_NOTHING:
+        said.append(
+            f"Accuracy where a site was held out: {percent(promise.accuracy)} % on average; the "
+            f"sites are too few, or too unlike each other, to say what to expect at a new one."
+        )
+    else:
+        said.append(
+            f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
+        )
+    if not found.exact:
+        said.append(
+            "The network had seen the rehearsed sites in training, so that a new one may differ "
+            "more from them than these numbers say."
+        )
+    return said
+
+
+def unrehearsed(domains: int) -> str:
+    """What a user should know of a model that was to be rehearsed, and could not be."""
+    if domains < 2:
+        return (
+            "With one site nothing can be rehearsed, and what to expect at another is not known; "
+            "the plain model is what `predict` uses."
+        )
+    return (
+        "Nothing was rehearsed: the sites have too few images to play a new site with; the plain "
+        "model is what `predict` uses."
+    )
+
+
+def _paid(found: Rehearsal, chain: str, most: int) -> str:
+    sites = count(found.domains, "site")
+    if found.domains < ENOUGH_DOMAINS_TO_TELL:
+        return (
+            f"Only {sites} could play a new site, and it takes {ENOUGH_DOMAINS_TO_TELL} to tell "
+            f"whether adaptation pays; the plain model is what `predict` uses."
+        )
+    if set(found.chosen.values()) == {"none"}:
+        tried = [found.promise(c, most) for c in sorted(found.chains) if c != "none"]
+        return (
+            f"With {sites} adaptation did not pay{_at_best(tried)}; the plain model is what "
+            f"`predict` uses."
+        )
+    uses = ", ".join(f"{used} from {count(n, 'image')} on" for n, used in _changes(found.chosen))
+    if chain == "none":
+        return f"Rehearsed on {sites}: `adapt` uses {uses}."
+    anew = ""
+    if found.has("drawn anew"):
+        shifted = found.promise(chain, most, "drawn anew")
+        anew = f" ({_gain(shifted)} where label frequencies are drawn anew)"
+    return (
+        f"Rehearsed on {sites}, {chain} gained {_gain(found.promise(chain, most))} points with "
+        f"{most} unlabelled images{anew}; `adapt` uses {uses}."
+    )
+
+
+def _at_best(tried: Sequence[Promise]) -> str:
+    """What the best of them brought, or cost."""
+    best = max(tried, key=lambda promise: promise.gain, default=None)
+    if best is None:
+        return ""
+    if round(100 * best.gain, 1) >= 0:
+        return f": {_gain(best)} points at best ({best.chain})"
+    who = best.chain if len(tried) == 1 else f"even the best way, {best.chain},"
+    return f": {who} lost {percent(-best.gain)}{_plus_minus(best)} points"
+
+
+def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
+    """Each number of images from which on another chain is used, ascending."""
+    before = "none"
+    for n, chain in chosen.items():
+        if chain != before:
+            yield n, chain
+        before = chain
+
+
+def _gain(promise: Promise) -> str:
+    return signed(promise.gain) + _plus_minus(promise)
+
+
+def _plus_minus(promise: Promise) -> str:
+    return "" if promise.error is None else f" ± {percent(promise.error)}"
+
+
+def rows(found: Rehearsal) -> Iterable[tuple[str, ...]]:
+    """The table of a rehearsal: what, images, label frequencies, accuracy, gain."""
+    for promise in found.promises:
+        chosen = " *" if found.chosen[promise.n] == promise.chain else ""
+        yield (
+            promise.chain + chosen,
+            str(promise.n),
+            promise.frequencies,
+            percent(promise.accuracy),
+            _gain(promise),
+        )

@@ -1,0 +1,174 @@
+"""Plain JPEGs take a faster way to the same pixels; Pillow judges all others."""
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate.core.errors import ImageError
+from acclimate.data import images
+from acclimate.data import pixels as reading
+from acclimate.data.images import MAX_PIXELS, decode, load
+from acclimate.data.pixels import decode_plain, plain_header, read_pixels, squashed
+from fixtures.errors import refused
+
+pytest.importorskip("simplejpeg")
+
+
+def photo(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    rng = np.random.default_rng(width * height)
+    rough = Image.fromarray(rng.integers(0, 256, (height // 9 + 1, width // 9 + 1, 3), np.uint8))
+    smooth = np.asarray(rough.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    noisy = (smooth + rng.integers(-9, 10, smooth.shape)).clip(0, 255).astype(np.uint8)
+    return Image.fromarray(noisy).convert(mode)
+
+
+def encoded(image: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **{"quality": 90, **options})
+    return file.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+PLAIN = {
+    "usual": encoded(photo(100, 60)),
+    "all colours": encoded(photo(101, 67), subsampling=0),
+    "half of the colours": encoded(photo(101, 67), subsampling=1),
+    "progressive": encoded(photo(90, 121), progressive=True),
+    "restarts": encoded(photo(90, 121), restart_marker_blocks=4),
+    "grey": encoded(photo(77, 50, "L")),
+    "comment": encoded(photo(50, 50), comment="a word"),
+    "profile": encoded(photo(50, 50), icc_profile=b"not looked at"),
+    "a pixel": encoded(photo(1, 1)),
+    **{f"turned {turn}": encoded(photo(64, 40), exif=turned(turn)) for turn in range(1, 9)},
+}
+
+
+@pytest.mark.parametrize("hint", [8, 12, 32, 50, 200])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_pixels_are_those_of_pillow(kind: str, hint: int) -> None:
+    data = PLAIN[kind]
+    pixels = decode_plain(data, max_pixels=MAX_PIXELS, hint=hint)
+    assert pixels is not None
+    # A level of 255 for another version of libjpeg-turbo; the same version gives the same.
+    expected = np.asarray(decode(data, hint=hint)).astype(int)
+    assert pixels.shape == expected.shape
+    assert np.abs(pixels - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [8, 31, 64, 224])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_squares_are_those_of_pillow_to_a_level(kind: str, size: int) -> None:
+    found, expected = read_pixels(PLAIN[kind], size), load(PLAIN[kind], size)
+    assert found.dtype == np.uint8
+    assert found.shape == expected.shape == (3, size, size)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+    assert np.abs(found.astype(int) - expected).mean() <= 0.3
+
+
+def test_what_users_hold_and_other_formats_are_squared_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "VECTORISED", True)  # also on processors where Pillow is faster
+    image = photo(60, 45)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    array = np.asarray(image)
+    expected = squashed(array, 20)
+    for held in (tmp_path / "a.png", str(tmp_path / "a.png"), file.getvalue(), image, array):
+        assert np.array_equal(read_pixels(held, 20), expected)
+    assert np.abs(expected.astype(int) - load(array, 20)).max() <= 1
+    assert np.array_equal(squashed(array[:40, :40], 40), array[:40, :40].transpose(2, 0, 1))
+
+
+ODD = {
+    "four colours": encoded(photo(40, 40).convert("CMYK")),
+    "no YCbCr": encoded(photo(40, 40), keep_rgb=True),
+    "cut short": PLAIN["usual"][:-200],
+    "cut in the header": PLAIN["usual"][:100],
+    "only a start": b"\xff\xd8\xff",
+    "noise after the start": b"\xff\xd8\xff" + bytes(range(256)),
+    "arithmetic coding": PLAIN["usual"].replace(b"\xff\xc0", b"\xff\xc9", 1),
+    "twelve bits": PLAIN["usual"].replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c", 1),
+    "no width": PLAIN["grey"].replace(b"\x0b\x08\0\x32\0\x4d", b"\x0b\x08\0\x32\0\0", 1),
+    "not a JPEG": b"GIF89a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_pillow_judges_what_is_not_plain(kind: str) -> None:
+    data = ODD[kind]
+    assert decode_plain(data, max_pixels=MAX_PIXELS, hint=8) is None
+    try:
+        expected = load(data, 8)
+    except ImageError as error:
+        with pytest.raises(ImageError) as caught:
+            read_pixels(data, 8)
+        assert str(caught.value) == str(error)
+    else:
+        assert np.abs(read_pixels(data, 8).astype(int) - expected).max() <= 1
+
+
+def test_damage_inside_the_scan_is_judged_by_pillow() -> None:
+    data = bytearray(PLAIN["progressive"])
+    data[-300:-280] = b"\xff\xda" * 10
+    assert plain_header(bytes(data)) is not None
+    assert decode_plain(bytes(data), max_pixels=MAX_PIXELS, hint=8) is None
+
+
+def test_the_limit_of_pixels_is_kept() -> None:
+    data = PLAIN["usual"]
+    assert decode_plain(data, max_pixels=100 * 60, hint=8) is not None
+    assert decode_plain(data, max_pixels=100 * 60 - 1, hint=8) is None
+    with refused(ImageError, "100x60", 5999):
+        read_pixels(data, 8, max_pixels=5999)
+
+
+def test_without_the_library_pillow_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it = read_pixels(PLAIN["progressive"], 30)
+    monkeypatch.setattr(reading, "DECODER", None)
+    assert decode_plain(PLAIN["progressive"], max_pixels=MAX_PIXELS, hint=30) is None
+    assert np.abs(read_pixels(PLAIN["progressive"], 30).astype(int) - with_it).max() <= 1
+
+
+def many_scans(number: int) -> bytes:
+    """A progressive JPEG that repeats its last scan."""
+    data = encoded(photo(64, 64), progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + (data[last:-2]) * number + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("read", [load, read_pixels])
+def test_scans_are_counted_with_the_pixels_they_go_over(
+    read: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "MOST_WORK", 64 * 64 * 30)
+    assert read(many_scans(0), 8).shape == (3, 8, 8)
+    with refused(ImageError, many_scans(0).count(b"\xff\xda") + 40, "64x64"):
+        read(many_scans(40), 8)
+    images.check_scans(b"\xff\xda" * 16, 10_000, 10_000)  # few scans are fine at any size
+
+
+@pytest.mark.parametrize("read", [load, read_pixels])
+def test_a_jpeg_of_thousands_of_scans_is_refused_at_once(
+    read: Callable[..., np.ndarray], tmp_path: Path
+) -> None:
+    data = bytearray(many_scans(4000))
+    place = data.index(b"\xff\xc2")
+    data[place + 5 : place + 9] = (4000).to_bytes(2, "big") * 2
+    (tmp_path / "a.jpg").write_bytes(data)
+    started = time.perf_counter()
+    with refused(ImageError, "4000x4000"):
+        read(tmp_path / "a.jpg", 8)
+    assert time.perf_counter() - started < 2

@@ -1,0 +1,449 @@
+"""Theorems 1 and 2: by hand, at the edge of validity, and against chance."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acclimate.cli import main
+from acclimate.learn.theory import mean_radius
+from acclimate.paper.theorems import best_split, images_needed, risk_terms
+
+
+def test_radius_by_hand() -> None:
+    # 8 · 2 · (1 + 1/4) / 80 = 1/4
+    assert mean_radius(80, 2.0, 3.0, delta=math.exp(-1)) == pytest.approx(0.5, rel=1e-15)
+    # The default delta is 5 %, log 20 = 2.9957322736: 8 · 0.5 · 3.2457322736 / 1000
+    radius = mean_radius(1000, 0.5, 1.0)
+    assert radius is not None
+    assert radius**2 == pytest.approx(0.0129829290944, rel=1e-10)
+
+
+def test_radius_shrinks_with_the_root_of_n() -> None:
+    one, four = mean_radius(1000, 0.5, 1.0), mean_radius(4000, 0.5, 1.0)
+    assert one is not None
+    assert four == pytest.approx(one / 2)
+
+
+def test_the_theorem_is_silent_where_it_does_not_hold() -> None:
+    # The radius of the first case, 1/2, must stay below σ²/B = 2/B.
+    delta = math.exp(-1)
+    assert mean_radius(80, 2.0, 3.99, delta=delta) is not None
+    assert mean_radius(80, 2.0, 4.01, delta=delta) is None
+    assert mean_radius(1, 1.0, 1.0) is None
+
+
+def test_no_spread_no_radius() -> None:
+    assert mean_radius(1, 0.0, 0.0) == 0.0
+    assert images_needed(1e-3, 0.0, 0.0) == 1
+
+
+@pytest.mark.parametrize(("n", "delta"), [(0, 0.05), (-1, 0.05), (5, 0.0), (5, 1.0), (5, -1.0)])
+def test_arguments_that_mean_nothing(n: int, delta: float) -> None:
+    with pytest.raises(ValueError, match=f"need n ≥ 1 and 0 < delta < 1, got n={n}, delta={delta}"):
+        mean_radius(n, 1.0, 1.0, delta=delta)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, 2.0])
+def test_images_needed_wants_a_probability(delta: float) -> None:
+    with pytest.raises(ValueError, match=f"need 0 < delta < 1, got {delta}"):
+        images_needed(0.1, 1.0, 1.0, delta=delta)
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0])
+def test_images_needed_wants_a_radius(radius: float) -> None:
+    with pytest.raises(ValueError, match=f"need a radius above 0, got {radius}"):
+        images_needed(radius, 1.0, 1.0)
+
+
+def test_images_needed_by_hand() -> None:
+    delta = math.exp(-1)
+    # 8 · 2 · 5/4 = 20: 20 / n ≤ 1/4 from n = 80 on, and validity, 20 / n < 4/9, from n = 46 on.
+    assert images_needed(0.5 + 1e-9, 2.0, 3.0, delta=delta) == 80
+    # A generous radius: validity decides.
+    assert images_needed(100.0, 2.0, 3.0, delta=delta) == 46
+
+
+@settings(max_examples=300)
+@given(
+    radius=st.floats(1e-3, 1e2),
+    bound=st.floats(1e-2, 1e2),
+    share=st.floats(1e-3, 1.0),
+    delta=st.sampled_from([0.01, 0.05, 0.1, 0.5, math.exp(-1)]),
+)
+def test_images_needed_is_the_least(
+    radius: float, bound: float, share: float, delta: float
+) -> None:
+    variance = share * bound**2  # σ² is at most B²
+
+    def works(n: int) -> bool:
+        found = mean_radius(n, variance, bound, delta=delta)
+        return found is not None and found <= radius
+
+    n = images_needed(radius, variance, bound, delta=delta)
+    assert works(n)
+    assert n == 1 or not works(n - 1)
+
+
+@pytest.mark.parametrize("n", [3, 10, 49, 1000, 99_991])
+def test_images_needed_turns_the_radius_round(n: int) -> None:
+    # σ² = B², so the theorem holds from 26 images on.
+    radius = math.sqrt(8 * (math.log(20) + 0.25) / n)
+    assert images_needed(radius, 1.0, 1.0) == max(n, 26)
+
+
+def on_sphere(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    points = rng.normal(size=shape)
+    scaled: np.ndarray = points / np.linalg.norm(points, axis=-1, keepdims=True)
+    return scaled
+
+
+def in_cube(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.uniform(-1, 1, shape)
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Each coordinate 0.8 with probability 1/5, else −0.2."""
+    return np.where(rng.random(shape) < 0.2, 0.8, -0.2)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 10, 40])
+@pytest.mark.parametrize(
+    ("draw", "variance", "bound"),
+    [
+        (on_sphere, lambda d: 1.0, lambda d: 1.0),
+        (in_cube, lambda d: d / 3, lambda d: math.sqrt(d)),
+        (skewed, lambda d: 0.16 * d, lambda d: 0.8 * math.sqrt(d)),
+    ],
+)
+def test_the_theorem_holds(draw, variance, bound, dim) -> None:  # type: ignore[no-untyped-def]
+    """All have mean 0, and the given σ² and B are exact. 2,000 trials for each delta."""
+    rng = np.random.default_rng(dim)
+    for delta in (0.5, 0.05):
+        n = images_needed(1e9, variance(dim), bound(dim), delta=delta)
+        radius = mean_radius(n, variance(dim), bound(dim), delta=delta)
+        assert radius is not None
+        errors = np.linalg.norm(draw(rng, (2000, n, dim)).mean(1), axis=1)
+        assert np.mean(errors < radius) >= 1 - delta
+        # Not by being absurdly wide: the typical error is a tenth of the radius and more.
+        assert np.median(errors) > radius / 12
+
+
+def heavy(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """±1 with probability 1/20 each, else 0: most of the variance in few samples."""
+    return rng.choice([-1.0, 0.0, 1.0], size=shape, p=[0.05, 0.9, 0.05])
+
+
+@pytest.mark.parametrize("dim", [1, 40])
+def test_the_theorem_holds_with_rare_large_values(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    variance, bound = 0.1 * dim, math.sqrt(dim)
+    for delta in (0.5, 0.05):
+        n = images_needed(1e9, variance, bound, delta=delta)
+        radius = mean_radius(n, variance, bound, delta=delta)
+        assert radius is not None
+        errors = np.linalg.norm(heavy(rng, (500, n, dim)).mean(1), axis=1)
+        assert np.mean(errors < radius) >= 1 - delta
+
+
+def test_the_theorem_holds_in_a_thousand_dimensions() -> None:
+    rng = np.random.default_rng(0)
+    n = images_needed(1e9, 1.0, 1.0, delta=0.05)
+    radius = mean_radius(n, 1.0, 1.0, delta=0.05)
+    assert radius is not None
+    errors = [np.linalg.norm(on_sphere(rng, (n, 1000)).mean(0)) for _ in range(300)]
+    assert max(errors) < radius
+
+
+def test_the_rate_is_one_over_the_root_of_n() -> None:
+    """Measured errors fall as the bound does: a slope of −1/2 between their logarithms."""
+    rng = np.random.default_rng(0)
+    numbers = [30, 120, 480, 1920]
+    errors = [np.mean(np.linalg.norm(skewed(rng, (300, n, 10)).mean(1), axis=1)) for n in numbers]
+    assert np.polyfit(np.log(numbers), np.log(errors), 1)[0] == pytest.approx(-0.5, abs=0.03)
+
+
+def test_theorem_2_by_hand() -> None:
+    # N = 20 and δ = 1/20: log(N/δ) = log 400 = 5.9914645471, log(1/δ) = log 20 = 2.9957322736.
+    terms = risk_terms(20, 100, variance=4.0, delta=0.05)
+    assert terms.of_points == pytest.approx(math.sqrt(4 * 5.9914645471 / 100), rel=1e-10)
+    assert terms.of_domains == pytest.approx(math.sqrt(2.9957322736 / 20), rel=1e-10)
+    assert terms.weighted(3.0) == 3 * terms.of_points + terms.of_domains
+    # A Hölder exponent of ½ takes one more square root of the first term alone.
+    rough = risk_terms(20, 100, variance=4.0, delta=0.05, holder=0.5)
+    assert rough.of_points == pytest.approx(math.sqrt(terms.of_points))
+    assert rough.of_domains == terms.of_domains
+
+
+POSITIVE = {
+    "domains": st.integers(1, 2000),
+    "points": st.integers(1, 10_000),
+    "variance": st.floats(1e-3, 1e3),
+    "delta": st.floats(1e-6, 0.36),
+    "holder": st.floats(0.1, 1.0),
+}
+
+
+@settings(max_examples=200)
+@given(**POSITIVE)
+def test_each_term_falls_with_its_own_number(
+    domains: int, points: int, variance: float, delta: float, holder: float
+) -> None:
+    rest = {"variance": variance, "delta": delta, "holder": holder}
+    here = risk_terms(domains, points, **rest)
+    more_points = risk_terms(domains, points + 1, **rest)
+    more_domains = risk_terms(domains + 1, points, **rest)
+    assert more_points.of_points < here.of_points
+    assert more_points.of_domains == here.of_domains
+    assert more_domains.of_domains < here.of_domains
+    assert more_domains.of_points > here.of_points  # only through the union bound's logarithm
+    assert risk_terms(domains, points, variance=0.0).of_points == 0
+
+
+@settings(max_examples=200)
+@given(**POSITIVE)
+def test_at_a_fixed_budget_one_term_grows_and_the_other_shrinks(
+    domains: int, points: int, variance: float, delta: float, holder: float
+) -> None:
+    rest = {"variance": variance, "delta": delta, "holder": holder}
+    total = domains * points
+    few = risk_terms(domains, total / domains, **rest)
+    many = risk_terms(2 * domains, total / (2 * domains), **rest)
+    assert many.of_points > few.of_points
+    assert many.of_domains < few.of_domains
+
+
+@settings(max_examples=150)
+@given(
+    total=st.integers(1, 400),
+    ratio=st.floats(1e-3, 1e2),
+    variance=st.floats(1e-2, 1e2),
+    delta=st.floats(1e-6, math.exp(-1)),
+    holder=st.floats(0.1, 1.0),
+)
+def test_the_best_split_is_the_best(
+    total: int, ratio: float, variance: float, delta: float, holder: float
+) -> None:
+    rest = {"variance": variance, "delta": delta, "holder": holder}
+    sums = [risk_terms(n, total / n, **rest).weighted(ratio) for n in range(1, total + 1)]
+    best = best_split(total, ratio=ratio, **rest)
+    assert sums[best - 1] == pytest.approx(min(sums), rel=1e-12)
+
+
+def test_the_best_split_lies_inside() -> None:
+    """Figure 4C's dip: too few domains and too few points are both worse."""
+    best = best_split(100_000, variance=1.0)
+    assert 50 < best < 1000
+
+    def at(domains: int) -> float:
+        return risk_terms(domains, 100_000 / domains).weighted(1.0)
+
+    assert at(best) < min(at(1), at(best // 4), at(best * 4), at(100_000))
+    # The more the points' term counts, the fewer domains.
+    assert best_split(100_000, ratio=10.0) < best < best_split(100_000, ratio=0.1)
+    assert best_split(100_000, ratio=0.0) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("domains", "points", "rest", "message"),
+    [
+        (0, 10, {}, "need N ≥ 1 and n > 0, got N=0, n=10"),
+        (3, 0, {}, "need N ≥ 1 and n > 0, got N=3, n=0"),
+        (3, 3, {"variance": -1}, "need σ² ≥ 0, 0 < delta < 1 and 0 < α ≤ 1, got -1, 0.05 and 1.0"),
+        (3, 3, {"delta": 1}, "need σ² ≥ 0, 0 < delta < 1 and 0 < α ≤ 1, got 1.0, 1 and 1.0"),
+        (3, 3, {"holder": 2}, "need σ² ≥ 0, 0 < delta < 1 and 0 < α ≤ 1, got 1.0, 0.05 and 2"),
+    ],
+)
+def test_terms_that_mean_nothing(
+    domains: int, points: int, rest: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        risk_terms(domains, points, **rest)
+    assert str(error.value) == message
+
+
+def test_splits_that_mean_nothing() -> None:
+    with pytest.raises(ValueError, match="need a budget of 1 or more and a ratio ≥ 0, got 0 and 1"):
+        best_split(0, ratio=1)
+    with pytest.raises(ValueError, match=r"need 0 < delta ≤ 1/e, got 0\.5"):
+        best_split(10, delta=0.5)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: object) -> tuple[int | str, str]:
+        monkeypatch.setattr(sys, "argv", ["acclimate", "theory", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, " ".join(capsys.readouterr().out.split())
+
+    return run
+
+
+MEASURED: dict[str, Any] = {
+    "points": [
+        {"n": 10, "error": 0.3, "error95": 0.5, "radius": None},
+        {"n": 100, "error": 0.1, "error95": 0.15, "radius": 0.5},
+    ],
+    "domains": [
+        {"domain": "north", "n": 200, "variance": 1.0, "bound": 1.2},
+        {"domain": "south", "n": 100, "variance": 0.5, "bound": 1.0},
+    ],
+    "between": 2.0,
+    "within": 0.25,
+}
+
+
+def a_run(folder: Path, *, algorithm: str = "da-erm", measured: object = MEASURED) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"config": {"algorithm": algorithm}}))
+    if measured is not None:
+        text = measured if isinstance(measured, str) else json.dumps(measured)
+        (folder / "consistency.json").write_text(text)
+    return folder
+
+
+def test_the_command_by_hand(cli: Any, tmp_path: Path) -> None:
+    """8 · σ² · (log 20 + ¼) is 25.96586 and 12.98293 for the two domains."""
+    code, text = cli(a_run(tmp_path / "run"), "--json")
+    said = json.loads(text)
+    assert code == 0
+    north, south = said["domains"]
+    assert north["radius"] == pytest.approx(math.sqrt(25.9658582 / 200))
+    assert south["radius"] == pytest.approx(math.sqrt(12.9829291 / 100))
+    assert said["wanted_radius"] == 1.0  # half of the distance between domains
+    assert (north["images"], south["images"]) == (38, 52)  # validity decides: 1.2² and 1/0.5²
+    assert said["valid_from"] == 52
+    # At 10 images the theorem is silent; at 100 the wider domain's radius holds for both.
+    assert [p["radius"] for p in said["points"]] == [None, pytest.approx(math.sqrt(0.259658582))]
+    assert said["theorem_2"] == []
+
+
+def test_the_command_in_words(cli: Any, tmp_path: Path) -> None:
+    code, text = cli(a_run(tmp_path / "run"), "--radius", 0.2, "--budget", 1000)
+    assert code == 0
+    assert (
+        "With 100 images μ is within 0.51 of the true one in 95 % of cases (Theorem 1); "
+        "measured, it is 0.1 away on average. Training domains lie 2 apart."
+    ) in text
+    assert (
+        "Two halves of one domain lie 0.25 apart, a ratio of 8: they differ by more than the "
+        "choice of images does."
+    ) in text
+    assert (
+        "For a radius of 0.2 in each of them, Theorem 1 asks for 650 images; measured, 100 images "
+        "were enough in 95 % of cases."
+    ) in text
+    assert text.count("smallest") == 2  # the row, and the sentence below
+
+
+def test_distances_are_those_of_adapt(cli: Any, tmp_path: Path) -> None:
+    """μ of 16 dimensions: `adapt` divides by 4. Numbers of images do not change with the unit."""
+    from safetensors.numpy import save_file
+
+    run = a_run(tmp_path / "run")
+    save_file({"mu": np.zeros((2, 16), np.float32)}, run / "domains.safetensors")
+    _, text = cli(run, "--radius", 0.05)
+    assert (
+        "Training domains lie 0.5 apart; distances are those of `adapt`, divided by 4, the root of "
+        "μ's dimensions."
+    ) in text
+    assert (
+        "For a radius of 0.05 in each of them, Theorem 1 asks for 650 images; measured, 100 images "
+        "were enough in 95 % of cases."
+    ) in text
+    _, text = cli(run, "--radius", 0.01)
+    assert "100 images, the most measured, were not." in text
+    said = json.loads(cli(run, "--json", "--budget", 1000)[1])
+    raw = json.loads(cli(a_run(tmp_path / "raw"), "--json", "--budget", 1000)[1])
+    assert said["wanted_radius"] == raw["wanted_radius"] / 4 and said["valid_from"] == 52
+    for mine, theirs in zip(said["domains"], raw["domains"], strict=True):
+        assert mine["images"] == theirs["images"] and mine["n"] == theirs["n"]
+        assert mine["radius"] == pytest.approx(theirs["radius"] / 4)
+    assert said["points"][0] == {"n": 10, "error": 0.075, "error95": 0.125, "radius": None}
+    assert [row["sum"] for row in said["theorem_2"]] == pytest.approx(
+        [row["sum"] for row in raw["theorem_2"]]
+    )
+
+
+def test_the_command_where_theorem_1_is_silent(cli: Any, tmp_path: Path) -> None:
+    wide = [{**row, "bound": 9.0} for row in MEASURED["domains"]]
+    _, text = cli(a_run(tmp_path / "run", measured={**MEASURED, "domains": wide}))
+    assert (
+        "With 100 images μ is 0.1 away from the true one on average; Theorem 1 says nothing "
+        "below 4207 images."
+    ) in text
+
+
+def test_theorem_2_of_a_run(cli: Any, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    _, text = cli(run, "--domains", 20, "--points", 50, "--json")
+    (row,) = json.loads(text)["theorem_2"]
+    # The mean σ² of 0.75 in squared distances between domains, 4.
+    assert row["of_points"] == pytest.approx(math.sqrt(0.75 / 4 * math.log(400) / 50))
+    assert row["of_domains"] == pytest.approx(math.sqrt(math.log(20) / 20))
+    _, text = cli(run, "--budget", 1000, "--json")
+    said = json.loads(text)
+    sums = {row["domains"]: row["sum"] for row in said["theorem_2"]}
+    assert min(sums, key=sums.__getitem__) == said["best_domains"]
+    assert {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000} <= set(sums)
+    assert all(row["domains"] * row["points"] == pytest.approx(1000) for row in said["theorem_2"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--radius", 0], "--radius 0: a distance must be above 0"),
+        (["--delta", 1], "--delta 1: a share of cases lies between 0 and 1, e.g. 0.05"),
+        (["--domains", 3], "--domains and --points belong together; give both, or --budget"),
+        (["--budget", 0], "--budget 0: give 1 or more"),
+        (["--ratio", 0], "--ratio 0: a ratio of constants must be above 0"),
+        (["--budget", 9, "--delta", 0.5], "--delta 0.5: with --budget it must be 0.36 or less"),
+        (
+            ["--budget", 9, "--domains", 3, "--points", 3],
+            "--budget splits the images itself; leave out --domains and --points",
+        ),
+    ],
+)
+def test_nonsense_for_the_command(
+    cli: Any, tmp_path: Path, flags: list[object], message: str
+) -> None:
+    assert cli(a_run(tmp_path / "run"), *flags)[0] == f"error: {message}"
+
+
+def test_runs_that_have_nothing_to_say(cli: Any, tmp_path: Path) -> None:
+    plain = a_run(tmp_path / "plain", algorithm="coral", measured=None)
+    assert cli(plain)[0] == (
+        f"error: {plain}: coral has no domain embedding to speak of; name a run of an adaptive "
+        f"algorithm, such as da-coral"
+    )
+    nowhere = tmp_path / "nowhere"
+    assert cli(nowhere)[0] == (f"error: {nowhere}: no run in it; train one with `acclimate train`")
+    unfinished = a_run(tmp_path / "unfinished", measured=None)
+    assert cli(unfinished)[0] == (
+        f"error: {unfinished} has no consistency.json; finish the run by repeating its command"
+    )
+    points, (first, *rest) = MEASURED["points"], MEASURED["domains"]
+    hostile = (
+        *({**first, "n": n} for n in (0, -1, 2.5, "a", None, 10**400)),
+        *({**first, "variance": v} for v in (-1.0, math.nan, math.inf, "a", None)),
+        *({**first, "bound": -1.0}, {**first, "domain": 7}, 7),
+    )
+    texts = [json.dumps({**MEASURED, "domains": [row, *rest]}) for row in hostile]
+    texts += [
+        json.dumps({**MEASURED, "points": [{**points[0], **point}]})
+        for point in ({"n": 0}, {"error": "a"}, {"error95": []}, {"error95": math.nan})
+    ]
+    texts += [json.dumps({**MEASURED, "between": value}) for value in ("a", -1.0, math.inf)]
+    texts += ["{", "[]", '{"domains": [], "points": []}']
+    for number, text in enumerate(texts):
+        damaged = a_run(tmp_path / f"damaged-{number}", measured=text)
+        assert cli(damaged)[0] == (
+            f"error: {damaged / 'consistency.json'} is damaged; restore it, or train again"
+        )

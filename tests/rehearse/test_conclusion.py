@@ -1,0 +1,383 @@
+"""What follows from a rehearsal, on trials made by hand."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from acclimate.core.errors import RunError
+from acclimate.records.rehearsal import Promise, Rehearsal, unrehearsed, verdict
+from acclimate.rehearse.conclusion import Trial, conclude
+
+SITES = ("north", "south", "east", "west")
+
+
+def trials(
+    gains: dict[str, tuple[float, ...]],
+    *,
+    n: int = 100,
+    frequencies: str = "as they are",
+    plain: float = 0.7,
+) -> list[Trial]:
+    """Each site's plain accuracy is `plain`, and each chain's is better by its gain there."""
+    found = []
+    for chain, own in {"none": (0.0,) * len(SITES), **gains}.items():
+        for site, gain in zip(SITES, own, strict=True):
+            settings = (("prior.strength", 30.0),) if "prior" in chain else ()
+            found.append(
+                Trial(
+                    domain=site,
+                    chain=chain,
+                    n=n,
+                    frequencies=frequencies,
+                    accuracy=plain + gain,
+                    settings=settings,
+                )
+            )
+    return found
+
+
+def concluded(*parts: list[Trial]) -> Rehearsal:
+    temperatures = {"none": 2.0, "embedding": 3.0}
+    return conclude([trial for part in parts for trial in part], temperatures, exact=True)
+
+
+def plain_promise(n: int, told: Iterable[tuple[str, float, float]]) -> Promise:
+    """Of the plain model, from sites, accuracies there and confidences, a triple for each draw."""
+    trials = [
+        Trial(
+            domain=site,
+            chain="none",
+            n=n,
+            frequencies="as they are",
+            accuracy=accuracy,
+            confidence=confidence,
+        )
+        for site, accuracy, confidence in told
+    ]
+    return conclude(trials, {}, exact=True).promise("none", n)
+
+
+def test_a_gain_is_the_mean_over_domains_with_its_standard_error() -> None:
+    promise = concluded(trials({"prior": (0.01, 0.03, 0.05, 0.07)})).promise("prior", 100)
+    assert promise.gain == pytest.approx(0.04)
+    assert promise.error == pytest.approx(math.sqrt(20 / 3) / 100 / 2)  # s = √(20/3) points, √4 = 2
+    assert promise.accuracy == pytest.approx(0.74)
+    # Nine of ten: t(3) at 0.95 is 2.3534, times s √(1 + 1/4).
+    reach = 2.353363 * math.sqrt(20 / 3) / 100 * math.sqrt(1.25)
+    assert (promise.low, promise.high) == pytest.approx((0.74 - reach, 0.74 + reach), abs=1e-6)
+
+
+def test_what_gains_beyond_noise_is_chosen() -> None:
+    assert concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).chosen == {100: "prior"}
+
+
+def test_a_gain_within_noise_leaves_the_model_alone() -> None:
+    assert concluded(trials({"prior": (0.05, -0.04, 0.03, -0.03)})).chosen == {100: "none"}
+
+
+def test_a_single_lucky_domain_is_noise() -> None:
+    assert concluded(trials({"embedding": (0.2, 0.0, 0.0, 0.0)})).chosen == {100: "none"}
+
+
+def test_the_simpler_of_two_that_do_as_well() -> None:
+    gains = {"prior": (0.03, 0.05, 0.04, 0.04), "embedding+prior": (0.01, 0.07, 0.05, 0.04)}
+    assert concluded(trials(gains)).chosen == {100: "prior"}
+
+
+def test_two_are_compared_domain_by_domain() -> None:
+    """Where one is better everywhere, it does not matter how much the domains differ: both gains
+    have a standard error of 0.6 points, and their difference of 0.5 has one of 0.04."""
+    prior = (0.03, 0.04, 0.05, 0.06)
+    more = (0.035, 0.046, 0.055, 0.064)
+    assert concluded(trials({"prior": prior, "embedding+prior": more})).chosen == {
+        100: "embedding+prior"
+    }
+    now_and_then = (0.05, 0.03, 0.08, 0.04)  # 0.5 more as well, with one of 1.2
+    assert concluded(trials({"prior": prior, "embedding+prior": now_and_then})).chosen == {
+        100: "prior"
+    }
+
+
+def test_accuracy_is_expected_of_the_model_not_of_who_stood_in() -> None:
+    told = trials({"prior": (0.01, 0.03, 0.05, 0.07)})
+    sure = [replace(trial, confidence=trial.accuracy - 0.1) for trial in told]
+    before = concluded(sure).promise("prior", 100)
+    found = conclude(sure, {"none": 2.0, "embedding": 3.0}, exact=True, ahead=0.03)
+    after = found.promise("prior", 100)
+    assert (after.low, after.high) == pytest.approx((before.low + 0.03, before.high + 0.03))
+    assert after.beyond_confidence == pytest.approx(0.13)
+    assert (after.accuracy, after.gain) == pytest.approx((0.74, 0.04))  # what was measured
+    again = Rehearsal.from_dict(found.to_dict(), where="rehearsal.json")
+    assert again.ahead == 0.03
+
+
+def test_the_better_of_two_that_do_not() -> None:
+    gains = {"prior": (0.03, 0.05, 0.04, 0.04), "embedding": (0.13, 0.15, 0.14, 0.14)}
+    assert concluded(trials(gains)).chosen == {100: "embedding"}
+
+
+def test_what_costs_where_frequencies_stay_is_not_chosen() -> None:
+    harm = trials({"prior": (-0.01, -0.01, -0.02, -0.01)})
+    help_ = trials({"prior": (0.1, 0.1, 0.12, 0.1)}, frequencies="drawn anew")
+    assert concluded(harm, help_).chosen == {100: "none"}
+    free = trials({"prior": (0.0, 0.0, 0.0, 0.0)})
+    assert concluded(free, help_).chosen == {100: "prior"}
+
+
+def test_the_number_of_images_decides() -> None:
+    few = trials({"prior": (0.01, -0.01, 0.01, -0.01)}, n=5)
+    many = trials({"prior": (0.03, 0.04, 0.05, 0.04)}, n=100)
+    found = concluded(few, many)
+    assert [found.chain_for(n) for n in (1, 5, 99, 100, 5000)] == [
+        "none",
+        "none",
+        "none",
+        "prior",
+        "prior",
+    ]
+    assert found.settings_for("prior") == {"prior.strength": 30.0}
+    assert found.settings_for("none") == {}
+
+
+def test_a_domain_is_promised_what_the_others_strength_gives() -> None:
+    """The best strength of all is 10, but for `north` alone 100 wins: the promise uses 10 there,
+    and 10 elsewhere only if the others of that domain choose it."""
+    rows = []
+    by_strength = {
+        10.0: (0.00, 0.06, 0.06, 0.06),
+        100.0: (0.09, 0.01, 0.01, 0.01),
+    }
+    for strength, own in by_strength.items():
+        for site, gain in zip(SITES, own, strict=True):
+            rows.append(
+                Trial(
+                    domain=site,
+                    chain="prior",
+                    n=100,
+                    frequencies="as they are",
+                    accuracy=0.7 + gain,
+                    settings=(("prior.strength", strength),),
+                )
+            )
+    found = concluded(trials({}), rows)
+    assert found.settings_for("prior") == {"prior.strength": 10.0}
+    assert found.promise("prior", 100).gain == pytest.approx((0.00 + 0.06 * 3) / 4)
+
+
+def test_two_domains_cannot_tell_a_gain_from_chance() -> None:
+    pair = [t for t in trials({"prior": (0.05, 0.05, 0.0, 0.0)}) if t.domain in SITES[:2]]
+    assert concluded(pair).chosen == {100: "none"}
+
+
+def test_noise_is_judged_by_students_t() -> None:
+    """Three domains: t(2) at two standard deviations is 4.53, so 3 standard errors are noise."""
+    three = {"prior": (0.02, 0.03, 0.01, 0.0)}
+    found = concluded([t for t in trials(three) if t.domain in SITES[:3]])
+    promise = found.promise("prior", 100)
+    assert promise.error is not None
+    assert promise.gain / promise.error == pytest.approx(2 * math.sqrt(3))
+    assert found.chosen == {100: "none"}
+
+
+def test_a_size_that_few_domains_could_play_is_left_out() -> None:
+    """One of four sites has images enough for 300: what it gains there decides nothing."""
+    many = [t for t in trials({"prior": (0.0,) * 4}, n=300) if t.domain == "north"]
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)}), many)
+    assert found.chosen == {100: "prior"}
+    assert found.chain_for(5000) == "prior"
+
+
+def test_the_verdict_where_the_choice_changes_with_the_images() -> None:
+    gains = (0.03, 0.04, 0.05, 0.04)
+    few, more = trials({"prior": gains}, n=20), trials({"embedding": (0.1, 0.1, 0.12, 0.1)}, n=100)
+    found = concluded(trials({"prior": (0.0,) * 4}, n=5), few, more)
+    assert found.chosen == {5: "none", 20: "prior", 100: "embedding"}
+    assert verdict(found)[0] == (
+        "Rehearsed on 4 sites, embedding gained +10.5 ± 0.5 points with 100 unlabelled images; "
+        "`adapt` uses prior from 20 images on, embedding from 100 images on."
+    )
+
+
+def test_it_survives_a_file() -> None:
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)}))
+    assert Rehearsal.from_dict(found.to_dict(), where="rehearsal.json") == found
+
+
+def test_a_damaged_file_is_named() -> None:
+    stored = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).to_dict()
+    del stored["promises"][0]["gain"]
+    with pytest.raises(RunError) as error:
+        Rehearsal.from_dict(stored, where="run/rehearsal.json")
+    assert str(error.value) == ("run/rehearsal.json is damaged; delete it and repeat the training")
+
+
+def test_the_verdict_where_it_pays() -> None:
+    few = trials({"prior": (0.0, 0.0, 0.0, 0.0)}, n=5)
+    assert verdict(concluded(few, trials({"prior": (0.03, 0.04, 0.05, 0.04)}))) == [
+        "Rehearsed on 4 sites, prior gained +4.0 ± 0.4 points with 100 unlabelled images; "
+        "`adapt` uses prior from 100 images on.",
+        "Expected accuracy at a new site: 71.4 to 76.6 %.",
+    ]
+
+
+@pytest.mark.parametrize(("apart", "told"), [(0.09, True), (0.13, False)])
+def test_a_range_that_says_nothing_is_not_told(apart: float, told: bool) -> None:
+    """Four sites at 70 % ± `apart`: their deviation is 2 apart / √3, the range 2.35 √(5/4) times
+    that to either side, hence 0.55 or 0.79 wide."""
+    gains = (-apart, apart, -apart, apart)
+    one = [t for t in trials({"prior": gains}) if t.chain == "prior"]
+    as_plain = [replace(t, chain="none", settings=()) for t in one]
+    accuracy = verdict(concluded(as_plain))[1]
+    wide = 2 * 2.3534 * 2 * apart / math.sqrt(3) * math.sqrt(5 / 4)
+    assert (wide < 0.6) == told
+    if told:
+        low, high = (70 + 100 * sign * wide / 2 for sign in (-1, 1))
+        assert accuracy == f"Expected accuracy at a new site: {low:.1f} to {high:.1f} %."
+    else:
+        assert accuracy == (
+            "Accuracy where a site was held out: 70.0 % on average; the sites are too few, or too "
+            "unlike each other, to say what to expect at a new one."
+        )
+
+
+def test_the_verdict_where_it_does_not() -> None:
+    assert verdict(concluded(trials({"prior": (0.05, -0.04, 0.03, -0.02)}))) == [
+        "With 4 sites adaptation did not pay: +0.5 ± 2.1 points at best (prior); the plain model "
+        "is what `predict` uses.",
+        "Expected accuracy at a new site: 67.4 to 72.6 %.",
+    ]
+
+
+def test_the_verdict_where_it_costs() -> None:
+    costs = {"prior": (-0.05, -0.04, -0.03, -0.02)}
+    assert verdict(concluded(trials(costs)))[0] == (
+        "With 4 sites adaptation did not pay: prior lost 3.5 ± 0.6 points; the plain model is what "
+        "`predict` uses."
+    )
+    several = trials({**costs, "embedding": (-0.02, -0.02, -0.02, -0.02)})
+    assert verdict(concluded(several))[0] == (
+        "With 4 sites adaptation did not pay: even the best way, embedding, lost 2.0 ± 0.0 points; "
+        "the plain model is what `predict` uses."
+    )
+
+
+def test_the_verdict_of_two_sites_is_that_they_cannot_tell() -> None:
+    pair = [t for t in trials({"prior": (0.05, 0.05, 0.0, 0.0)}) if t.domain in SITES[:2]]
+    assert verdict(concluded(pair)) == [
+        "Only 2 sites could play a new site, and it takes 3 to tell whether adaptation pays; the "
+        "plain model is what `predict` uses.",
+        "Accuracy where a site was held out: 70.0 %.",
+    ]
+
+
+def test_one_site_is_told_apart_from_small_ones() -> None:
+    assert unrehearsed(1).startswith("With one site nothing can be rehearsed")
+    assert unrehearsed(2).startswith("Nothing was rehearsed: the sites have too few images")
+
+
+def test_accuracy_is_expected_by_confidence_where_that_says_more() -> None:
+    """Sites of 60 to 90 %, each within a point of what the classifier thinks: so is the next."""
+    found = plain_promise(
+        100,
+        (
+            (site, accuracy, accuracy + off)
+            for site, accuracy, off in zip(
+                SITES, (0.6, 0.7, 0.8, 0.9), (0.01, 0.03, 0.01, 0.03), strict=True
+            )
+        ),
+    )
+    assert found.beyond_confidence == pytest.approx(-0.02)
+    reach = 2.353363 * math.sqrt(4 / 3) / 100 * math.sqrt(1.25)  # t(3), s = √(4/3) points
+    assert found.expected(0.72) == pytest.approx((0.7 - reach, 0.7 + reach), abs=1e-6)
+    assert found.expected(None) == (found.low, found.high)
+    assert found.high - found.low > 0.5
+    low, high = found.expected(1.0)
+    assert low == pytest.approx(0.98 - reach, abs=1e-6) and high == 1.0
+
+
+def test_confidence_that_says_less_is_left_aside() -> None:
+    found = plain_promise(
+        100,
+        (
+            (site, 0.8, confidence)
+            for site, confidence in zip(SITES, (0.6, 0.7, 0.8, 0.9), strict=True)
+        ),
+    )
+    assert found.expected(0.2) == (found.low, found.high)
+    # Four sites that agree to the last digit do so by chance: a point of spread is left to them.
+    reach = 2.353363 * 0.01 * math.sqrt(1.25)
+    assert (found.low, found.high) == pytest.approx((0.8 - reach, 0.8 + reach), abs=1e-6)
+
+
+def test_a_gain_is_expected_at_one_domain_and_on_average_over_several() -> None:
+    found = concluded(trials({"prior": (0.03, 0.04, 0.05, 0.04)})).promise("prior", 100)
+    spread = math.sqrt(2 / 3) / 100  # of the four gains
+    one = 2.353363 * spread * math.sqrt(1.25)  # t(3)
+    assert found.expected_gain() == pytest.approx((0.04 - one, 0.04 + one), abs=1e-6)
+    four = 2.353363 * spread * math.sqrt(0.5)
+    assert found.expected_gain(4) == pytest.approx((0.04 - four, 0.04 + four), abs=1e-6)
+    alike = concluded(trials({"prior": (0.04, 0.04, 0.04, 0.04)})).promise("prior", 100)
+    chance = 2.353363 * 0.002 * math.sqrt(1.25)  # errors are 0.1 points at least
+    assert alike.expected_gain() == pytest.approx((0.04 - chance, 0.04 + chance), abs=1e-6)
+    assert replace(found, error=None).expected_gain() is None
+
+
+def test_how_frequencies_are_estimated_is_chosen_too() -> None:
+    """Learned frequencies that gain more than any smoothing are what `adapt` is told."""
+    some = trials({"prior": (0.03, 0.04, 0.05, 0.04)})
+    more = [
+        replace(trial, accuracy=trial.accuracy + 0.01, settings=(("prior.expect", "learned"),))
+        for trial in some
+        if trial.chain == "prior"
+    ]
+    found = concluded(some, more)
+    assert found.settings_for("prior") == {"prior.expect": "learned"}
+    assert found.promise("prior", 100).gain == pytest.approx(0.05)
+    assert Rehearsal.from_dict(found.to_dict(), where="x") == found
+    smoothed = concluded(some)
+    assert smoothed.settings_for("prior") == {"prior.strength": 30.0}
+
+
+def test_what_label_shift_explains_at_least() -> None:
+    shares = {20: [0.9, 0.5, 0.8], 100: [0.9, 0.7, 0.8], 300: [0.9, 0.7]}
+    found = conclude(trials({}), {}, exact=True, explained=shares)
+    # Three domains are too few for 95 %: the lowest. Two tell nothing.
+    assert found.explained == pytest.approx({20: 0.5, 100: 0.7})
+    assert found.least_explained(5) is None
+    assert found.least_explained(60) == pytest.approx(0.5)
+    assert found.least_explained(4000) == pytest.approx(0.7)
+    assert Rehearsal.from_dict(found.to_dict(), where="x") == found
+
+
+def test_a_new_site_is_one_draw_not_the_mean_of_three() -> None:
+    """Confidence that differs between draws of a site widens the range, mean or no mean."""
+    found = plain_promise(
+        5,
+        (
+            (site, accuracy, accuracy + off)
+            for site, accuracy in zip(SITES, (0.5, 0.6, 0.8, 0.9), strict=True)
+            for off in (-0.03, 0.0, 0.03)
+        ),
+    )
+    assert found.spread == pytest.approx(0.03 * math.sqrt(2 / 3))  # s = 0.03, less what means have
+
+
+def test_fewer_domains_with_more_images_do_not_unchoose() -> None:
+    """Three of four sites have 300 images: too few to pass on their own, and no loss either."""
+    few = trials({"prior": (0.05, 0.05, 0.05, 0.05)}, n=100)
+    more = [
+        trial
+        for trial in trials({"prior": (0.09, 0.01, 0.05, 0.0)}, n=300)
+        if trial.domain != "west"
+    ]
+    assert concluded(few, more).chosen == {100: "prior", 300: "prior"}
+    worse = [
+        trial
+        for trial in trials({"prior": (-0.09, 0.01, -0.05, 0.0)}, n=300)
+        if trial.domain != "west"
+    ]
+    assert concluded(few, worse).chosen == {100: "prior", 300: "none"}
+    two = [trial for trial in more if trial.domain != "east"]
+    assert concluded(few, two).chosen == {100: "prior"}

@@ -1,0 +1,708 @@
+"""Training domains play new site: on features made by hand, and as the end of a run."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from acclimate.adapt.choice import choose_method
+from acclimate.adapt.classifier import adapt
+from acclimate.adapt.guard import Guard
+from acclimate.config import RunConfig, SiteConfig
+from acclimate.core.errors import ConfigError, RunError
+from acclimate.data.images import load
+from acclimate.data.manifest import Manifest
+from acclimate.data.source import Images
+from acclimate.learn.model import Trained
+from acclimate.learn.site import FeatureRows
+from acclimate.rehearse import rehearsal as module
+from acclimate.rehearse import training as retraining
+from acclimate.rehearse.rehearsal import Stage, rehearse
+from acclimate.rehearse.training import train
+from acclimate.runs import plan as plans
+from acclimate.runs.evaluate import evaluate_run
+from acclimate.runs.folder import RunFolder, runs_below
+from acclimate.runs.plan import make_plan
+from fixtures.interruption import Killed, assert_same_weights, stable
+
+Tiny = Callable[..., RunConfig]
+SMALL = SiteConfig(steps=100, batch=64, lr=0.02, width=16, dim=4, dropout=0.0)
+SITE = {f"adapt.site.{key}": value for key, value in asdict(SMALL).items()}
+
+
+def rows_of(sites: int, per_site: int, *, swapped: bool = False, shifted: bool = False) -> Any:
+    """Three classes on a line; frequencies of their own, or names that swap in every other site,
+    which shows in another feature: hardly in one row, and well in the mean of twenty."""
+    rng = np.random.default_rng(0)
+    x, y = [], []
+    for site in range(sites):
+        shares = rng.dirichlet([0.3] * 3) if shifted else [1 / 3] * 3
+        label = rng.choice(3, per_site, p=shares)
+        own = rng.normal(size=(per_site, 4))
+        own[:, 0] += 1.5 * label
+        flipped = swapped and site % 2
+        own[:, 1] += 1.2 * flipped
+        y.append(np.where(label == 0, 2, np.where(label == 2, 0, 1)) if flipped else label)
+        x.append(own)
+    return np.concatenate(x).astype("f4"), np.concatenate(y)
+
+
+def stage(sites: int, per_site: int = 80, **kind: bool) -> Stage:
+    x, y = rows_of(sites, per_site, **kind)
+    domains = [np.arange(site * per_site, (site + 1) * per_site) for site in range(sites)]
+    rows = FeatureRows(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
+    every = np.ones(len(y), dtype=bool)
+    names = [f"site-{site}" for site in range(sites)]
+    return Stage(rows, names, np.arange(len(y)), every, every, layers=False, exact=True)
+
+
+@pytest.mark.slow
+def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
+    found = rehearse(stage(6, swapped=True), SMALL, seed=0)
+    assert found is not None
+    assert found.chosen[20] == "embedding"
+    assert found.promise("embedding", 20).gain > 0.2
+
+
+@pytest.mark.slow
+def test_frequencies_that_shift_are_left_to_the_prior() -> None:
+    found = rehearse(stage(12, 120, shifted=True), SMALL, seed=0)
+    assert found is not None
+    assert found.chosen[20].endswith("prior")
+    assert found.promise("prior", 20).gain > 0.02
+    assert {promise.frequencies for promise in found.promises} == {"as they are"}
+
+
+def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
+    found = rehearse(stage(3), SMALL, seed=0)
+    assert found is not None
+    assert {promise.frequencies for promise in found.promises} == {"as they are", "drawn anew"}
+    assert {promise.chain for promise in found.promises} == {"none", "prior"}  # two to learn from
+
+
+def test_one_domain_has_nobody_to_play_for() -> None:
+    assert rehearse(stage(1), SMALL, seed=0) is None
+
+
+def test_too_few_images_to_play_with() -> None:
+    assert rehearse(stage(4, per_site=8), SMALL, seed=0) is None
+
+
+@pytest.mark.slow
+def test_a_domain_too_small_to_play_is_learned_from() -> None:
+    given = stage(5)
+    few = given.scored.copy()
+    few[given.rows.domains[2][6:]] = False
+    found = rehearse(
+        Stage(given.rows, given.names, given.images, given.fitted, few, layers=False, exact=True),
+        SMALL,
+        seed=0,
+    )
+    assert found is not None
+    assert found.domains == 4
+    assert "embedding" in found.chains
+
+
+def test_domains_that_share_every_image_leave_nothing_to_learn_from() -> None:
+    given = stage(2)
+    same = np.tile(np.arange(80), 2)
+    shared = Stage(
+        given.rows, given.names, same, given.fitted, given.scored, layers=False, exact=True
+    )
+    assert rehearse(shared, SMALL, seed=0) is None
+
+
+def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 of every site shows one image, and site 1 holds each image of site 0's first ten."""
+    given = stage(4)
+    images = given.images.copy()
+    images[[0, 80, 160, 240]] = 10_000
+    images[80:90] = images[0:10]
+    fitted: list[FeatureRows] = []
+    fit = module.fit_plain
+
+    def watched(rows: FeatureRows, *args: Any, **kwargs: Any) -> Any:
+        fitted.append(rows)
+        return fit(rows, *args, **kwargs)
+
+    monkeypatch.setattr(module, "fit_plain", watched)
+    shared = Stage(
+        given.rows, given.names, images, given.fitted, given.scored, layers=False, exact=True
+    )
+    rehearse(shared, SMALL, seed=0)
+    assert len(fitted) == 4
+    for rows in fitted:
+        index = np.concatenate(rows.domains)
+        held = {site for site in range(4) if not any(site == row // 80 for row in index)}
+        assert len(held) == 1
+        theirs = images[80 * min(held) : 80 * min(held) + 80]
+        assert not np.isin(images[index], theirs).any()
+
+
+def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image has two labels: what was adapted on is not scored under the other one."""
+    given = stage(4)
+    doubled = Stage(
+        given.rows,
+        given.names,
+        given.images // 2,
+        given.fitted,
+        given.scored,
+        layers=False,
+        exact=True,
+    )
+    split = module._Scene._split
+    seen_twice = []
+
+    def watched(scene: Any, rng: Any, *, anew: bool) -> Any:
+        seen, scored = split(scene, rng, anew=anew)
+        seen_twice.append(np.isin(scene.images[scored], scene.images[seen]).any())
+        return seen, scored
+
+    monkeypatch.setattr(module._Scene, "_split", watched)
+    found = rehearse(doubled, SMALL, seed=0)
+    assert found is not None
+    assert max(found.chosen) == 20  # 40 images, of which 20 can adapt
+    assert len(seen_twice) > 0
+    assert not any(seen_twice)
+
+
+@pytest.mark.slow
+def test_the_temperature_is_that_of_the_model_itself() -> None:
+    """A model that says the same four times as loud is cooled four times as much."""
+    given = stage(6, 120)
+    new = np.zeros(len(given.rows.y), dtype=bool)
+    for rows in given.rows.domains:
+        new[rows[::3]] = True
+    plain = module.fit_plain(given.rows, SMALL, layers=False, seed=0)
+    with torch.no_grad():
+        logits = plain(given.rows.x).logits
+    found = [
+        rehearse(
+            Stage(
+                given.rows,
+                given.names,
+                given.images,
+                ~new,
+                given.scored,
+                layers=False,
+                exact=True,
+                logits=scale * logits,
+                second=False,
+            ),
+            SMALL,
+            seed=0,
+        )
+        for scale in (1.0, 4.0)
+    ]
+    quiet, loud = (one.temperatures["none"] for one in found if one is not None)
+    assert loud / quiet == pytest.approx(4, rel=0.15)  # steps of the grid
+
+
+@pytest.fixture(scope="module")
+def sites() -> Manifest:
+    """Eight sites whose conventions differ; the last two stay unseen."""
+    x, y = rows_of(8, 100, swapped=True)
+    names = np.array(["a", "b", "c"])[y]
+    return Manifest.from_arrays(x, names, np.repeat([f"site-{i}" for i in range(8)], 100))
+
+
+def rehearsed(tiny: Tiny, **changes: Any) -> RunConfig:
+    settings = {"test_domains": ["site-6", "site-7"], "adapt.rehearse": True, "adapt.points": 20}
+    return tiny("erm", **{**settings, **SITE, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(sites: Manifest, tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
+    folder = tmp_path_factory.mktemp("rehearsed") / "run"
+    train(rehearsed(tiny, **{"train.steps": 150, "train.per_domain": 16}), sites, folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_plain_model_is_what_it_would_be_without(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    train(rehearsed(tiny), sites, tmp_path / "with")
+    train(rehearsed(tiny, **{"adapt.rehearse": False}), sites, tmp_path / "without")
+    one, two = Trained.load(tmp_path / "with"), Trained.load(tmp_path / "without")
+    assert one.site is not None
+    assert two.site is None
+    for name, value in two.predictor.state_dict().items():
+        assert torch.equal(value, one.predictor.state_dict()[name]), name
+
+
+@pytest.mark.slow
+def test_auto_does_what_was_rehearsed(run: Path, sites: Manifest) -> None:
+    trained = Trained.load(run)
+    rows = sites.rows(domain="site-7")
+    images, labels = sites.features()[rows], sites.label_index[rows]
+    site = adapt(trained, images[:20])
+    assert site.method == "embedding"
+    assert "embedding was chosen by rehearsal on 6 sites: +" in site.notes[0]
+    right = np.mean(site.predict_proba(images[20:]).argmax(1) == labels[20:])
+    plain = adapt(trained, images[:20], method="none").predict_proba(images[20:]).argmax(1)
+    assert right > np.mean(plain == labels[20:]) + 0.1
+
+
+@pytest.mark.slow
+def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
+    choice = choose_method(Trained.load(run), 2)
+    assert choice.method == "none"
+    assert choice.why == (
+        "2 images are too few to adapt by: rehearsal on 6 sites shows a gain from 5 on; "
+        "predictions are the plain model's",
+    )
+
+
+@pytest.mark.slow
+def test_where_it_did_not_pay_it_says_so(tiny: Tiny, tmp_path: Path) -> None:
+    x, y = rows_of(3, 60)
+    manifest = Manifest.from_arrays(x, np.array(["a", "b", "c"])[y], np.repeat(["n", "s", "e"], 60))
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
+    site = adapt(Trained.load(tmp_path / "run"), x[:20])
+    assert site.method == "none"
+    assert site.notes == (
+        "adaptation did not pay on your 3 sites; predictions are the plain model's",
+    )
+
+
+@pytest.mark.slow
+def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny("erm"), features, tmp_path / "erm")
+    site = adapt(Trained.load(tmp_path / "erm"), features.features()[:10])
+    assert site.method == "none"
+    assert site.notes == (
+        "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse",
+    )
+    with pytest.raises(ConfigError) as error:
+        evaluate_run(tmp_path / "erm", features.select(np.arange(24)), methods=["auto"])
+        train(tiny("erm", test_domains=["site-0"]), features, tmp_path / "unseen")
+        evaluate_run(tmp_path / "unseen", features, methods=["auto"])
+    assert str(error.value) == (
+        "nothing was rehearsed, so there is no 'auto' to score; train with "
+        "--set adapt.rehearse=true, or name a method"
+    )
+
+
+@pytest.mark.slow
+def test_images_of_the_test_split_are_left_for_the_final_scores(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = np.where(np.arange(len(sites)) % 5 == 0, "test", sites.splits)
+    table = sites.table.set_column(
+        sites.table.column_names.index("split"), "split", pa.array(splits.tolist())
+    )
+    staged: list[Stage] = []
+    rehearsing = module.rehearse
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearsing(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    train(rehearsed(tiny), replace(sites, table=table), tmp_path / "run")
+    assert not (staged[0].scored | staged[0].fitted)[splits == "test"].any()
+    assert staged[0].scored.any()
+
+
+@pytest.mark.slow
+def test_an_adaptive_algorithm_is_not_rehearsed(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        train(tiny("da-erm", **{"adapt.rehearse": True}), sites, tmp_path / "run")
+    assert str(error.value) == (
+        "da-erm adapts by its own embedding and is not rehearsed; leave out adapt.rehearse, or use "
+        "--algorithm erm"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    begun = adapt(trained, images[:2]).state
+    more = adapt(trained, images[2:40], into=begun)
+    assert more.method == "none"
+    assert more.notes == (
+        "with 40 images rehearsal would choose embedding; adapt anew on all of them",
+    )
+
+
+@pytest.mark.slow
+def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
+    run: Path, sites: Manifest
+) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    near = adapt(trained, images[:40])
+    assert near.method == "embedding"
+    # μ of few images scatters, which is no reason to leave it out.
+    few = [adapt(trained, images[n : n + 5]).method for n in range(0, 60, 5)]
+    assert sum("embedding" in method for method in few) >= 9
+    assert near.trust is not None and near.trust.expected_accuracy is not None
+    low, high = near.trust.expected_accuracy
+    assert 0 <= low < high <= 1
+    far = adapt(trained, images[:40] + np.float32([0, 100, 0, 0]))
+    assert far.method == "none"
+    assert far.notes[0] == near.notes[0]
+    assert re.fullmatch(
+        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
+        r"those may: adapted without embedding",
+        far.notes[1],
+    )
+
+
+@pytest.mark.slow
+def test_a_state_that_goes_on_far_away_is_objected_to(run: Path, sites: Manifest) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    near = adapt(trained, images[:40])
+    on = adapt(trained, images[40:60], into=near.state)
+    assert (on.method, on.notes) == ("embedding", ())
+    gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=near.state)
+    assert gone.method == "embedding"
+    assert re.fullmatch(
+        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
+        r"those may: adapt anew on all the images, which leaves out embedding",
+        gone.notes[-1],
+    )
+
+
+@pytest.mark.slow
+def test_frequencies_that_explain_less_than_rehearsed_are_left_alone(
+    run: Path, sites: Manifest
+) -> None:
+    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
+    assert trained.confusion is not None and trained.rehearsal is not None
+    stored = {
+        **trained.rehearsal,
+        "chosen": [{"n": 5, "chain": "prior"}],
+        "explained": [{"n": 5, "share": 0.9}],
+    }
+    guarded = replace(trained, rehearsal=stored)
+    guard = Guard.of(guarded)
+    assert guard is not None
+    seen = Images(torch.from_numpy(images[:40]), torch.device("cpu"))
+    share = guard.explained(seen)
+    assert share is not None
+    stored["explained"] = [{"n": 5, "share": min(share + 0.05, 1.0)}]
+    assert adapt(replace(trained, rehearsal=stored), images[:40]).method == "prior"
+    stored["explained"] = [{"n": 5, "share": share + 0.2}]
+    site = adapt(replace(trained, rehearsal=stored), images[:40])
+    assert site.method == "none"
+    assert site.notes[1] == (
+        f"but label frequencies explain {share:.0%} of how predictions change here, and "
+        f"{share + 0.2:.0%} or more at the rehearsed sites: adapted without prior"
+    )
+
+
+@pytest.mark.slow
+def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Manifest) -> None:
+    final = [s for s in RunFolder(run).records().scores if s.moment == "final"]
+    auto = {s.domain: s.top1 for s in final if s.method == "auto"}
+    assert set(auto) == {"site-6", "site-7"}
+    again = evaluate_run(run, sites).scores
+    assert {s.domain: s.top1 for s in again if s.method == "auto"} == auto
+
+
+@pytest.mark.slow
+def test_killed_in_rehearsal_it_resumes_to_the_same(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = rehearsed(tiny)
+    train(config, sites, tmp_path / "whole")
+
+    def killed(phase: str, done: int, total: int, note: str) -> None:
+        if phase == "rehearsal" and done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, sites, tmp_path / "killed", watch=killed)
+    train(config, sites, tmp_path / "killed")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert stable(tmp_path / "whole") == stable(tmp_path / "killed")
+    assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
+
+
+def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """What runs rehearse on from now on."""
+    staged: list[Stage] = []
+
+    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
+        staged.append(stage)
+        return rehearse(stage, *args, **kwargs)
+
+    monkeypatch.setattr(module, "rehearse", watched)
+    return staged
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_is_rehearsed_on_its_features(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features and logits are the model's own; five new images of a site are too few to play."""
+    staged = watch_stages(monkeypatch)
+    manifest = Manifest.from_folder(tree)
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
+    trained, stage = Trained.load(tmp_path / "run"), staged[0]
+    assert not stage.exact
+    assert not stage.scored[manifest.splits == "train"].any()
+    rows = manifest.rows(domain="west")
+    assert stage.logits is not None
+    paths = [manifest.image_source(int(row)) for row in rows]
+    site = adapt(trained, paths)
+    expected = torch.from_numpy(site.predict_proba(paths))
+    torch.testing.assert_close(stage.logits[rows].softmax(1), expected, rtol=1e-4, atol=1e-5)
+    assert stage.rows.x.shape[1] == trained.predictor.backbone.features
+    assert site.notes == (
+        "too few sites or images to rehearse with: the plain model is used as it is",
+    )
+
+
+@pytest.mark.slow
+def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
+    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = watch_stages(monkeypatch)
+    once = Manifest.from_folder(tree)
+    every = np.arange(len(once))
+    names = once.table["domain"].to_pylist()
+    both = once.select(np.concatenate([every, every])).table
+    domains = pa.array([*names, *(f"{name}-too" for name in names)])
+    place = both.column_names.index("domain")
+    twice = replace(once, table=both.set_column(place, "domain", domains))
+    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), twice, tmp_path / "run")
+    (stage,) = staged
+    assert len(stage.rows.x) == len(np.unique(once.image_ids))
+    trained = Trained.load(tmp_path / "run")
+    rows = np.concatenate([every[5:8], len(once) + every[5:8]])
+    pixels = torch.stack(
+        [torch.from_numpy(load(twice.image_source(int(r)), trained.size)) for r in rows]
+    )
+    with torch.no_grad():
+        features = trained.predictor.backbone(pixels.float() / 255)
+    torch.testing.assert_close(stage.rows.at(rows), features, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_of_features_are_their_own_whatever_image_they_are_of(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What several sites saw of one thing, say."""
+    staged = watch_stages(monkeypatch)
+    names = np.empty(len(sites), dtype=object)
+    for domain in sites.domains:
+        own = sites.rows(domain=domain)
+        names[own] = [f"{number}.jpg" for number in range(len(own))]
+    of_images = replace(sites, table=sites.table.append_column("image", pa.array(names)))
+    train(rehearsed(tiny, **{"train.steps": 2}), of_images, tmp_path / "run")
+    rows = np.concatenate(staged[0].rows.domains)
+    assert torch.equal(staged[0].rows.at(rows), torch.from_numpy(sites.features()[rows]))
+
+
+def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np.ndarray]:
+    """A fifth of each site is held back from fitting; others draw from few pictures, painted anew
+    for each."""
+    given = stage(sites, per_site)
+    rng = np.random.default_rng(1)
+    shown = rng.integers(pictures, size=len(given.images))
+    back = np.arange(len(shown)) % 5 == 0
+    shown[back] = pictures + np.arange(back.sum())
+    return replace(given, fitted=~back, pictures=shown), shown
+
+
+def test_heads_know_no_picture_that_plays_however_it_is_painted() -> None:
+    given, shown = shared_pictures(4, 80, pictures=2000)
+    arranged, splits = module.splits(given, seed=0)
+    assert (arranged.scored == given.scored).all()
+    assert len(splits) == 4
+    for split in splits:
+        (held,) = split.held
+        theirs = shown[given.rows.domains[held]]
+        assert (split.apart == ~np.isin(shown, theirs)).all()
+
+
+def test_where_domains_share_their_pictures_others_play() -> None:
+    given, _ = shared_pictures(4, 1000, pictures=100)
+    arranged, splits = module.splits(given, seed=0)
+    assert (arranged.scored == ~given.fitted).all()
+    assert all(split.apart[given.fitted].all() for split in splits)
+    few, _ = shared_pictures(4, 80, pictures=20)  # 16 others each: too few to play
+    arranged, splits = module.splits(few, seed=0)
+    assert (arranged.scored == few.scored).all()
+    assert (arranged.images == few.images).all()  # painted otherwise is another picture
+
+
+def watch_scenes(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """By domain, what the plain model says of those of its rows that play, once it has played."""
+    scenes: dict[str, torch.Tensor] = {}
+    trials = module._Scene.trials
+
+    def watched(scene: Any, *args: Any) -> Any:
+        scenes[scene.name] = scene.plain
+        return trials(scene, *args)
+
+    monkeypatch.setattr(module._Scene, "trials", watched)
+    return scenes
+
+
+@pytest.mark.slow
+def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
+    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes = watch_scenes(monkeypatch)
+    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 20})
+    seen: list[str] = []
+    train(config, sites, tmp_path / "run", watch=lambda phase, *_: seen.append(phase))
+    assert set(scenes) == {f"site-{i}" for i in range(6)}
+    assert any(phase.startswith("rehearsal 6 of 6, ") for phase in seen)
+    assert not (tmp_path / "run" / retraining.FOLDER).exists()
+    unseen = {"test_domains": ["site-3", "site-6", "site-7"], "adapt.rehearse": False}
+    train(rehearsed(tiny, **{"train.steps": 20, **unseen}), sites, tmp_path / "without")
+    alone = Trained.load(tmp_path / "without").predictor
+    x = torch.from_numpy(sites.features()[sites.rows(domain="site-3")])
+    with torch.no_grad():
+        torch.testing.assert_close(scenes["site-3"], alone(x).logits)
+
+
+def test_a_fold_keeps_its_place_whoever_of_it_can_play() -> None:
+    """Images may turn out unreadable between its training and the playing."""
+    whole = stage(20, per_site=12)  # several to a fold
+    before = module.splits(whole, seed=0)[1]
+    assert any(len(split.held) > 1 for split in before)
+    unread = np.ones(len(whole.images), dtype=bool)
+    for split in before:
+        unread[whole.rows.domains[split.held[0]]] = False
+    unread[whole.rows.domains[before[1].held[1]]] = False
+    after = module.splits(replace(whole, scored=whole.scored & unread), seed=0)[1]
+    places = {tuple(s.held[1:]): retraining._place(Path("run"), s) for s in before}
+    found = {tuple(s.held): retraining._place(Path("run"), s) for s in after}
+    assert len(after) == len(before)
+    assert len(set(places.values())) == len(before)
+    for held, place in found.items():
+        (same,) = (known for others, known in places.items() if set(held) <= set(others))
+        assert place == same
+
+
+@pytest.mark.slow
+def test_killed_in_a_fold_it_resumes_to_the_same(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 6})
+    train(config, sites, tmp_path / "whole")
+
+    def killed(phase: str, done: int, total: int, note: str) -> None:
+        if phase.startswith("rehearsal 3 of 6"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, sites, tmp_path / "killed", watch=killed)
+    assert runs_below(tmp_path / "killed") == []  # folds are no runs of their own to anybody
+    with pytest.raises(RunError, match="not empty"):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "note.txt").write_text("mine")
+        train(config, sites, tmp_path / "other")
+    assert not (tmp_path / "other" / retraining.FOLDER).exists()
+    train(config, sites, tmp_path / "killed")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
+
+
+@pytest.mark.slow
+def test_a_backbone_that_is_trained_anew_has_not_seen_who_plays(
+    tree: Path, tiny: Tiny, tmp_path: Path
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    config = tiny("erm", **{"adapt.rehearse": True, "adapt.depth": "whole", **SITE})
+    train(config, manifest, tmp_path / "run")
+    found = RunFolder(tmp_path / "run").rehearsal()
+    assert found is not None
+    assert found["exact"]
+    assert found["domains"] == 4
+
+
+def test_few_sites_and_a_gpu_are_rehearsed_whole(
+    tree: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest.from_folder(tree)
+    config = tiny("erm", **{"adapt.rehearse": True})
+    here = make_plan(config, manifest)
+    assert (here.config.adapt.depth, here.rehearsing) == ("heads", "")
+    monkeypatch.setattr(plans, "pick_device", lambda name: torch.device("cuda"))
+    there = make_plan(config, manifest)
+    assert there.config.adapt.depth == "whole"
+    assert there.rehearsing == (
+        "rehearsal trains the model anew without some of the 4 sites, as often as needed for each "
+        "to play; for heads alone, --set adapt.depth=heads"
+    )
+    plain = make_plan(tiny("erm"), manifest)
+    assert plain.config.adapt.depth == "heads"
+    coral = tiny("coral", **{"adapt.rehearse": True, "adapt.depth": "whole"})
+    two = manifest.select(np.concatenate([manifest.rows(domain=d) for d in ("north", "south")]))
+    with pytest.raises(ConfigError) as error:
+        make_plan(coral, two)
+    assert str(error.value) == (
+        "coral needs 2 training domains, and whole rehearsal would train on 1; use "
+        "--set adapt.depth=heads"
+    )
+
+
+def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -> None:
+    """On new rows of the domains that both know, in the mean over folds."""
+    given = stage(4, 80)
+    new = np.arange(len(given.images)) % 4 == 0
+    y = given.rows.y
+    own = torch.nn.functional.one_hot(y, 3).float()  # always right
+    found = rehearse(replace(given, fitted=~new, logits=own), SMALL, seed=0)
+    assert found is not None
+    shares = []
+    for split in module.splits(replace(given, fitted=~new), seed=0)[1]:
+        part = given.rows.among(split.kept, ~new & split.apart)
+        plain = module.fit_plain(part, SMALL, layers=False, seed=0)
+        rows = np.concatenate([given.rows.domains[d] for d in split.kept])
+        rows = rows[new[rows]]
+        with torch.no_grad():
+            wrong = plain(given.rows.x[rows]).logits.argmax(1) != y[rows]
+        shares.append(float(wrong.double().mean()))
+    assert found.ahead == pytest.approx(np.mean(shares))
+    assert found.ahead > 0.05
+    seen = rehearse(replace(given, fitted=~new, logits=own, exact=False), SMALL, seed=0)
+    assert seen is not None
+    assert seen.ahead == 0
+
+
+@pytest.mark.slow
+def test_a_trained_backbone_plays_with_the_head_it_has(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its logits on the scale of the conditioned head's, so that both count alike."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=300)
+    images = rng.integers(0, 60, (300, 8, 8)).astype(np.uint8)
+    images[y == 1, 2:6, 2:6] += 120
+    names = np.repeat([f"site-{i}" for i in range(5)], 60)
+    manifest = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
+    scenes = watch_scenes(monkeypatch)
+    settings = {"train.steps": 60, "train.optimiser.lr": 0.01, **SITE}
+    train(tiny("erm", **{"adapt.rehearse": True, **settings}), manifest, tmp_path / "run")
+    trained = Trained.load(tmp_path / "run")
+    assert trained.site is not None and trained.site.scale is not None
+    assert set(scenes) == set(names)
+    spreads = []
+    for number, name in enumerate(trained.site.table.states):
+        rows = manifest.rows(domain=name, split="val")
+        x = torch.from_numpy(images[rows])[:, None].expand(-1, 3, -1, -1).float() / 255
+        with torch.no_grad():
+            features = trained.predictor.backbone(x)
+            plain = trained.predictor.head(features).logits
+            mu = trained.site.table.means[number]
+            conditioned = trained.site.predictor.fold(mu)(features).logits
+        torch.testing.assert_close(scenes[name], trained.site.scale * plain, rtol=1e-3, atol=1e-4)
+        spreads.append((conditioned.std(1, correction=0), plain.std(1, correction=0)))
+    both = [torch.cat(part).mean() for part in zip(*spreads, strict=True)]
+    assert trained.site.scale == pytest.approx(float(both[0] / both[1]), rel=1e-3)
