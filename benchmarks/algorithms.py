@@ -30,7 +30,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.demo import SETTINGS
 from acclimate.learn.algorithms import names
 from acclimate.learn.embeddings import EMBEDDINGS
-from acclimate.learn.embeddings.domains import sample_rows
+from acclimate.learn.embeddings.state import sample_rows
 from acclimate.paper.kernel import KernelClassifier
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from rich.console import Console
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig, from_dict, nested
 from acclimate.demo import SETTINGS
-from acclimate.runs.records import read
+from acclimate.records.records import read
 from acclimate.runs.training import train
 
 ROOT = Path(__file__).resolve().parent.parent

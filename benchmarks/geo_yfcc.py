@@ -139,7 +139,7 @@ def _generate(data: Path, rows: int, suffix: str, settings: dict[str, int]) -> d
 
 
 def _timed(data: Path, settings: dict[str, Any]) -> tuple[float, float, dict[str, Any]]:
-    from acclimate.core.watch import unwatched
+    from acclimate.core.progress import unwatched
     from acclimate.paper.geo_yfcc.builder import GeoSources, GeoYfcc
     from acclimate.paper.geo_yfcc.stages import GeoSettings
 

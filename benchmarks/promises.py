@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import curves
 import unseen
-from acclimate.core.wording import DASH, percent, signed
+from acclimate.core.text import DASH, percent, signed
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Format, write_figure
 from acclimate.report.grid import Cell, Grid, accuracy, difference

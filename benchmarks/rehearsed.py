@@ -22,7 +22,7 @@ import curves
 import unseen
 from acclimate.config import gather, merged, nested, parse_assignments
 from acclimate.core.files import write_json
-from acclimate.core.wording import percent, signed
+from acclimate.core.text import percent, signed
 from acclimate.data.manifest import Manifest
 from acclimate.rehearse.training import train
 from acclimate.report.figures.canvas import write_figure

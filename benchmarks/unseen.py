@@ -16,24 +16,22 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from acclimate.adapt.choice import rehearsal_of
-from acclimate.adapt.guard import Guard
+from acclimate.adapt.choice import Guard, rehearsal_of
 from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Shown, numbered, open_source, readable, to_float
+from acclimate.data.source import Quarantine, Shown, numbered, open_source, readable, to_float
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
+from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal, verdict
 from acclimate.results.comparison import Comparison, compare
 from acclimate.results.observations import Observation, frames_of
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 from acclimate.runs.plan import Plan, check_components
-from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
 
 AS_SHIPPED = ("prior", "embedding", "embedding+prior")  # with the methods' default settings

@@ -19,15 +19,15 @@ from acclimate.build import BUILDERS, Row, builder
 from acclimate.cli import app, load_commands
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.errors import AcclimateError, UnknownName
-from acclimate.core.watch import unwatched
+from acclimate.core.progress import unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn import embeddings
 from acclimate.learn.algorithms import ALGORITHMS
 from acclimate.learn.model import Trained
+from acclimate.records.folder import RunFolder
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
 from acclimate.results.load import load_report
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.settings import TINY

@@ -8,7 +8,7 @@ import pytest
 
 from acclimate import AdaptiveClassifier, Manifest
 from acclimate.core.errors import ConfigError, ImageError, RunError
-from acclimate.runs.records import read
+from acclimate.records.records import read
 from fixtures.errors import refused
 from fixtures.settings import TINY
 

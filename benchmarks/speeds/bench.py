@@ -22,7 +22,7 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.runs.training import train
 
 Row = dict[str, Any]

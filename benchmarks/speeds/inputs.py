@@ -16,8 +16,7 @@ from acclimate.data import source as sources
 from acclimate.data.batches import DomainSampler, EpisodeSampler
 from acclimate.data.images import load
 from acclimate.data.pixels import DECODER, read_pixels
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import ImageSource
+from acclimate.data.source import ImageSource, Quarantine
 from acclimate.learn.models.timm_import import import_torchvision
 from speeds.bench import Bench, Row
 

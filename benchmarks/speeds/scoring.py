@@ -11,11 +11,10 @@ import torch
 
 from acclimate.config import DataConfig
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import open_source, readable, to_float
+from acclimate.data.source import Quarantine, open_source, readable, to_float
 from acclimate.learn.model import Trained
+from acclimate.records.folder import RunFolder
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.folder import RunFolder
 from speeds.bench import NONE_KEPT, Bench, Row, every_other, make_images, one_batch, rate_of, say
 
 FIVE = ("prior", "t3a")  # none, and what is told the truth or goes by its confusions, come along

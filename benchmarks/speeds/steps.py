@@ -12,7 +12,7 @@ import torch
 from acclimate.config import RunConfig
 from acclimate.learn.algorithms import names
 from acclimate.learn.penalties import coral, irm, mmd2
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.runs.loop import Loop
 from acclimate.runs.training import train
 from speeds.bench import Bench, Row, one_batch, say

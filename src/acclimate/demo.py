@@ -7,7 +7,7 @@ from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import gather
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.report import Report, find_runs, report_of_runs, write_page
 from acclimate.report.figures import FIGURES, Figures
 from acclimate.runs.identity import json_digest

@@ -17,8 +17,7 @@ from acclimate.adapt.saved import save_model
 from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError
-from acclimate.core.progress import shown_by_itself
-from acclimate.core.watch import Watch
+from acclimate.core.progress import Watch, shown_by_itself
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
@@ -36,7 +35,7 @@ class AdaptiveClassifier(DomainClassifier):
     how to adapt is chosen on the training domains. Settings are those of `RunConfig`, by dotted
     name: `AdaptiveClassifier(settings={"train.steps": 500})`. With `out` the run is kept there and
     resumes by itself; otherwise `save` keeps the model. `fit` shows a bar in terminals and
-    notebooks; a `watch` is told instead (`acclimate.core.watch.unwatched`: nobody is). Several
+    notebooks; a `watch` is told instead (`acclimate.core.progress.unwatched`: nobody is). Several
     threads may `fit`: each gets what it would alone, and torch's random state stays the caller's
     (with a backbone of timm's that is none of ours, it is put back after each step).
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.adapt.changes import Changes, changes_on, side_by_side
+from acclimate.adapt.classifier import Changes, changes_on, side_by_side
 from acclimate.data.source import Images
 from acclimate.learn.models import Backbone, Plain, build_backbone
 

@@ -16,9 +16,8 @@ from acclimate.core.errors import AcclimateError
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
-from acclimate.learn.models import passed
-from acclimate.learn.models.passed import each_by_its_own
-from acclimate.learn.models.predictors import _LinearHead
+from acclimate.learn.models import predictors as passed
+from acclimate.learn.models.predictors import _LinearHead, each_by_its_own
 from acclimate.runs.training import train
 
 Tiny = Callable[..., RunConfig]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.adapt.reach import Reach
-from acclimate.adapt.trust import Trust, judge
+from acclimate.adapt.trust import Reach, Trust, judge
 from acclimate.learn.embeddings import DomainState, DomainTable
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from acclimate.adapt.second_opinion import explained_by_em, explained_share
+from acclimate.adapt.choice import explained_by_em, explained_share
 
 CONFUSION = torch.tensor([[8.0, 1.0], [2.0, 4.0]])  # by true class in columns
 PRIOR = torch.tensor([0.5, 0.5], dtype=torch.float64)

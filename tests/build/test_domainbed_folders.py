@@ -13,7 +13,7 @@ from acclimate.build.domainbed.check import FolderCheck
 from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark, folded
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import ManifestError, UnknownName
-from acclimate.core.watch import unwatched
+from acclimate.core.progress import unwatched
 from acclimate.data.manifest import Manifest
 from fixtures.errors import refused
 

@@ -22,7 +22,7 @@ from acclimate.build.shift.look_alikes import named_pairs, nearest_pairs
 from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from fixtures.errors import refused
 from fixtures.settings import TINY, as_flags
 

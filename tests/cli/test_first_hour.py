@@ -9,7 +9,7 @@ import pytest
 
 from acclimate.adapt.choice import MethodChoice
 from acclimate.data.manifest import Manifest
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from fixtures.settings import TINY, as_flags
 
 SITE = {"adapt.site.steps": 5, "adapt.site.width": 8, "adapt.site.dim": 4}

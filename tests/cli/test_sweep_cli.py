@@ -13,11 +13,11 @@ import pytest
 import typer
 
 from acclimate.cli import main, sweeps
-from acclimate.core.wording import duration
+from acclimate.core.text import duration
 from acclimate.data.manifest import Manifest
+from acclimate.records.records import Loss, append
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.records import Loss, append
 from acclimate.sweep import conduct
 from acclimate.sweep.driver import Event, Queue, Tally
 from acclimate.sweep.settings import LaunchOptions

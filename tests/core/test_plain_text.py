@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from acclimate.core.plain_text import csv_text, markdown, printable
+from acclimate.core.text import csv_text, markdown, printable
 
 
 @pytest.mark.parametrize(

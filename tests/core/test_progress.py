@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from acclimate.core import progress
-from acclimate.core.progress import Lines, phase_name, shown_by_itself
-from acclimate.core.watch import unwatched
+from acclimate.core.progress import Lines, phase_name, shown_by_itself, unwatched
 
 
 class Log:

@@ -19,10 +19,10 @@ from acclimate.core.errors import ManifestError, TooManyUnreadable
 from acclimate.data import source as sources
 from acclimate.data.batches import Batch, DomainSampler, EpisodeSampler, Loader, support_size
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import Quarantine
 from acclimate.data.source import (
     FeatureSource,
     ImageSource,
+    Quarantine,
     open_source,
     pack_images,
     readable,

@@ -20,7 +20,7 @@ from PIL import Image
 from acclimate.core.errors import ImageError, RecordError, TooManyUnreadable
 from acclimate.data.images import IMAGE_EXTENSIONS, decode, find_images, load
 from acclimate.data.pixels import read_pixels
-from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import Quarantine
 from fixtures.errors import refused
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)

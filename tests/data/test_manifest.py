@@ -19,8 +19,7 @@ from PIL import Image
 
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data import readers
-from acclimate.data.checks import _spelling
-from acclimate.data.columns import conform
+from acclimate.data.columns import _spelling, conform
 from acclimate.data.manifest import Manifest
 
 quick = settings(max_examples=40)

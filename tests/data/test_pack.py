@@ -13,13 +13,11 @@ from PIL import Image
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
-from acclimate.data import on_device
-from acclimate.data import pack as packing
+from acclimate.data import cache as packing
+from acclimate.data import source as on_device
+from acclimate.data.cache import Pack
 from acclimate.data.manifest import Manifest
-from acclimate.data.on_device import fits_on
-from acclimate.data.pack import Pack
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import ImageSource, open_source, pack_images
+from acclimate.data.source import ImageSource, Quarantine, fits_on, open_source, pack_images
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from acclimate.cli import main
 from acclimate.core.errors import AcclimateError
-from acclimate.core.plain_text import printable
+from acclimate.core.text import printable
 
 
 @dataclass(frozen=True)

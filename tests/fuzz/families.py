@@ -20,12 +20,12 @@ from safetensors.torch import load
 
 from acclimate.config import RunConfig, from_dict, gather, nested, parse_assignments, settings_of
 from acclimate.core.files import parse_metadata
-from acclimate.core.layout import write_checksums
 from acclimate.core.randomness import stream
 from acclimate.core.tensors import DIGEST, save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.paper.kernel import KernelClassifier
+from acclimate.records.folder import write_checksums
 from acclimate.report.export import to_csv
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep

@@ -34,7 +34,7 @@ from acclimate.learn.penalties import (
     irm_square,
     mmd2,
 )
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
 from fixtures.algorithms import (
     CLASSES,

@@ -27,7 +27,7 @@ from acclimate.learn.embeddings import (
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.runs.training import train
 from acclimate.sweep.contenders import ranges
 from fixtures.objectives import (

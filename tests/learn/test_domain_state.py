@@ -31,13 +31,13 @@ from acclimate.learn.embeddings import (
     embed_rows,
 )
 from acclimate.learn.embeddings import state as module
-from acclimate.learn.embeddings.domains import (
+from acclimate.learn.embeddings.state import (
+    image_hashes,
     load_embedding,
     sample_rows,
     save_domain_map,
     save_embedding,
 )
-from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.objective import Losses
 from acclimate.learn.theory import mean_radius
 from fixtures.errors import refused

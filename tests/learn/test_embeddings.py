@@ -32,7 +32,7 @@ from acclimate.data.source import FeatureSource
 from acclimate.learn.embeddings import EMBEDDINGS, Embedding, embed_rows, find_embedding
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
-from acclimate.runs.records import read
+from acclimate.records.records import read
 from acclimate.runs.training import train, train_embedding
 from fixtures.errors import refused
 from fixtures.processes import train_with

@@ -14,10 +14,9 @@ import torch
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, TooManyUnreadable
-from acclimate.data.feature_cache import FeatureCache, cache_folder, image_identity
+from acclimate.data.cache import FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import NoQuarantine, Quarantine
-from acclimate.data.source import open_source, pack_images, to_float
+from acclimate.data.source import NoQuarantine, Quarantine, open_source, pack_images, to_float
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.models import Backbone, build_backbone
 from fixtures.decoding import watch_decoding

@@ -20,7 +20,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from acclimate.core.errors import AcclimateError, ConfigError, ManifestError
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.paper.geo_yfcc import rows, work
 from acclimate.paper.geo_yfcc.funnel import Funnel

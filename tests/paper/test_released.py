@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from acclimate.build import Built
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, ManifestError
-from acclimate.core.watch import unwatched
+from acclimate.core.progress import unwatched
 from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest
 from acclimate.paper.released import builder, pickled

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from acclimate.adapt.choice import choose_method
+from acclimate.adapt.choice import Guard, choose_method
 from acclimate.adapt.classifier import adapt
-from acclimate.adapt.guard import Guard
 from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.data.images import load
@@ -21,13 +20,13 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import FeatureRows
+from acclimate.records.folder import RunFolder, runs_below
 from acclimate.rehearse import rehearsal as module
 from acclimate.rehearse import training as retraining
 from acclimate.rehearse.rehearsal import Stage, rehearse
 from acclimate.rehearse.training import train
 from acclimate.runs import plan as plans
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.folder import RunFolder, runs_below
 from acclimate.runs.plan import make_plan
 from fixtures.interruption import Killed, assert_same_weights, stable
 

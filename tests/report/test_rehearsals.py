@@ -10,6 +10,7 @@ import pytest
 
 from acclimate.config import RunConfig, as_dict, from_dict, nested
 from acclimate.core.files import write_document
+from acclimate.records.records import Finished, Score, append
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import illustrations, rehearsal
@@ -19,7 +20,6 @@ from acclimate.report.tables import kept_grid, promises_grid
 from acclimate.results.load import load_report
 from acclimate.results.rehearsals import kept
 from acclimate.results.runs import RunView, find_runs
-from acclimate.runs.records import Finished, Score, append
 
 PLAIN = {"north": 0.6, "south": 0.7, "east": 0.8}
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import RunError
-from acclimate.core.wording import percent
+from acclimate.core.text import percent
+from acclimate.records.records import Score
 from acclimate.report import Report, find_runs, grid, load_report, sentences, tables, write_page
 from acclimate.report.export import to_dict
 from acclimate.report.figures import bars, canvas, domain_map
@@ -23,7 +24,6 @@ from acclimate.report.page import page_of
 from acclimate.results.comparison import Comparison, Difference, Row
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
-from acclimate.runs.records import Score
 from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
 

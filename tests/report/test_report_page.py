@@ -25,6 +25,7 @@ from acclimate.paper.figures import (
     consistency as theory,
 )
 from acclimate.paper.reproduction import beside_grids, looked_at
+from acclimate.records.records import Finished, Loss, Record, Records
 from acclimate.report.figures import (
     FORMATS,
     by_domain,
@@ -46,7 +47,6 @@ from acclimate.results.protocol import Axis
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.records import Finished, Loss, Record, Records
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
 COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from acclimate.core.wording import percent, signed
+from acclimate.core.text import percent, signed
 from acclimate.paper.ablations.verdict import Level, level_table
 from acclimate.report.grid import Cell, Grid, accuracy, difference, latex_table, share
 from acclimate.report.page import environment

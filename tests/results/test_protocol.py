@@ -7,7 +7,8 @@ import pytest
 
 from acclimate.core.errors import SchemaError, SweepError
 from acclimate.core.files import read_document, write_document
-from acclimate.core.layout import write_checksums
+from acclimate.records.folder import write_checksums
+from acclimate.records.records import Finished, append
 from acclimate.results.protocol import (
     Axis,
     DataSet,
@@ -19,7 +20,6 @@ from acclimate.results.protocol import (
     targets,
 )
 from acclimate.results.sweep_folder import Failure, SweepFolder
-from acclimate.runs.records import Finished, append
 
 CONFIG = {
     "algorithm": "erm",

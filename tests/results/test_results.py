@@ -23,6 +23,7 @@ from acclimate.core.errors import (
     UnknownName,
 )
 from acclimate.paper.published import with_published
+from acclimate.records.records import append
 from acclimate.report import export, sentences, tables
 from acclimate.report.page import page_of
 from acclimate.report.sentences import first_sentence
@@ -33,7 +34,6 @@ from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.runs import ERM, Key, find_runs
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import Failure, SweepFolder
-from acclimate.runs.records import append
 from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
 

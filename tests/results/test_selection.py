@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import RecordError, UnknownName
+from acclimate.records.records import Finished, Record, Records, Score, append
 from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
@@ -25,7 +26,6 @@ from acclimate.results.selection import (
     select,
 )
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.records import Finished, Record, Records, Score, append
 
 NAN = float("nan")
 

@@ -15,12 +15,11 @@ from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.config import RunConfig
 from acclimate.core.errors import AcclimateError, ManifestError, RunError
 from acclimate.core.files import read_document, write_document
-from acclimate.core.layout import write_checksums
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder, write_checksums
 from acclimate.runs.training import train, train_embedding
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes

@@ -10,7 +10,7 @@ import torch
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
-from acclimate.runs.records import read
+from acclimate.records.records import read
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 

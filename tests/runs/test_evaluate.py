@@ -12,13 +12,12 @@ from acclimate.config import RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import open_source
+from acclimate.data.source import Quarantine, open_source
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, build_backbone
+from acclimate.records.records import Score, read
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
-from acclimate.runs.records import Score, read
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 

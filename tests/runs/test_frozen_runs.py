@@ -19,16 +19,14 @@ from acclimate.config import (
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import NoQuarantine
-from acclimate.data.source import Images, open_source, to_float
+from acclimate.data.source import Images, NoQuarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
+from acclimate.records.folder import RunFolder
 from acclimate.runs import session
-from acclimate.runs.backbone_choice import Freeze, choose_freeze
 from acclimate.runs.checkpoint import save_checkpoint
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.folder import RunFolder
-from acclimate.runs.plan import make_plan
+from acclimate.runs.plan import Freeze, choose_freeze, make_plan
 from acclimate.runs.training import train, train_embedding
 from fixtures.decoding import watch_decoding
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable

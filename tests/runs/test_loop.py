@@ -21,12 +21,11 @@ from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
-from acclimate.runs.averaging import make_average
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Validated, read
 from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
-from acclimate.runs.optimisation import check_shares, learning_rate, make_optimiser
-from acclimate.runs.records import Validated, read
+from acclimate.runs.optimisation import check_shares, learning_rate, make_average, make_optimiser
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),

@@ -14,7 +14,7 @@ from acclimate.core import errors
 from acclimate.core.errors import AcclimateError, RecordError, SchemaError, UnknownName, unknown
 from acclimate.core.files import append_line, write_atomically, write_json, write_text
 from acclimate.core.randomness import derive, stream
-from acclimate.runs.records import (
+from acclimate.records.records import (
     Finished,
     Loss,
     Record,

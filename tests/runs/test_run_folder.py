@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import acclimate
-from acclimate.core import layout
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_document
+from acclimate.records import folder as layout
+from acclimate.records.folder import RunFolder
 from acclimate.results.runs import find_runs
-from acclimate.runs.folder import RunFolder
 
 SOURCE = Path(acclimate.__file__).parent
 OWNERS = {"core/layout.py", "results/sweep_folder.py"}
@@ -55,7 +55,7 @@ def test_no_other_module_spells_the_name_of_a_file(path: Path) -> None:
 
 
 def test_folders_do_not_pay_for_torch() -> None:
-    code = "import sys, acclimate.runs.folder\nsys.exit('torch' in sys.modules)"
+    code = "import sys, acclimate.records.folder\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

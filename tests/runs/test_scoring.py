@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import MethodChoice
+from acclimate.adapt.choice import Guard, MethodChoice
 from acclimate.adapt.classifier import Adapted, adapt
-from acclimate.adapt.guard import Guard
 from acclimate.adapt.methods import base_predictor, find_chain
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import EmbeddingConfig, RunConfig
@@ -26,17 +25,22 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource, Images
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
-from acclimate.learn.embeddings.domains import sample_rows
+from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
-from acclimate.learn.models.passed import Passed
-from acclimate.learn.models.predictors import nothing_more
+from acclimate.learn.models.predictors import Passed, nothing_more
 from acclimate.learn.objective import Losses
+from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal
-from acclimate.runs.counting import Candidate, Counts, Remembered, count_by_group, count_each
 from acclimate.runs.plan import make_plan
-from acclimate.runs.records import Score
-from acclimate.runs.scoring import Evaluator
+from acclimate.runs.scoring import (
+    Candidate,
+    Counts,
+    Evaluator,
+    Remembered,
+    count_by_group,
+    count_each,
+)
 from acclimate.runs.training import train
 
 Tiny = Callable[..., RunConfig]

@@ -20,11 +20,11 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Started, read
 from acclimate.rehearse.training import train
-from acclimate.runs import embedding_step
-from acclimate.runs.folder import RunFolder
+from acclimate.runs import training as embedding_step
 from acclimate.runs.identity import embedding_identity, weights_digest
-from acclimate.runs.records import Started, read
 from acclimate.runs.training import train_embedding
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
@@ -550,7 +550,7 @@ def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -
 def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from acclimate.runs.folder import RunFolder\n"
+        "from acclimate.records.folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).locked():\n"
         "    print('held', flush=True)\n    time.sleep(60)"
     )

@@ -19,13 +19,13 @@ from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import choose
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Objective
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Finished, Records, Score, Validated, read
 from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
-from acclimate.runs.averaging import Swad, Valley, find_valley
 from acclimate.runs.checkpoint import Position
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.loop import Loop, Phase
-from acclimate.runs.records import Finished, Records, Score, Validated, read
+from acclimate.runs.optimisation import Swad, Valley, find_valley
 from acclimate.runs.training import train
 from fixtures.interruption import stable, weights
 

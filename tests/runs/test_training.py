@@ -23,8 +23,8 @@ from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError,
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
+from acclimate.records.records import read
 from acclimate.runs import session
-from acclimate.runs.records import read
 from acclimate.runs.training import train
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
 from fixtures.settings import TINY, as_flags
@@ -353,7 +353,7 @@ def test_reserved_domains_are_never_trained_on(
 
 
 def test_two_trainings_in_one_folder(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    from acclimate.runs.folder import RunFolder
+    from acclimate.records.folder import RunFolder
 
     run = tmp_path / "run"
     with RunFolder(run).locked(), pytest.raises(RunBusy) as error:

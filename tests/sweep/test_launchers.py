@@ -15,9 +15,9 @@ import pytest
 from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import ConfigError, SweepError, UnknownName
 from acclimate.data.manifest import Manifest
+from acclimate.records import records
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs import records
 from acclimate.sweep.driver import Event, Queue, run_sweep
 from acclimate.sweep.launchers import chosen_launcher
 from acclimate.sweep.launchers.ray_cluster import gpu_share

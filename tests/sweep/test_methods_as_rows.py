@@ -10,6 +10,7 @@ from acclimate.adapt.methods import find_chain
 from acclimate.config import RunConfig, from_dict, nested
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.data.manifest import Manifest
+from acclimate.records.folder import RunFolder
 from acclimate.report.export import to_dict
 from acclimate.report.figures.search import tried
 from acclimate.report.sentences import notes
@@ -19,7 +20,6 @@ from acclimate.results.runs import Key
 from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.training import train
 from acclimate.sweep.cards import write_cards
 from acclimate.sweep.conduct import choose

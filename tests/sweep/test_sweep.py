@@ -17,8 +17,8 @@ import pytest
 
 from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import RunBusy, SweepError, WriteError
-from acclimate.core.layout import write_checksums
 from acclimate.data.manifest import Manifest
+from acclimate.records.folder import write_checksums
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs import embedding_step, records

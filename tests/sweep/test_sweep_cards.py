@@ -11,14 +11,14 @@ import pytest
 from acclimate.config import RunConfig, as_dict, from_dict, merged
 from acclimate.core.errors import SweepError
 from acclimate.core.files import write_document
-from acclimate.core.layout import write_checksums
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
+from acclimate.records.folder import write_checksums
+from acclimate.records.records import Finished, Score, Started, append
 from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.selection import Choice, candidates, select
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.records import Finished, Score, Started, append
 from acclimate.runs.training import train
 from acclimate.sweep.cards import prune, write_cards
 from acclimate.sweep.conduct import choose, keep
@@ -69,7 +69,6 @@ def finish(folder: Path, job: Job, **changes: Any) -> Path:
         "test_domains": list(job.held_out),
     }
     (place / "run.json").write_text(json.dumps({**run, "format": 1}))
-    write_checksums(place)
     (place / "model.safetensors").write_bytes(b"w" * 1000)
     if job.needs:
         (place / "embedding.safetensors").write_bytes(b"p" * 300)
@@ -82,6 +81,7 @@ def finish(folder: Path, job: Job, **changes: Any) -> Path:
         kept_step=6, kept_by="validation splits", kept_score=0.5, seconds=61.4, quarantined=2
     )
     append(records, finished)
+    write_checksums(place)
     return place
 
 
@@ -215,6 +215,7 @@ class TestCards:
         job = job_of(sweep, "erm", "site-0")
         place = finish(tmp_path, job)
         (place / "records.jsonl").unlink()
+        (place / "checksums.json").unlink()
         with refused(SweepError, place):
             write_cards(tmp_path, sweep, [choice(job)], "oracle")
 

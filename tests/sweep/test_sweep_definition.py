@@ -24,9 +24,9 @@ from acclimate.core.errors import (
 )
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import ALGORITHMS, choose
+from acclimate.records.folder import RunFolder
 from acclimate.results.protocol import Axis, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import embedding_identity
 from acclimate.runs.plan import make_plan
 from acclimate.sweep.conduct import time_left

@@ -1,5 +1,6 @@
 """Unlabelled images -> DomainState -> a classifier for that domain."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.adaptation import adapt_model, embed
-from acclimate.adapt.changes import Changes, changes_on, side_by_side
-from acclimate.adapt.choice import choose_method
-from acclimate.adapt.guard import Guard, outlook
+from acclimate.adapt.choice import Guard, choose_method, outlook
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.methods import (
     Chain,
@@ -21,21 +19,153 @@ from acclimate.adapt.methods import (
     find_chain,
     nothing_to_embed,
 )
+from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
-from acclimate.core.watch import Watch, unwatched
-from acclimate.core.wording import count
-from acclimate.data.quarantine import NoQuarantine, Quarantine
-from acclimate.data.source import Given, Images, Source, open_source, readable, to_float
+from acclimate.core.text import count, csv_text, percent
+from acclimate.data.source import (
+    Given,
+    Images,
+    NoQuarantine,
+    Quarantine,
+    Source,
+    open_source,
+    readable,
+    to_float,
+)
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
+from acclimate.learn.models import Plain, Predictor, accelerate, engine_used, takes_features
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
+
+
+MOST_NAMED = 3  # moves that a sentence names
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Of `images`, how many moved from one predicted class to another, the most frequent first."""
+
+    images: int
+    moves: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def between(cls, before: Tensor, after: Tensor, classes: Sequence[str]) -> "Changes":
+        """Predicted classes by number: [n], [n]"""
+        moved = (before != after).nonzero()[:, 0].tolist()
+        pairs = Counter((classes[int(before[row])], classes[int(after[row])]) for row in moved)
+        return cls(len(before), dict(sorted(pairs.items(), key=lambda item: (-item[1], item[0]))))
+
+    @property
+    def changed(self) -> int:
+        return sum(self.moves.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        moves = [{"from": a, "to": b, "images": n} for (a, b), n in self.moves.items()]
+        share = self.changed / self.images if self.images else None
+        return {"images": self.images, "changed": self.changed, "share": share, "moves": moves}
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        if not self.changed:
+            return f"adaptation changed none of {self.images} predictions"
+        named = [f"{a} → {b} {n}" for (a, b), n in list(self.moves.items())[:MOST_NAMED]]
+        rest = ", …" if len(self.moves) > len(named) else ""
+        return (
+            f"adaptation changed {percent(self.changed / self.images)} % of predictions "
+            f"({self.changed} of {self.images}): {', '.join(named)}{rest}"
+        )
+
+
+@torch.no_grad()
+def changes_on(
+    images: Images, before: Predictor, after: Predictor, classes: Sequence[str]
+) -> Changes:
+    guesses = [
+        torch.stack([logits.argmax(1).cpu() for logits in side_by_side(x, before, after)])
+        for x in images.batches()
+    ]
+    was, now = torch.cat(guesses, dim=1)
+    return Changes.between(was, now, classes)
+
+
+def side_by_side(x: Tensor, *predictors: Predictor) -> list[Tensor]:
+    """Logits of each; what they have below their heads in common sees the images once."""
+    lowest = [predictor.backbone.extractor or predictor.backbone for predictor in predictors]
+    if x.ndim < 3 or any(network is not lowest[0] for network in lowest):
+        return [predictor(x).logits for predictor in predictors]
+    features = lowest[0](x)
+    return [_of_features(predictor, features) for predictor in predictors]
+
+
+def _of_features(predictor: Predictor, features: Tensor) -> Tensor:
+    """Logits, from what its lowest network makes of images."""
+    assert isinstance(predictor, Plain), "a conditioned predictor is folded before it predicts"
+    if predictor.backbone.extractor is not None:
+        features = predictor.backbone(features)
+    logits: Tensor = predictor.head(features).logits
+    return logits
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    paths: Sequence[Path]
+    classes: tuple[str, ...]
+    found: Mapping[Path, np.ndarray]  # probabilities of the classes: [C]
+    reasons: Mapping[str, str]  # why the others could not be read
+    changes: Changes | None = None  # by adaptation, where there was one
+
+    def __len__(self) -> int:
+        """Images that were classified."""
+        return len(self.found)
+
+    def counts(self) -> dict[str, int]:
+        """Images of each predicted class, by name; classes without any are left out."""
+        best = Counter(self.classes[int(row.argmax())] for row in self.found.values())
+        return dict(sorted(best.items()))
+
+    def csv(self, *, every_class: bool) -> str:
+        """A header line, then one line per image; with `every_class` a column for each class."""
+        extra = self.classes if every_class else ()
+        header = ["image", "label", "confidence", "problem", *extra]
+        return csv_text([header, *(self._line(path, every_class) for path in self.paths)])
+
+    def _line(self, path: Path, every_class: bool) -> list[str]:
+        # "./=x.jpg" is the file "=x.jpg", and no formula.
+        name = f"./{path}" if str(path).startswith(("=", "+", "-", "@")) else str(path)
+        row = self.found.get(path)
+        if row is None:
+            blank = [""] * len(self.classes) if every_class else []
+            return [name, "", "", self.reasons[str(path)], *blank]
+        best = int(row.argmax())
+        numbers = [f"{value:.6f}" for value in row] if every_class else []
+        return [name, self.classes[best], f"{row[best]:.6f}", "", *numbers]
+
+
+def predictions(
+    site: "Adapted",
+    paths: Sequence[Path],
+    quarantine: Quarantine,
+    watch: Watch = unwatched,
+) -> Predictions:
+    """Raises where not one image can be read."""
+    found: dict[Path, np.ndarray] = {}
+    before: dict[Path, int] = {}
+    for path, shares, plain in site.predict_files(paths, quarantine, watch):
+        found[path], before[path] = shares, plain
+    if not found:
+        raise nothing_readable(quarantine)
+    changes = None
+    if site.method != "none":
+        now = torch.tensor([int(shares.argmax()) for shares in found.values()])
+        changes = Changes.between(torch.tensor(list(before.values())), now, site.classes)
+    return Predictions(paths, site.classes, found, dict(quarantine.entries), changes)
 
 
 @dataclass(frozen=True)

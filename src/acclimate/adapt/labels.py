@@ -9,7 +9,7 @@ import numpy as np
 
 from acclimate.core.errors import DamagedFile
 from acclimate.core.files import read_document, write_document
-from acclimate.core.layout import LABELS
+from acclimate.records.folder import LABELS
 
 MOST_BYTES = 1 << 16  # of one label
 

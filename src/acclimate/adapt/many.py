@@ -10,10 +10,9 @@ from acclimate.adapt.classifier import Adapted, opened
 from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.tensors import require_finite
-from acclimate.data.quarantine import NoQuarantine
-from acclimate.data.source import readable, to_float
+from acclimate.data.source import NoQuarantine, readable, to_float
 from acclimate.learn.models import Backbone, Plain
-from acclimate.learn.models.passed import Passed, each_by_its_own
+from acclimate.learn.models.predictors import Passed, each_by_its_own
 
 
 class ManyDomains:

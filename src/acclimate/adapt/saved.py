@@ -12,12 +12,12 @@ from acclimate.config import AlgorithmName
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import RunError
 from acclimate.core.files import read_document, write_text
-from acclimate.core.layout import CARD, EXAMPLE, MODEL, RUN, SITE
-from acclimate.core.wording import count, percent, signed
+from acclimate.core.text import count, percent, signed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.learn.models.licences import weights_licence
+from acclimate.records.folder import CARD, EXAMPLE, MODEL, RUN, SITE
 
 SHOWN = 20
 

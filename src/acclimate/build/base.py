@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from acclimate.core.errors import AcclimateError, ConfigError
-from acclimate.core.watch import Watch
+from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
 
 OUT = "The manifest to write, ending in .parquet."

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from acclimate.build.base import OUT, Builder, Built, require_limits, required
 from acclimate.config import setting
+from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
-from acclimate.core.watch import Watch
 from acclimate.data.manifest import Manifest
 
 LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from acclimate.build.base import OUT, Builder, Built, argument, flag, required
 from acclimate.build.splits import ALIKE, SplitSettings
-from acclimate.core.watch import Watch
+from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
 
 

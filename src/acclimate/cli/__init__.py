@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from acclimate import __version__
 from acclimate.core.errors import AcclimateError
-from acclimate.core.plain_text import printable
+from acclimate.core.text import printable
 
 GROUPS = {  # by what people do, in the order of work
     "Your images, from folders to a file that predicts": (

@@ -12,7 +12,7 @@ from acclimate.cli.options import Device, Images, Json, MethodSettings, Run
 from acclimate.cli.output import progress_bar, say, say_json
 from acclimate.core.errors import StateMismatch
 from acclimate.core.files import locked
-from acclimate.core.wording import percent
+from acclimate.core.text import percent
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 
@@ -42,7 +42,7 @@ def adapt(
     from acclimate.config import parse_assignments
     from acclimate.core.distributed import pick_device
     from acclimate.data.images import find_images
-    from acclimate.data.quarantine import Quarantine
+    from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
 

@@ -9,7 +9,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
 from acclimate.cli.output import progress_bar, say, say_json, say_some, say_table
-from acclimate.core.wording import DASH, percent
+from acclimate.core.text import DASH, percent
 
 _COLUMNS = (
     *("domain", "rows", "classes", "top class"),

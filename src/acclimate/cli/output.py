@@ -10,9 +10,8 @@ from typing import Any
 
 import typer
 
-from acclimate.core.plain_text import printable
-from acclimate.core.progress import Lines, bar
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Lines, Watch, bar, unwatched
+from acclimate.core.text import printable
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 

@@ -26,8 +26,7 @@ def pack(
     from acclimate.config import DataConfig
     from acclimate.core.errors import ManifestError
     from acclimate.data.manifest import Manifest
-    from acclimate.data.quarantine import Quarantine
-    from acclimate.data.source import pack_images
+    from acclimate.data.source import Quarantine, pack_images
 
     manifest = Manifest.open(data)
     if manifest.has_features:

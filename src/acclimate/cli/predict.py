@@ -31,13 +31,12 @@ def predict(
     """
     from acclimate.adapt.choice import choose_method
     from acclimate.adapt.classifier import adapt as adapt_to
-    from acclimate.adapt.classifier import apply_state
-    from acclimate.adapt.predictions import predictions
+    from acclimate.adapt.classifier import apply_state, predictions
     from acclimate.core.distributed import pick_device
     from acclimate.core.errors import ConfigError
     from acclimate.core.files import write_text
     from acclimate.data.images import find_images
-    from acclimate.data.quarantine import Quarantine
+    from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
 

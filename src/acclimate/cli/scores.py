@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from acclimate.cli.output import say, say_json, say_table
 from acclimate.config import AlgorithmName
-from acclimate.core.wording import percent
+from acclimate.core.text import percent
 
 if TYPE_CHECKING:
-    from acclimate.runs.folder import RunFolder
-    from acclimate.runs.records import Score
+    from acclimate.records.folder import RunFolder
+    from acclimate.records.records import Score
 
 
 MEANINGS = {
@@ -22,7 +22,7 @@ MEANINGS = {
 
 def show_run(folder: Path, *, already: bool, json: bool) -> None:
     from acclimate.core.errors import RunError
-    from acclimate.runs.folder import RunFolder
+    from acclimate.records.folder import RunFolder
 
     run_folder = RunFolder(folder)
     records, rehearsed = run_folder.records(), run_folder.rehearsal()

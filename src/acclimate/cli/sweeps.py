@@ -13,7 +13,7 @@ import typer
 from acclimate.cli.output import progress_bar, remark, say, say_json, say_some, say_table, stoppable
 from acclimate.config import AlgorithmName
 from acclimate.core.errors import RecordError
-from acclimate.core.wording import DASH, count, duration, percent
+from acclimate.core.text import DASH, count, duration, percent
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder

@@ -9,7 +9,7 @@ from acclimate.cli import app
 from acclimate.cli.options import Data, Device, Json, MinImages, names
 from acclimate.cli.output import progress_bar, remark, say, say_json, stoppable
 from acclimate.cli.scores import show_run
-from acclimate.core.wording import count
+from acclimate.core.text import count
 
 if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
@@ -63,8 +63,8 @@ def train(
     from acclimate.config import RECIPE, gather, parse_assignments
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
+    from acclimate.records.folder import RunFolder
     from acclimate.rehearse.training import train as train_run
-    from acclimate.runs.folder import RunFolder
     from acclimate.runs.identity import run_identity
     from acclimate.runs.plan import make_plan
 

@@ -1,11 +1,10 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
-from acclimate.config.algorithm_name import AlgorithmName
-from acclimate.config.fields import NoSettings, Search, choice, log2, log10, setting, settings_of
 from acclimate.config.gather import gather, layered, parse_assignments, read_toml
 from acclimate.config.presets import RECIPE
 from acclimate.config.settings import (
     AdaptConfig,
+    AlgorithmName,
     AverageConfig,
     DataConfig,
     EmbeddingConfig,
@@ -15,7 +14,21 @@ from acclimate.config.settings import (
     SiteConfig,
     TrainConfig,
 )
-from acclimate.config.values import as_dict, component_settings, flat, from_dict, merged, nested
+from acclimate.config.values import (
+    NoSettings,
+    Search,
+    as_dict,
+    choice,
+    component_settings,
+    flat,
+    from_dict,
+    log2,
+    log10,
+    merged,
+    nested,
+    setting,
+    settings_of,
+)
 
 __all__ = [
     "RECIPE",

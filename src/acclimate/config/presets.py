@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate.config.fields import Search, choice
-from acclimate.config.values import nested
+from acclimate.config.values import Search, choice, nested
 from acclimate.core.errors import unknown
 
 # The PyTorch Model Zoo's weights, as the paper says: timm's plain `resnet50` means others.

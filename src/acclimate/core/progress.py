@@ -5,11 +5,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
-from acclimate.core.plain_text import printable
-from acclimate.core.watch import Watch, unwatched
-from acclimate.core.wording import duration
+from acclimate.core.text import duration, printable
+
+
+class Watch(Protocol):
+    """Told of `done` of `total` pieces of `phase`, with a word on how it goes."""
+
+    def __call__(self, phase: str, done: int, total: int, note: str) -> None: ...
+
+
+def unwatched(phase: str, done: int, total: int, note: str) -> None:
+    """For those who do not look."""
+
 
 PHASES = {
     "features": "frozen features",

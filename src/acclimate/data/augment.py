@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.data.on_device import sent
+from acclimate.data.source import sent
 
 SCALE = (0.7, 1.0)
 RATIO = (3 / 4, 4 / 3)

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
-from acclimate.core.layout import QUARANTINE
 from acclimate.core.randomness import stream
 from acclimate.data.augment import augment, draw
-from acclimate.data.on_device import sent
-from acclimate.data.source import Source, read_ahead, to_float
+from acclimate.data.source import Source, read_ahead, sent, to_float
+from acclimate.records.folder import QUARANTINE
 
 
 @dataclass(frozen=True)

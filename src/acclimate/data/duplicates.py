@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
-from acclimate.core.wording import count
+from acclimate.core.text import count
 
 if TYPE_CHECKING:
     from acclimate.data.manifest import Manifest

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.core.watch import Watch, unwatched
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.data.columns import SPLITS
 from acclimate.data.formats import FORMATS, is_of
 from acclimate.data.manifest import Manifest

@@ -13,18 +13,19 @@ import pyarrow.compute as pc
 
 from acclimate.core.errors import DamagedFile, ManifestError, damage_is, unknown
 from acclimate.core.files import Fields, parse_json
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.data import readers
-from acclimate.data.checks import Finding, find_problems
 from acclimate.data.columns import (
     BASE_IMAGE,
     GROUPS,
     SPLITS,
     Content,
+    Finding,
     conform,
     digest,
     encode,
     feature_blocks,
+    find_problems,
     grouped,
     image_codes,
     require_columns,

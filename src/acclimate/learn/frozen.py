@@ -14,12 +14,11 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite, tensors_digest
-from acclimate.core.watch import Watch, unwatched
-from acclimate.data.feature_cache import GIB, FeatureCache, cache_folder, image_identity
+from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Images, ImageSource, numbered, readable
+from acclimate.data.source import Images, ImageSource, Quarantine, numbered, readable
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.engine import TORCH
 

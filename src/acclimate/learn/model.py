@@ -13,18 +13,6 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
 from acclimate.core.generators import own_weights, weights_to_come
-from acclimate.core.layout import (
-    AGAIN,
-    CHECKSUMS,
-    MODEL,
-    REHEARSAL,
-    RUN,
-    WEIGHTS,
-    check,
-    is_pruned,
-    stored,
-    write_checksums,
-)
 from acclimate.core.tensors import (
     all_finite,
     below,
@@ -49,6 +37,18 @@ from acclimate.learn.models import (
 from acclimate.learn.models import freeze_batch_norm as freeze
 from acclimate.learn.ratios import RATIOS
 from acclimate.learn.site import Site
+from acclimate.records.folder import (
+    AGAIN,
+    CHECKSUMS,
+    MODEL,
+    REHEARSAL,
+    RUN,
+    WEIGHTS,
+    check,
+    is_pruned,
+    stored,
+    write_checksums,
+)
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24

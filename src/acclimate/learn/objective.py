@@ -2,14 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from acclimate.config import OptimiserConfig
+from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
-from acclimate.data.on_device import sent
+from acclimate.data.source import sent
+from acclimate.learn.models import Output, Predictor
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,36 @@ def mean_by(values: Tensor, group: Tensor) -> Tensor:
     sums = sums.index_add(0, sent(index, values.device), values)
     means: Tensor = sums / sent(count, values.device)
     return means
+
+
+class Algorithm(Objective):
+    """Subclasses define `Config`, a frozen dataclass of their settings, and `forward`."""
+
+    Config: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        config: Any,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.predictor, self.config, self.world, self.seed = predictor, config, world, seed
+        self.domains, self.classes = domains, classes
+
+    def predict(self, batch: Batch) -> Output:
+        return self.adjusted(self.predictor(batch.x, batch.mu), batch)
+
+    @staticmethod
+    def adjusted(output: Output, batch: Batch) -> Output:
+        """Prior-aware training: what is left to learn once a domain's label frequencies are known.
+
+        The predictor itself then stands under the frequencies over all training domains.
+        """
+        if batch.shift is None:
+            return output
+        return output._replace(logits=output.logits + batch.shift)

@@ -17,7 +17,7 @@ from typing import Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
-from acclimate.data.on_device import sent
+from acclimate.data.source import sent
 
 P = ParamSpec("P")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from acclimate.core.layout import DOMAINS
+from acclimate.records.folder import DOMAINS
 
 _DISTANCES = ("error", "error95", "radius", "bound", "between", "within")
 

@@ -13,7 +13,7 @@ from acclimate.core.files import Fields
 from acclimate.learn.theory import mean_radius
 from acclimate.paper.consistency import as_adapt_says, unit_of_adapt
 from acclimate.paper.theorems import best_split, images_needed, risk_terms
-from acclimate.runs.folder import RunFolder
+from acclimate.records.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from acclimate.core.files import write_text
-from acclimate.core.wording import DASH
+from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Pair
 from acclimate.paper.published import SOURCE, Published

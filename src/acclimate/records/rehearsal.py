@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from acclimate.core.errors import RunError
-from acclimate.core.wording import count, percent, signed
+from acclimate.core.text import count, percent, signed
 
 FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from acclimate.adapt.reach import Reach
+from acclimate.adapt.trust import Reach
 from acclimate.records.rehearsal import (
     ENOUGH_DOMAINS_TO_TELL,
     FREE,

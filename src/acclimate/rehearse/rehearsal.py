@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.adapt.adaptation import adapt_model
+from acclimate.adapt.choice import explained_by_em
 from acclimate.adapt.methods import METHODS, Chain, find_chain
+from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
-from acclimate.adapt.second_opinion import explained_by_em
 from acclimate.config import SiteConfig
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.core.watch import Watch, unwatched
 from acclimate.data.source import Images, in_parts, numbered, readable, to_float
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import StartingPoint

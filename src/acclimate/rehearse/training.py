@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from acclimate.config import RunConfig
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, Predictor, over_features
+from acclimate.records.folder import RunFolder
 from acclimate.rehearse.rehearsal import (
     Retrained,
     Split,
@@ -26,7 +27,6 @@ from acclimate.rehearse.rehearsal import (
     stage_of,
 )
 from acclimate.runs import training as runs
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.identity import run_identity
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.session import Session

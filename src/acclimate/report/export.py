@@ -9,7 +9,7 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
-from acclimate.core.plain_text import csv_text
+from acclimate.core.text import csv_text
 from acclimate.report.grid import latex_table, markdown
 from acclimate.report.sentences import first_sentence, notes
 from acclimate.report.tables import results_grid, tests_grid

@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from acclimate.core.wording import DASH, percent
+from acclimate.core.text import DASH, percent
 from acclimate.results.statistics import Estimate, in_percent, in_points
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from acclimate.core.files import write_text
-from acclimate.core.layout import QUARANTINE
-from acclimate.core.wording import DASH, count, duration
+from acclimate.core.text import DASH, count, duration
+from acclimate.records.folder import QUARANTINE
 from acclimate.records.rehearsal import verdict
 from acclimate.report import sentences, tables
 from acclimate.report.figures import FIGURES, Figures, illustrations

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.wording import count, percent, signed
+from acclimate.core.text import count, percent, signed
 from acclimate.results.comparison import Comparison, Difference, Row, against
 from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from acclimate.core.wording import DASH, count, percent, signed
+from acclimate.core.text import DASH, count, percent, signed
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from acclimate.config import AlgorithmName
-from acclimate.core.wording import percent
+from acclimate.core.text import percent
 from acclimate.results.observations import (
     Frame,
     Observation,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from acclimate.core.errors import RunError, unknown
-from acclimate.core.layout import RUN
+from acclimate.records.folder import RUN
 from acclimate.results import missing
 from acclimate.results.comparison import compare, merged
 from acclimate.results.domainbed import (

@@ -11,12 +11,11 @@ from typing import Any
 
 from acclimate.config import AlgorithmName, flat
 from acclimate.core.errors import RecordError, RunError, SchemaError
-from acclimate.core.layout import REHEARSAL
+from acclimate.records.folder import REHEARSAL, RunFolder, runs_below
+from acclimate.records.records import Finished, Records, Score, Started
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
-from acclimate.runs.folder import RunFolder, runs_below
-from acclimate.runs.records import Finished, Records, Score, Started
 
 SUFFIXES = {
     "none": ", not adapted",

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean
 
 from acclimate.core.errors import RecordError, unknown
+from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.records import Records, Score
 
 Key = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
 _MOST_NAMED = 3  # domains in a sentence

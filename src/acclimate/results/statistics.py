@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from acclimate.core.wording import DASH, percent, signed
+from acclimate.core.text import DASH, percent, signed
 
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3  # two may agree by chance, and their interval is then next to nothing

@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
 from acclimate.core.files import Fields, clear_temporary, locked, read_document, write_document
-from acclimate.core.layout import CHECKSUMS, LOCK, check, write_checksums
-from acclimate.core.layout import SWEEP as DEFINITION
+from acclimate.records.folder import CHECKSUMS, LOCK, SHARED, RunFolder, check, write_checksums
+from acclimate.records.folder import SWEEP as DEFINITION
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
-from acclimate.runs.folder import SHARED, RunFolder
 
 State = Literal["done", "failed", "started", "waiting"]
 

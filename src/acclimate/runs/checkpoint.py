@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from acclimate.core.errors import DamagedFile, RunError, damage_is
 from acclimate.core.files import Fields, parse_json
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
-from acclimate.runs.averaging import Average
+from acclimate.runs.optimisation import Average
 
 
 @dataclass(frozen=True)

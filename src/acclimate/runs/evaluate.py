@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.guard import Guard
+from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import World, joined
 from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest, without_small
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import open_source
+from acclimate.data.source import Quarantine, open_source
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
+from acclimate.records.records import Score
 from acclimate.runs.plan import Plan, check_components
-from acclimate.runs.records import Score
 from acclimate.runs.scoring import Evaluator
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate import __version__
-from acclimate.config import RunConfig, as_dict, flat
+from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import WeightsError
 
 if TYPE_CHECKING:  # plans come with torch, and identities are read where there is none
@@ -94,24 +94,6 @@ def baseline_identity(config: RunConfig, data_digest: str) -> dict[str, Any]:
         "data": data_digest,
         "weights": weights_digest(config.model.weights),
     }
-
-
-def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """The first thing in which two identities differ, in words."""
-    if stored["data"] != wanted["data"]:
-        return "its data differ"
-    old, new = (flat(one["config"]) for one in (stored, wanted))
-    if "weights" in stored:  # by content, wherever the file lay
-        old.pop("model.weights", None)
-        new.pop("model.weights", None)
-        if "weights" in wanted and stored["weights"] != wanted["weights"]:
-            return "its model.weights has another content"
-    # The kind of embedding before the settings that only one kind has.
-    for key in sorted({*old, *new}, key=lambda name: (name != "embedding.name", name)):
-        if old.get(key) != new.get(key):
-            return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-    same_domains = stored["train_domains"] == wanted["train_domains"]
-    return None if same_domains else "its training domains differ"
 
 
 def settings_digest(identity: dict[str, Any]) -> str:

@@ -18,14 +18,14 @@ from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.generators import own_generator, turns
-from acclimate.core.progress import phase_name
+from acclimate.core.progress import Watch, phase_name, unwatched
 from acclimate.core.randomness import derive
-from acclimate.core.watch import Watch, unwatched
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models import may_draw
 from acclimate.learn.models.micro_batches import restore
 from acclimate.learn.objective import Losses, Objective
-from acclimate.runs.averaging import Average, make_average
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Loss, Validated
 from acclimate.runs.checkpoint import (
     Position,
     load_checkpoint,
@@ -35,17 +35,17 @@ from acclimate.runs.checkpoint import (
     save_weights,
 )
 from acclimate.runs.compiling import FasterBody, accelerated, trained_backbones
-from acclimate.runs.folder import RunFolder
 from acclimate.runs.memory import LEAST, LOWER, micro_batch_note
 from acclimate.runs.optimisation import (
+    Average,
     Stepper,
     adversary_moves,
     check_shares,
     learning_rate,
+    make_average,
     make_optimiser,
     steps_of,
 )
-from acclimate.runs.records import Loss, Validated
 
 Validate = Callable[[int], Validated]  # of a step
 TRIED = 3  # steps of the model after which memory that was enough stays enough

@@ -14,27 +14,26 @@ from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.files import clear_temporary
 from acclimate.core.generators import own_weights
+from acclimate.core.progress import Watch
 from acclimate.core.randomness import derive
-from acclimate.core.watch import Watch
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.data.batches import Batch, Loader, Sampler
-from acclimate.data.quarantine import Quarantine
-from acclimate.data.source import Shown, in_parts, open_source
+from acclimate.data.source import Quarantine, Shown, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
 from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.engine import TORCH
 from acclimate.learn.objective import Objective
+from acclimate.records.folder import SHARED, RunFolder
+from acclimate.records.records import Started
 from acclimate.runs.checkpoint import seconds_worked
 from acclimate.runs.compiling import trained_backbones
-from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate
 from acclimate.runs.memory import fitting_micro_batches
 from acclimate.runs.optimisation import check_batches, uses_bf16
 from acclimate.runs.plan import Plan
-from acclimate.runs.records import Started
 from acclimate.runs.shared import SharedEmbedding, refuse_plain
 
 

@@ -11,12 +11,12 @@ from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.core.files import write_atomically
-from acclimate.data.quarantine import Quarantine
+from acclimate.data.source import Quarantine
 from acclimate.learn.embeddings import Embedding, FromERM
-from acclimate.learn.embeddings.domains import load_embedding
+from acclimate.learn.embeddings.state import load_embedding
 from acclimate.learn.model import Trained
-from acclimate.runs.folder import RunFolder
-from acclimate.runs.identity import baseline_identity, difference
+from acclimate.records.folder import RunFolder, difference
+from acclimate.runs.identity import baseline_identity
 from acclimate.runs.plan import Plan
 
 

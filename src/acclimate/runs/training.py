@@ -8,30 +8,163 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from acclimate.adapt.guard import Guard
+from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
-from acclimate.core.layout import write_checksums
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
+from acclimate.core.randomness import derive
+from acclimate.data.batches import Batch, DomainSampler
 from acclimate.data.manifest import Manifest
-from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.domains import save_domain_map
+from acclimate.data.source import sent
+from acclimate.learn.algorithms import Algorithm
+from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, FromERM, embed_rows
+from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
+from acclimate.learn.embeddings.state import (
+    load_embedding,
+    sample_rows,
+    save_domain_map,
+    save_embedding,
+)
 from acclimate.learn.model import Trained, put_on
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
+from acclimate.records.folder import SHARED, RunFolder, write_checksums
+from acclimate.records.records import Finished, Score, Validated
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.checkpoint import Position
-from acclimate.runs.embedding_step import learn_embedding
-from acclimate.runs.folder import SHARED, RunFolder
 from acclimate.runs.identity import learned_identity, run_identity
+from acclimate.runs.loop import Phase, Validate
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.predictor_step import train_predictor
-from acclimate.runs.records import Finished, Score
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Session, session
 from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
+
+
+def learn_embedding(
+    session: Session, embedding: Embedding, baseline: Baseline | None = None
+) -> DomainTable:
+    """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
+    path = session.folder.phi
+    if not path.exists():
+        if baseline is not None and isinstance(embedding, FromERM):
+            baseline.adopt(session.folder, embedding, session.quarantine, session.world)
+        else:
+            _learn(session, embedding)
+        table = _embed_domains(session, embedding)
+        session.quarantine.refresh()
+        if session.world.main:
+            save_embedding(path, embedding, table)
+        session.world.wait()
+    return load_embedding(path, embedding)
+
+
+def _learn(session: Session, embedding: Embedding) -> None:
+    if isinstance(embedding, FromERM):
+        _learn_baseline(session, embedding)
+        return
+    config, domains = session.plan.config, session.plan.train_rows
+    settings, seed = config.embedding, derive(config.seed, "embedding")
+    sampler = embedding.sampler(domains, settings, seed)
+    phase = Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every)
+    session.loop(embedding, sampler, phase, seed).run()
+
+
+def _learn_baseline(session: Session, embedding: FromERM) -> None:
+    """The training of the run `erm`, which chooses its weights by validation as that run does."""
+    plan = session.plan
+    evaluator = Evaluator(
+        plan, session.source, session.world, embedding.predictor, plan.label_prior().tolist()
+    )
+
+    def validate(step: int) -> Validated:
+        # The run's records are of its own predictor.
+        return evaluator.validation(step)._replace(scores=[])
+
+    train_predictor(session, embedding, validate, name="embedding")
+
+
+def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
+    """μ of each training domain, and Φ standardised by them; their consistency is written down."""
+    plan, world, seed = session.plan, session.world, session.plan.config.seed
+    settings = plan.config.embedding
+    measured = measured_domains(plan.train_domains, seed)
+    states, points = {}, {}
+    for done, (name, rows) in enumerate(
+        zip(plan.train_domains, plan.train_rows, strict=True), start=1
+    ):
+        # Every image once, as at test time, where images come without labels.
+        chosen = sample_rows(plan.manifest.one_row_each(rows), settings.points, seed, name)
+        sample = Sample(chosen, seed, name) if name in measured else None
+        states[name] = embed_rows(embedding, session.source, chosen, world, seen=sample)
+        if sample is not None:
+            points[name] = sample.whole(embedding.dim, world)
+        session.watch("domains", done, len(plan.train_domains), name)
+    if settings.standardise:
+        embedding.standardise(DomainTable(states).means)
+        centre, spread = embedding.centre, float(embedding.spread)
+        states = {name: state.rescaled(centre, spread) for name, state in states.items()}
+        middle = centre.to("cpu", torch.float64)
+        points = {name: (rows - middle) / spread for name, rows in points.items()}
+    if world.main:
+        found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
+        session.folder.write_consistency(found.to_dict())
+    return DomainTable(states)
+
+
+MAIN = "main"
+
+
+def train_predictor(
+    session: Session,
+    objective: Algorithm | FromERM,
+    validate: Validate,
+    means: Tensor | None = None,
+    name: str = MAIN,
+) -> Position:
+    """Train to the end, or from where a killed run stopped, and load the weights that are kept.
+
+    `means` [N, d] are the domains' μ, where the objective has use for them. `name` is that of the
+    phase in records and checkpoints.
+    """
+    plan, device = session.plan, session.world.device
+    settings = plan.config.train
+    shifts = torch.from_numpy(plan.label_shifts()).float().to(device)
+
+    def with_domain_facts(batch: Batch) -> Batch:
+        domain = sent(batch.domain, device)
+        return replace(
+            batch,
+            mu=None if means is None else means[domain],
+            shift=shifts[domain] if settings.prior_aware else None,
+        )
+
+    sampler = DomainSampler(
+        plan.train_rows,
+        per_domain=settings.per_domain,
+        domains_per_step=settings.domains_per_step,
+        seed=plan.config.seed,
+    )
+    phase = Phase(
+        name,
+        settings.steps,
+        settings.optimiser,
+        settings.checkpoint_every,
+        settings.evaluate_every,
+        settings.keep,
+        settings.average,
+        seeded_as=MAIN,  # Step A that repeats the run `erm` draws what that one draws
+    )
+    return session.loop(
+        objective,
+        sampler,
+        phase,
+        plan.config.seed,
+        prepare=with_domain_facts,
+        validate=validate,
+    ).run()
 
 
 class Rehearsed(NamedTuple):

@@ -8,15 +8,13 @@ from typing import Any
 from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
-from acclimate.core.layout import REHEARSAL, is_pruned
-from acclimate.core.plain_text import markdown
-from acclimate.core.wording import percent
+from acclimate.core.text import markdown, percent
+from acclimate.records.folder import REHEARSAL, RunFolder, is_pruned
+from acclimate.records.records import Score, Started
 from acclimate.records.rehearsal import Rehearsal, rows, verdict
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.folder import RunFolder
-from acclimate.runs.records import Score, Started
 
 SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "model.backbone")
 SHOWN_CLASSES = 20

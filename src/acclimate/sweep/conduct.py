@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 from acclimate.core.files import write_document
-from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
+from acclimate.records.folder import is_pruned
 from acclimate.results.material import Labels
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice, applicable, candidates, select

@@ -11,7 +11,7 @@ from acclimate.config import RunConfig, flat, from_dict, layered, merged, nested
 from acclimate.config.presets import preset
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.data.readers import data_name
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group

@@ -16,9 +16,9 @@ from typing import Literal
 from acclimate.config import flat
 from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary
+from acclimate.records.folder import RunFolder, holds_something
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.sweep_folder import Failure, State, SweepFolder
-from acclimate.runs.folder import RunFolder, holds_something
 from acclimate.sweep.launchers import Died, Launch, Launcher
 from acclimate.sweep.worker import Task, TaskResult, note_failure
 

@@ -27,14 +27,13 @@ from acclimate.results.protocol import (
     job_digest,
     job_name,
 )
-from acclimate.runs.backbone_choice import settled
 from acclimate.runs.identity import (
     baseline_identity,
     embedding_identity,
     json_digest,
     weights_digest,
 )
-from acclimate.runs.plan import Plan, make_plan
+from acclimate.runs.plan import Plan, make_plan, settled
 from acclimate.sweep.contenders import Contender, contenders
 from acclimate.sweep.definition import held_out, large_enough, open_domains, rule_of
 from acclimate.sweep.settings import SweepConfig

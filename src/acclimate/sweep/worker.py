@@ -24,8 +24,8 @@ from typing import Any, Literal
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import AcclimateError, RunBusy, SweepError
 from acclimate.core.files import clear_temporary
-from acclimate.core.layout import is_pruned
 from acclimate.data.manifest import Manifest
+from acclimate.records.folder import is_pruned
 from acclimate.results.sweep_folder import Failure, SweepFolder
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>

@@ -12,6 +12,7 @@ from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable, Payload
+from acclimate.learn.model import StartingPoint
 from acclimate.learn.models import Conditioned, Paired, Predictor
 
 
@@ -137,3 +138,37 @@ def holds_mu(state: DomainState) -> bool:
 def no_phi(count: int) -> Tensor:
     """What such a state is given of `count` images: [count, 0]."""
     return torch.zeros(count, 0)
+
+
+def adapt_model(
+    start: StartingPoint, images: Images, chain: Chain, state: DomainState | None = None
+) -> tuple[Predictor, DomainState]:
+    """`state` has counted `images` already, and holds what the methods kept of earlier ones.
+    Without one, μ is computed here where the chain starts from it."""
+    if state is None:
+        state = embed(start, images, chain)
+    base = base_predictor(start.predictor, start.table, state)
+    if not chain.methods:
+        return base, state
+    context = chain.context(
+        start.predictor,
+        start.table,
+        start.label_prior,
+        prior_aware=start.prior_aware,
+        ratios=start.ratios,
+    )
+    predictor, payloads = chain.adapt(base, images, context, state.payloads)
+    return predictor, replace(state, payloads=payloads)
+
+
+@torch.no_grad()
+def embed(
+    start: StartingPoint, images: Images, chain: Chain, state: DomainState | None = None
+) -> DomainState:
+    """`state`, or an empty one, with Φ of `images` added; a chain without μ counts them only."""
+    embedding = start.embedding if chain.embedding else None
+    if state is None:
+        state = DomainState.empty("", embedding.dim if embedding else 0)
+    for x in images.batches():
+        state = state.updated(embedding.phi(x) if embedding else no_phi(len(x)))
+    return state

@@ -19,8 +19,8 @@ from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark,
 from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
-from acclimate.core.watch import Watch
-from acclimate.core.wording import DASH
+from acclimate.core.progress import Watch
+from acclimate.core.text import DASH
 from acclimate.data import readers
 from acclimate.data.columns import seeded_splits
 from acclimate.data.duplicates import same_content

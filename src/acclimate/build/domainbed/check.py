@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from acclimate.build.domainbed.expected import Benchmark
-from acclimate.core.wording import count
+from acclimate.core.text import count
 
 _SHOWN = 5
 

@@ -15,8 +15,8 @@ from acclimate.build.base import (
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
-from acclimate.core.watch import Watch
-from acclimate.core.wording import DASH, percent
+from acclimate.core.progress import Watch
+from acclimate.core.text import DASH, percent
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name
 

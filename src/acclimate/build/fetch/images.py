@@ -26,7 +26,7 @@ from acclimate.build.fetch.journal import JOURNAL, Entry, Journal
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
 from acclimate.core.files import clear_temporary, write_atomically
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 

@@ -32,7 +32,7 @@ from acclimate.build.pools import (
 from acclimate.build.synsets import read_names, short
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, unknown
-from acclimate.core.watch import Watch
+from acclimate.core.progress import Watch
 from acclimate.data.columns import SPLITS
 from acclimate.data.manifest import Manifest
 

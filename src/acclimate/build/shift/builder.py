@@ -24,8 +24,8 @@ from acclimate.build.shift.look_alikes import Pair, choose_pairs
 from acclimate.build.shift.repaint import repainted
 from acclimate.build.shift.settings import ShiftSettings
 from acclimate.core.errors import ManifestError
-from acclimate.core.watch import Watch, unwatched
-from acclimate.core.wording import count
+from acclimate.core.progress import Watch, unwatched
+from acclimate.core.text import count
 from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name, write_parts

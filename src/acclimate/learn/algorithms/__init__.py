@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.config import AlgorithmName, from_dict
-from acclimate.config.algorithm_name import OVER_MU
+from acclimate.config.settings import OVER_MU
 from acclimate.core.errors import unknown
-from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.algorithms.coral import Coral
 from acclimate.learn.algorithms.dann import CDANN, DANN
 from acclimate.learn.algorithms.erm import ERM
@@ -19,6 +18,7 @@ from acclimate.learn.algorithms.irm import IRM
 from acclimate.learn.algorithms.mixup import Mixup
 from acclimate.learn.algorithms.mldg import MLDG
 from acclimate.learn.algorithms.mmd import MMD
+from acclimate.learn.objective import Algorithm
 
 __all__ = ["ALGORITHMS", "Algorithm", "ChosenAlgorithm", "choose", "names"]
 

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from acclimate.config import log10, setting
 from acclimate.data.batches import Batch
-from acclimate.learn.algorithms.base import Algorithm
-from acclimate.learn.objective import Losses
+from acclimate.learn.objective import Algorithm, Losses
 from acclimate.learn.penalties import coral, widened
 
 

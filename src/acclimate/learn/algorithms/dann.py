@@ -12,10 +12,9 @@ from acclimate.config import OptimiserConfig, choice, log2, log10, setting
 from acclimate.core.generators import own_weights
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch
-from acclimate.data.on_device import sent
-from acclimate.learn.algorithms.base import Algorithm
+from acclimate.data.source import sent
 from acclimate.learn.models.discriminator import Discriminator
-from acclimate.learn.objective import Adversary, Losses
+from acclimate.learn.objective import Adversary, Algorithm, Losses
 from acclimate.learn.penalties import Groups, widened
 
 

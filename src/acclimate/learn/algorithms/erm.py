@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from acclimate.data.batches import Batch
-from acclimate.learn.algorithms.base import Algorithm
-from acclimate.learn.objective import Losses
+from acclimate.learn.objective import Algorithm, Losses
 
 
 @dataclass(frozen=True, kw_only=True)

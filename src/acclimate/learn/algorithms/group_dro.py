@@ -9,9 +9,8 @@ from torch import Tensor
 
 from acclimate.config import log10, setting
 from acclimate.data.batches import Batch
-from acclimate.data.on_device import sent
-from acclimate.learn.algorithms.base import Algorithm
-from acclimate.learn.objective import Losses, mean_by
+from acclimate.data.source import sent
+from acclimate.learn.objective import Algorithm, Losses, mean_by
 from acclimate.learn.penalties import widened
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from acclimate.config import log10, setting
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch
-from acclimate.data.on_device import sent
-from acclimate.learn.algorithms.base import Algorithm
-from acclimate.learn.objective import Losses
+from acclimate.data.source import sent
+from acclimate.learn.objective import Algorithm, Losses
 from acclimate.learn.penalties import Groups
 
 

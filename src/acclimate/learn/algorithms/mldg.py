@@ -10,9 +10,8 @@ from torch.func import functional_call
 from acclimate.config import choice, log10, setting
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch
-from acclimate.learn.algorithms.base import Algorithm
 from acclimate.learn.models import Output
-from acclimate.learn.objective import Losses
+from acclimate.learn.objective import Algorithm, Losses
 from acclimate.learn.penalties import Groups
 
 

@@ -7,9 +7,8 @@ from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import unknown
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
-from acclimate.learn.embeddings.domains import DomainTable, embed_rows
 from acclimate.learn.embeddings.prototype import Prototype
-from acclimate.learn.embeddings.state import DomainState, Payload
+from acclimate.learn.embeddings.state import DomainState, DomainTable, Payload, embed_rows
 
 __all__ = [
     "EMBEDDINGS",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from acclimate.config import EmbeddingConfig, ModelConfig, RunConfig, TrainConfig
 from acclimate.data.batches import Batch, DomainSampler, Sampler
-from acclimate.data.on_device import sent
+from acclimate.data.source import sent
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.models import Plain, build_plain
 from acclimate.learn.objective import Losses

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, support_size
-from acclimate.data.on_device import sent
+from acclimate.data.source import sent
 from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.objective import Losses
 

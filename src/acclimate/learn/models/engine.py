@@ -21,7 +21,7 @@ from torch import Tensor
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_atomically
-from acclimate.data.feature_cache import user_cache
+from acclimate.data.cache import user_cache
 from acclimate.learn.models.micro_batches import BATCH, SMALL
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.results.observations import by_method, observations, planned_frames, without_rows
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import sweep_runs

@@ -10,7 +10,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Json
 from acclimate.cli.output import say, say_json, say_table
-from acclimate.core.wording import count
+from acclimate.core.text import count
 
 EXAMPLE = 100  # images that the sentence at the end speaks of
 

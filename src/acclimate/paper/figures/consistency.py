@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.paper.consistency import as_adapt_says, unit_of_adapt
+from acclimate.records.folder import RunFolder
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
 from acclimate.results.material import Report
-from acclimate.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

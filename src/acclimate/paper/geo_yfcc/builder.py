@@ -33,8 +33,8 @@ from acclimate.build.base import (
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.files import write_json, write_text
-from acclimate.core.watch import Watch
-from acclimate.core.wording import DASH
+from acclimate.core.progress import Watch
+from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name
 from acclimate.paper.geo_yfcc.continents import continent_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ManifestError
-from acclimate.core.watch import Watch, unwatched
+from acclimate.core.progress import Watch, unwatched
 from acclimate.paper.geo_yfcc.grid import NOWHERE
 from acclimate.paper.geo_yfcc.rows import PHOTO_ID, Damage, Rows, blocks, compressed, whole
 

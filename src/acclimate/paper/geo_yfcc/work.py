@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import clear_temporary, parse_json, write_atomically
-from acclimate.core.watch import Watch, unwatched
-from acclimate.core.wording import count, duration
+from acclimate.core.progress import Watch, unwatched
+from acclimate.core.text import count, duration
 from acclimate.paper.geo_yfcc.reading import SCHEMA, Reader
 from acclimate.paper.geo_yfcc.rows import Damage, Piece, blocks, columns, pieces
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
-from acclimate.adapt.reach import Reach
+from acclimate.adapt.trust import Reach
 from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
 from acclimate.core.randomness import derive, stream
 from acclimate.learn.theory import mean_radius

@@ -14,7 +14,7 @@ from acclimate.build.splits import SEED, Split, require_share, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import parse_json
-from acclimate.core.watch import Watch
+from acclimate.core.progress import Watch
 from acclimate.data.columns import ROLES, seeded_splits
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name

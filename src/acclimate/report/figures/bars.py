@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration
 from acclimate.results.comparison import Comparison

@@ -11,9 +11,9 @@ import numpy as np
 
 from acclimate.core.errors import AcclimateError
 from acclimate.core.files import parse_json, parse_metadata
-from acclimate.core.layout import DOMAINS
 from acclimate.core.randomness import derive
-from acclimate.core.wording import count
+from acclimate.core.text import count
+from acclimate.records.folder import DOMAINS
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
 from acclimate.results.material import Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from acclimate.core.wording import percent
+from acclimate.core.text import percent
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, Drawing, Illustration
 from acclimate.results.comparison import Difference

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acclimate.core.wording import count
+from acclimate.core.text import count
 from acclimate.data.inspection import Inspection, label_counts
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import canvas, label_shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from acclimate.core.wording import count, percent, signed
+from acclimate.core.text import count, percent, signed
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, MARKERS, Drawing, Illustration, of_data

@@ -1,6 +1,7 @@
 """The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
 process works in it. The one reader and writer of its files; free of torch."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -8,12 +9,93 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig
-from acclimate.core import layout
-from acclimate.core.errors import RunError, damage_is
-from acclimate.core.files import Fields, locked, parse_json, write_document
-from acclimate.runs.identity import difference
-from acclimate.runs.records import Finished, Record, Records, append, read
+from acclimate.config import RunConfig, flat
+from acclimate.core.errors import AcclimateError, DamagedFile, RunError, damage_is
+from acclimate.core.files import (
+    Fields,
+    file_digest,
+    locked,
+    parse_json,
+    read_document,
+    write_document,
+)
+from acclimate.records.records import Finished, Record, Records, append, read
+
+RUN = "run.json"  # what this run is: settings, data digest, domains, classes
+EMBEDDING = "embedding.json"  # the same of a Φ that is learned on its own
+RECORDS = "records.jsonl"
+QUARANTINE = "quarantine.jsonl"  # images that could not be read
+PHI = "embedding.safetensors"  # Φ and the training domains' μ, after Step A
+CONSISTENCY = "consistency.json"  # how fast μ settles with n; distances between domains
+MODEL = "model.json"  # everything needed to load the weights; its digest of them too
+WEIGHTS = "model.safetensors"
+DOMAINS = "domains.safetensors"  # μ, σ² and n of every domain, for reports
+REHEARSAL = "rehearsal.json"  # what adaptation did at held-out domains, and what follows
+CARD = "MODEL_CARD.md"  # of a run that a sweep chose, and of a folder that travels
+LABELS = "labels.json"  # labels that are no text, in the order of their values
+SITE = "site.safetensors"  # of a folder with one domain's classifier
+EXAMPLE = "predict.py"  # of a folder that travels
+PRUNED = "pruned.json"  # of a run whose weights a sweep deleted
+CHECKPOINT = "checkpoint-{phase}.safetensors"  # this one and the next only while training
+BEST = "best-{phase}-{step}.safetensors"
+CHECKSUMS = "checksums.json"  # digests of the others; written last
+SWEEP = "sweep.json"  # of a sweep's folder: the definition and every job
+LOCK = ".lock"
+AGAIN = "restore it, or train again in another folder"
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The description in one of the JSON files; a missing file is the caller's to explain."""
+    with damage_is(RunError, AGAIN):
+        return read_document(path)
+
+
+def write_checksums(folder: Path) -> None:
+    """List a folder's descriptions and records with their digests; where the list is, all is.
+
+    Files of tensors carry a digest of their own, and the model's description that of its weights.
+    """
+    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP)
+    names = [name for name in listed if (folder / name).exists()]
+    count, digest = _first_records(folder, None)
+    files = {name: file_digest(folder / name) for name in names}
+    records = {"count": count, "digest": digest}
+    write_document(folder / CHECKSUMS, {"files": files, "records": records})
+
+
+def check(folder: Path, error: type[AcclimateError] = RunError, remedy: str = AGAIN) -> int:
+    """Refuse a folder whose files are not those that were listed; how many records were."""
+    with damage_is(error, remedy):
+        listed = Fields(read_document(folder / CHECKSUMS), folder / CHECKSUMS)
+        for name, digest in listed.table("files").items():
+            path = folder / Path(name).name
+            if not path.exists():
+                raise error(f"{path} is missing; {remedy}")
+            if file_digest(path) != digest:
+                raise DamagedFile(path)
+        records = Fields(listed.table("records"), listed.path)
+        known = records.whole("count"), records.text("digest")
+        if _first_records(folder, known[0]) != known:
+            raise DamagedFile(folder / RECORDS)
+    return known[0]
+
+
+def _first_records(folder: Path, count: int | None) -> tuple[int, str]:
+    """How many of the first `count` records there are (None: of all), and their digest. Records
+    may be added to a finished run, so the file as a whole has no lasting digest."""
+    path = folder / RECORDS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    first = lines[:count]
+    return len(first), hashlib.sha256(b"\n".join(first)).hexdigest()
+
+
+def damaged(path: Path) -> RunError:
+    return RunError(f"{path} is damaged; {AGAIN}")
+
+
+def is_pruned(folder: Path) -> bool:
+    """Did a sweep delete the weights of this run?"""
+    return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
 
 
 @dataclass(frozen=True)
@@ -26,14 +108,14 @@ class Kind:
     place: str  # how a message calls the setting that names the folder
 
 
-RUN = Kind("run", "a run folder", layout.RUN, "--out")
-SHARED = Kind("embedding", "an embedding folder", layout.EMBEDDING, "folder")
+RUN_KIND = Kind("run", "a run folder", RUN, "--out")
+SHARED = Kind("embedding", "an embedding folder", EMBEDDING, "folder")
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
-    kind: Kind = RUN
+    kind: Kind = RUN_KIND
 
     @property
     def exists(self) -> bool:
@@ -46,57 +128,57 @@ class RunFolder:
 
     @property
     def records_file(self) -> Path:
-        return self.path / layout.RECORDS
+        return self.path / RECORDS
 
     @property
     def quarantine(self) -> Path:
-        return self.path / layout.QUARANTINE
+        return self.path / QUARANTINE
 
     @property
     def phi(self) -> Path:
-        return self.path / layout.PHI
+        return self.path / PHI
 
     @property
     def consistency_file(self) -> Path:
-        return self.path / layout.CONSISTENCY
+        return self.path / CONSISTENCY
 
     @property
     def domain_map(self) -> Path:
-        return self.path / layout.DOMAINS
+        return self.path / DOMAINS
 
     def rehearsal(self) -> dict[str, Any] | None:
         """What a rehearsal found; None where there was none."""
-        path = self.path / layout.REHEARSAL
-        return layout.stored(path) if path.exists() else None
+        path = self.path / REHEARSAL
+        return stored(path) if path.exists() else None
 
     @property
     def card(self) -> Path:
-        return self.path / layout.CARD
+        return self.path / CARD
 
     def checkpoint(self, phase: str) -> Path:
-        return self.path / layout.CHECKPOINT.format(phase=phase)
+        return self.path / CHECKPOINT.format(phase=phase)
 
     def checkpoints(self) -> Iterator[Path]:
-        return self.path.glob(layout.CHECKPOINT.format(phase="*"))
+        return self.path.glob(CHECKPOINT.format(phase="*"))
 
     def best(self, phase: str, step: int) -> Path:
         # By step: a checkpoint then names the very weights that it means.
-        return self.path / layout.BEST.format(phase=phase, step=step)
+        return self.path / BEST.format(phase=phase, step=step)
 
     def all_best(self, phase: str = "*") -> Iterator[Path]:
-        return self.path.glob(layout.BEST.format(phase=phase, step="*"))
+        return self.path.glob(BEST.format(phase=phase, step="*"))
 
     def identity(self) -> dict[str, Any]:
         """What the run is: its settings, data, domains and classes."""
         try:
-            return layout.stored(self.identity_file)
+            return stored(self.identity_file)
         except FileNotFoundError:
             raise RunError(f"{self.path}: no run in it; train one with `acclimate train`") from None
 
     def comparable(self) -> dict[str, Any]:
         """The same, with all that tells it from another one."""
         found = self.identity()
-        with damage_is(RunError, layout.AGAIN):
+        with damage_is(RunError, AGAIN):
             facts = Fields(found, self.identity_file)
             facts.text("data"), facts.texts("train_domains")
             config = Fields(facts.table("config"), self.identity_file)
@@ -111,12 +193,12 @@ class RunFolder:
         try:
             return str(self.identity()["config"]["algorithm"])
         except (KeyError, TypeError):
-            raise layout.damaged(self.identity_file) from None
+            raise damaged(self.identity_file) from None
 
     def records(self) -> Records:
         """All of them; those of a finished run are compared with its checksums first."""
-        if (self.path / layout.CHECKSUMS).exists():
-            layout.check(self.path)
+        if (self.path / CHECKSUMS).exists():
+            check(self.path)
         return read(self.records_file)
 
     def append(self, record: Record) -> None:
@@ -126,9 +208,9 @@ class RunFolder:
     def finished(self) -> Finished | None:
         """The end of the run; None as long as it goes on. A record that the checksums do not list
         was written by a process that was killed before it could write them."""
-        if not (self.path / layout.CHECKSUMS).exists():
+        if not (self.path / CHECKSUMS).exists():
             return None
-        return read(self.records_file, first=layout.check(self.path)).finished
+        return read(self.records_file, first=check(self.path)).finished
 
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""
@@ -152,7 +234,7 @@ class RunFolder:
     def consistency(self) -> dict[str, Any] | None:
         """What was measured of μ's error; a damaged file is as good as none."""
         try:
-            return layout.stored(self.consistency_file)
+            return stored(self.consistency_file)
         except (OSError, RunError):
             return None
 
@@ -183,7 +265,7 @@ class RunFolder:
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep others out: a second training in the folder would spoil both."""
-        return locked(self.path / layout.LOCK, "training", RunError)
+        return locked(self.path / LOCK, "training", RunError)
 
     def tidy(self) -> None:
         """Remove what only a resumed run would need."""
@@ -192,13 +274,13 @@ class RunFolder:
 
     def prune(self) -> int:
         """Delete the weights, and say so; the bytes that this frees."""
-        weights = (self.path / layout.WEIGHTS, self.phi)
+        weights = (self.path / WEIGHTS, self.phi)
         paths = [path for path in weights if path.exists()]
         if not paths:
             return 0
         time = datetime.now(UTC).isoformat(timespec="seconds")
         deleted = [path.name for path in paths]
-        write_document(self.path / layout.PRUNED, {"time": time, "deleted": deleted})
+        write_document(self.path / PRUNED, {"time": time, "deleted": deleted})
         freed = 0
         for path in paths:
             facts = path.stat()
@@ -220,13 +302,13 @@ class RunFolder:
 
     @property
     def _has_progress(self) -> bool:
-        marks = (*self.checkpoints(), self.phi, self.path / layout.CHECKSUMS)
+        marks = (*self.checkpoints(), self.phi, self.path / CHECKSUMS)
         return any(path.exists() for path in marks)
 
 
 def runs_below(folder: Path) -> list[Path]:
     """Every run folder below `folder`, in the order of their names, but for hidden ones."""
-    found = (path.parent for path in folder.rglob(layout.RUN))
+    found = (path.parent for path in folder.rglob(RUN))
     return sorted(run for run in found if not _hidden(run.relative_to(folder)))
 
 
@@ -239,3 +321,21 @@ def holds_something(folder: Path) -> bool:
     if not folder.is_dir():
         return folder.exists()
     return any(not path.name.startswith(".") for path in folder.iterdir())
+
+
+def difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    """The first thing in which two identities differ, in words."""
+    if stored["data"] != wanted["data"]:
+        return "its data differ"
+    old, new = (flat(one["config"]) for one in (stored, wanted))
+    if "weights" in stored:  # by content, wherever the file lay
+        old.pop("model.weights", None)
+        new.pop("model.weights", None)
+        if "weights" in wanted and stored["weights"] != wanted["weights"]:
+            return "its model.weights has another content"
+    # The kind of embedding before the settings that only one kind has.
+    for key in sorted({*old, *new}, key=lambda name: (name != "embedding.name", name)):
+        if old.get(key) != new.get(key):
+            return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+    same_domains = stored["train_domains"] == wanted["train_domains"]
+    return None if same_domains else "its training domains differ"
