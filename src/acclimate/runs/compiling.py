@@ -7,13 +7,14 @@ Whatever fails here leaves training as it is, and says so.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from acclimate.core.distributed import World
 from acclimate.learn.models import Backbone, may_draw
+from acclimate.learn.models.frozen_norms import keep_layout
 from acclimate.learn.models.micro_batches import keep_buffers
 from acclimate.learn.objective import Objective
 
@@ -40,12 +41,15 @@ def accelerated(
     # A replayed graph would draw other random numbers than the step is seeded with.
     graph = setting == "auto" and steps >= GRAPHED_FROM and not may_draw(objective)
     if why or not (compile or graph):
-        yield None
+        with keep_layout(objective) if objective.compilable else nullcontext():
+            yield None
         return
     (backbone,) = trained_backbones(objective)
     backbone.stand_in = body = FasterBody(backbone, say, compile=compile)
     try:
-        yield body
+        # The compiler fuses frozen batch norms itself, and keeps their layout.
+        with nullcontext() if compile else keep_layout(backbone):
+            yield body
     finally:
         backbone.stand_in = None
         for parameter in backbone.parameters():
