@@ -135,7 +135,8 @@ def test_the_setting_says_from_how_many_steps_on() -> None:
 
 
 @on_gpu
-def test_a_graph_gives_the_eager_numbers() -> None:
+def test_a_graph_gives_the_eager_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     learned = on_images().cuda().train()
     (backbone,) = trained_backbones(learned)
     x, found = torch.rand(8, 3, 32, 32, device="cuda"), []

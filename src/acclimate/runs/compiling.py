@@ -6,6 +6,7 @@ kernels and the same numbers. `torch.compile` fuses kernels as well, for half a 
 Whatever fails here leaves training as it is, and says so.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -126,7 +127,9 @@ class FasterBody:
         ):
             return
         try:
-            with keep_buffers(self.backbone):
+            with keep_buffers(self.backbone), warnings.catch_warnings():
+                # Gradients of the eager pass were accumulated on another stream: no harm done.
+                warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
                 self._body = (compiled if self.compile else graphed)(self.backbone, x)
             self._shape = x.shape
         except Exception as error:  # whatever a compiler, or a capture, may stumble over
