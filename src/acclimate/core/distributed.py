@@ -40,7 +40,7 @@ class World:
         """
         if self.size == 1:
             return local
-        parts = differentiable.all_gather(local.contiguous())
+        parts = differentiable.all_gather(local.contiguous())  # type: ignore[no-untyped-call]
         return torch.stack(parts, dim=1).flatten(0, 1)
 
     def whole(self, domain: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class World:
         """Elementwise mean over the processes, with gradients to every process."""
         if self.size == 1:
             return tensor
-        total: Tensor = differentiable.all_reduce(tensor)
+        total: Tensor = differentiable.all_reduce(tensor)  # type: ignore[no-untyped-call]
         return total / self.size
 
     def broadcast(self, tensor: Tensor) -> None:
