@@ -24,7 +24,7 @@ from rich.table import Table
 
 from acclimate.core.distributed import pick_device
 from acclimate.core.files import write_json
-from acclimate.data import pixels
+from acclimate.data import images
 from acclimate.data.manifest import Manifest
 from speeds.answers import adapting, engines, start_up
 from speeds.bench import CPU, GPU, Bench, Row, Scale, make_images, some_of
@@ -72,7 +72,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     names = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if device.type == "cuda":
         names["gpu"] = torch.cuda.get_device_name(device)
-    return {**names, "torch": torch.__version__, "simplejpeg": pixels.DECODER is not None}
+    return {**names, "torch": torch.__version__, "simplejpeg": images.DECODER is not None}
 
 
 def main() -> None:

@@ -14,8 +14,7 @@ import torch
 from acclimate.config import DataConfig
 from acclimate.data import source as sources
 from acclimate.data.batches import DomainSampler, EpisodeSampler
-from acclimate.data.images import load
-from acclimate.data.pixels import DECODER, read_pixels
+from acclimate.data.images import DECODER, load, read_pixels
 from acclimate.data.source import ImageSource, Quarantine
 from acclimate.learn.models.timm_import import import_torchvision
 from speeds.bench import Bench, Row

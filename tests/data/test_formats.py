@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from acclimate.core.errors import ImageError
-from acclimate.data import formats
-from acclimate.data.images import decode, find_images
+from acclimate.data import images, readers
+from acclimate.data.images import decode
 from acclimate.data.inspection import rare_formats
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import find_images
+from fixtures.errors import refused
 
 
 def heic(pixels: np.ndarray, *, orientation: int = 1) -> bytes:
@@ -91,16 +93,14 @@ def test_dicom_of_several_frames_and_of_none() -> None:
     del bare.PixelData
     file = BytesIO()
     bare.save_as(file, enforce_file_format=True)
-    with pytest.raises(ImageError) as caught:
+    with refused(ImageError, "DICOM"):
         decode(file.getvalue())
-    assert str(caught.value) == "a DICOM file without an image in it"
 
 
 def test_sizes_are_checked_before_pixels_are_unpacked() -> None:
     for content in (heic(np.zeros((64, 64, 3), np.uint8)), dicom(np.zeros((64, 64), np.uint8))):
-        with pytest.raises(ImageError) as caught:
+        with refused(ImageError, "64x64", 100):
             decode(content, max_pixels=100)
-        assert str(caught.value) == "64x64 pixels, over the limit of 100"
 
 
 def test_without_the_extra_it_is_said_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,18 +108,10 @@ def test_without_the_extra_it_is_said_which(monkeypatch: pytest.MonkeyPatch) -> 
         raise ModuleNotFoundError(name=name)
 
     contents = [heic(np.zeros((16, 16, 3), np.uint8)), dicom(np.zeros((4, 4), np.uint8))]
-    monkeypatch.setattr(formats, "import_module", missing)
-    for content, reason in zip(
-        contents,
-        (
-            'a HEIC image; to read it: pip install "acclimate[heic]"',
-            'a DICOM image; to read it: pip install "acclimate[dicom]"',
-        ),
-        strict=True,
-    ):
-        with pytest.raises(ImageError) as caught:
+    monkeypatch.setattr(images, "import_module", missing)
+    for content, name in zip(contents, ("heic", "dicom"), strict=True):
+        with refused(ImageError, name.upper(), f"acclimate[{name}]"):
             decode(content)
-        assert str(caught.value) == reason
 
 
 def test_dicom_without_an_ending_is_known_by_what_is_in_it(tmp_path: Path) -> None:
@@ -151,7 +143,7 @@ def test_they_are_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path.touch()
     manifest = Manifest.from_folder(tmp_path)
     assert len(manifest) == 4
-    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "pydicom" else name)
+    monkeypatch.setattr(readers, "find_spec", lambda name: None if name == "pydicom" else name)
     assert rare_formats(manifest) == [
         "2 images in HEIC, such as north/cat/a.heic; read by pillow_heif",
         '1 image in DICOM, such as north/cat/c.dcm; to read them: pip install "acclimate[dicom]"',

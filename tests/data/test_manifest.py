@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
-from acclimate.data import readers
 from acclimate.data.columns import _spelling, conform
 from acclimate.data.manifest import Manifest
 
@@ -176,21 +175,14 @@ def test_a_link_to_itself_is_passed_over(tmp_path: Path) -> None:
     assert Manifest.from_folder(root).table["image"].to_pylist() == ["a/cat/1.jpg"]
 
 
-def test_folders_that_link_to_each_other_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nine of them can be walked in a million ways."""
-    monkeypatch.setattr(readers, "MOST_VISITS", 5)
+def test_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
+    """Nine of them can be walked in a million ways; each is walked once for each class folder."""
     names = "abcdefghi"
     root = plant(tmp_path / "data", *(f"{name}/cat/1.jpg" for name in names))
     for one in names:
         for two in names.replace(one, ""):
             (root / one / two).symlink_to(root / two)
-    with pytest.raises(ManifestError) as caught:
-        Manifest.from_folder(root)
-    said = str(caught.value)
-    assert said.startswith(f"links below '{root}' lead to one folder in more than 5 ways, such as ")
-    assert said.endswith("; remove links that lead to each other")
+    assert len(Manifest.from_folder(root)) < len(names) ** 3
 
 
 # Tables
@@ -270,7 +262,7 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     )
     assert message("no", "t.parquet").startswith("cannot read t.parquet as a .parquet table: ")
     assert message("x", "t.xlsx") == (
-        "t.xlsx is none of .csv, .tsv, .parquet, .jsonl, .ndjson; convert it to one of them"
+        "t.xlsx is none of .csv, .tsv, .parquet, .jsonl, .ndjson; save it as one of them"
     )
     assert message('{"label": [1], "image": "a", "domain": "b"}', "t.jsonl") == (
         "column 'label' of t.jsonl holds list<item: int64>; it must hold text: convert or rename it"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from acclimate.config import OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
-from acclimate.core.generators import Dropout
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
@@ -482,7 +481,7 @@ def test_the_discriminator_is_as_its_settings_say(name: str) -> None:
         (part.in_features, part.out_features) for part in layers if isinstance(part, nn.Linear)
     ]
     assert sizes == [(5, 9), (9, 9), (9, 9), (9, DOMAINS)]
-    assert [part.share for part in layers if isinstance(part, Dropout)] == [0.25] * 3
+    assert [part.p for part in layers if isinstance(part, nn.Dropout)] == [0.25] * 3
     assert algorithm.adversary.module is algorithm.discriminator
     expected = OptimiserConfig(lr=0.125, weight_decay=0.5, beta1=0.75)
     assert (algorithm.adversary.optimiser, algorithm.adversary.steps) == (expected, 3)

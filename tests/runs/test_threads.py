@@ -48,22 +48,6 @@ def test_threads_train_what_each_would_alone(
         assert_same_weights(tmp_path / f"alone-{number}", tmp_path / f"together-{number}")
 
 
-def test_draws_of_a_caller_are_its_own_while_a_thread_trains(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    config = tiny("dann", **{"model.dropout": 0.5, "hparams.dropout": 0.5})
-    with ThreadPoolExecutor(1) as pool:
-        torch.manual_seed(5)
-        training = pool.submit(train, config, features, tmp_path / "run")
-        drawn = [float(torch.rand(()))]
-        while not training.done():
-            drawn.append(float(torch.rand(())))
-        training.result()
-    assert len(drawn) > 100
-    torch.manual_seed(5)
-    assert drawn == [float(torch.rand(())) for _ in drawn]
-
-
 @pytest.mark.slow
 def test_who_goes_on_from_a_state_waits_for_the_one_who_writes_it(
     tree: Path, tiny: Tiny, tmp_path: Path

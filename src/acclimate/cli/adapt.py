@@ -41,7 +41,7 @@ def adapt(
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.config import parse_assignments
     from acclimate.core.distributed import pick_device
-    from acclimate.data.images import find_images
+    from acclimate.data.readers import find_images
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained

@@ -35,7 +35,7 @@ def predict(
     from acclimate.core.distributed import pick_device
     from acclimate.core.errors import ConfigError
     from acclimate.core.files import write_text
-    from acclimate.data.images import find_images
+    from acclimate.data.readers import find_images
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained

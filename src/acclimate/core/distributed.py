@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
+from torch.distributed.nn import functional as differentiable
 
 from acclimate.core.errors import ConfigError, unknown
 
@@ -40,8 +40,8 @@ class World:
         """
         if self.size == 1:
             return local
-        whole: Tensor = _Gather.apply(local, self.rank, self.size)  # type: ignore[no-untyped-call]
-        return whole
+        parts = differentiable.all_gather(local.contiguous())  # type: ignore[no-untyped-call]
+        return torch.stack(parts, dim=1).flatten(0, 1)
 
     def whole(self, domain: Tensor) -> Tensor:
         """The whole batch's domains in its original order, out of this process's, without asking.
@@ -54,8 +54,8 @@ class World:
         """Elementwise mean over the processes, with gradients to every process."""
         if self.size == 1:
             return tensor
-        mean: Tensor = _Mean.apply(tensor, self.size)  # type: ignore[no-untyped-call]
-        return mean
+        total: Tensor = differentiable.all_reduce(tensor)  # type: ignore[no-untyped-call]
+        return total / self.size
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with the first process's."""
@@ -64,51 +64,21 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over the processes, without gradients."""
-        if self.size > 1:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor)
-        return tensor
+        return self._reduce(tensor, dist.ReduceOp.SUM)
 
     def largest(self, tensor: Tensor) -> Tensor:
+        """Elementwise maximum over the processes, without gradients."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
         if self.size > 1:
             tensor = tensor.clone()
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, op=operation)
         return tensor
 
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, rank: int, size: int) -> Tensor:
-        ctx.rank, ctx.size = rank, size
-        own = local.contiguous()
-        parts = [torch.empty_like(own) for _ in range(size)]
-        dist.all_gather(parts, own)
-        return torch.stack(parts, dim=1).flatten(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total[ctx.rank :: ctx.size], None, None
-
-
-class _Mean(Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        total = tensor.contiguous().clone()
-        dist.all_reduce(total)
-        return total / size
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total / ctx.size, None
 
 
 @contextmanager
@@ -156,15 +126,6 @@ def keep_freed_memory() -> None:
         return  # not glibc
     mallopt(mmap_threshold, one_gib)
     mallopt(trim_threshold, one_gib)
-
-
-def return_freed_memory() -> None:
-    """Give the system back what was kept so: for work of another kind it is of little use, and adds
-    to what that takes."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        return  # not glibc
 
 
 def pick_device(name: str = "auto") -> torch.device:

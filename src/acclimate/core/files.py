@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 from acclimate.core.errors import AcclimateError, DamagedFile, RunBusy, SchemaError, WriteError
 
 FORMAT = 1  # of everything that we write; files with another number are refused
-MOST_JSON = 1 << 30  # bytes; the largest that we write, a sweep of many jobs, is a hundredth of it
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -124,8 +123,6 @@ def write_document(path: Path, values: Mapping[str, Any]) -> None:
 def read_document(path: Path) -> dict[str, Any]:
     """The values that `write_document` was given; a missing file is the caller's to explain."""
     require_regular(path)
-    if path.stat().st_size > MOST_JSON:
-        raise DamagedFile(path)
     try:
         values = parse_json(path.read_bytes())
     except ValueError:

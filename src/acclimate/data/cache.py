@@ -31,7 +31,7 @@ from torch import Tensor
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import clear_temporary, parse_metadata, write_error, write_json
 from acclimate.core.tensors import save_tensors
-from acclimate.data.pixels import VECTORISED
+from acclimate.data.images import vectorised
 from acclimate.records.folder import LOCK
 
 VARIABLE = "ACCLIMATE_CACHE"
@@ -244,7 +244,7 @@ def open_pack(
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
-    digest = hashlib.sha256(json.dumps([FORMAT, VECTORISED, size, max_pixels]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, max_pixels]).encode())
     for place in order:
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]

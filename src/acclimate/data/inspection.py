@@ -12,8 +12,8 @@ from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
 from acclimate.data.columns import SPLITS
-from acclimate.data.formats import FORMATS, is_of
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import FORMATS, is_of
 
 TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""

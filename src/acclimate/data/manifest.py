@@ -124,7 +124,6 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        table = readers.with_slashes(table, folder)
         return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
 
     @classmethod

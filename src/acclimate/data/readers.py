@@ -7,12 +7,11 @@ import codecs
 import io
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +20,34 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from acclimate.core.errors import ManifestError
+from acclimate.core.errors import ImageError, ManifestError
 from acclimate.core.files import require_regular, write_atomically
 from acclimate.data.columns import TEXT, Content, conform
-from acclimate.data.formats import DICOM, HEIC, is_of
 
+HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
+_INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
+
+
+class Format(NamedTuple):
+    """A format that is read where its extra is installed."""
+
+    name: str
+    extensions: frozenset[str]
+    package: str
+    extra: str
+
+    @property
+    def readable(self) -> bool:
+        return find_spec(self.package) is not None
+
+    @property
+    def remedy(self) -> str:
+        return f'pip install "acclimate[{self.extra}]"'
+
+
+HEIC = Format("HEIC", frozenset({"heic", "heif"}), "pillow_heif", "heic")
+DICOM = Format("DICOM", frozenset({"dcm", "dicom"}), "pydicom", "dicom")
+FORMATS = (HEIC, DICOM)
 IMAGE_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
 )
@@ -36,21 +58,12 @@ VERSION = 1  # of manifests
 SEPARATORS = ",;\t|"
 _LONGEST_ROW = 1 << 26  # bytes
 _LAYOUT = "put each image under <domain>/<class>/"
-MOST_VISITS = 200  # of one folder, by several links
 
 
 def data_name(path: str | Path) -> str:
     """What a data set is called: its folder's or file's name, without the ending of a table."""
     whole = Path(path).expanduser().resolve()
     return whole.stem if whole.suffix.lower() in TABLE_EXTENSIONS else whole.name
-
-
-@dataclass
-class _Tree:
-    domains: list[str] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)  # <domain>/<class>/...
-    unclassed: list[str] = field(default_factory=list)  # <domain>/<image>
-    loose: list[str] = field(default_factory=list)  # <image>
 
 
 def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
@@ -63,24 +76,26 @@ def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
         raise ManifestError(f"there is no folder '{root}'; check the path")
     if not root.is_dir():
         raise ManifestError(f"'{root}' is a file, not a folder; read tables with from_table")
-    tree = _scan(root)
-    if tree.unclassed:
-        domain = tree.unclassed[0].split("/")[0]
+    domains, loose = _entries(root)
+    paths: list[str] = []
+    unclassed: list[str] = []
+    for domain in domains:
+        classes, beside = _entries(root / domain)
+        unclassed += [f"{domain}/{name}" for name in beside]
+        for name in classes:
+            paths += _images_below(root, f"{domain}/{name}")
+    if unclassed:
         raise ManifestError(
-            f"{source} has images without a class folder, such as {tree.unclassed[0]}; put them "
-            f"under {domain}/<class>/, or name the parent folder if {source} is a single domain"
+            f"{source} has images without a class folder, such as {unclassed[0]}; put them under "
+            f"{unclassed[0].split('/')[0]}/<class>/, or name the parent folder if {source} is a "
+            "single domain"
         )
-    if not tree.images and tree.loose:
-        raise ManifestError(
-            f"{source} has images without domain and class folders, such as {tree.loose[0]}; "
-            f"{_LAYOUT}"
-        )
-    if not tree.images and not any(root.iterdir()):
-        raise ManifestError(f"{source} is empty; {_LAYOUT}")
-    if not tree.images:
-        kinds = ", ".join(sorted(IMAGE_EXTENSIONS))
-        raise ManifestError(f"{source} has no image ({kinds}) in it; {_LAYOUT}")
-    return _tree_table(sorted(tree.images), source), tuple(sorted(tree.domains))
+    if not paths:
+        lacks = f"no image ({', '.join(sorted(IMAGE_EXTENSIONS))}) in it"
+        if loose:
+            lacks = f"images without domain and class folders, such as {loose[0]}"
+        raise ManifestError(f"{source} has {lacks}; {_LAYOUT}")
+    return _tree_table(sorted(paths), source), tuple(domains)
 
 
 def class_folders(root: Path) -> list[str] | None:
@@ -89,20 +104,19 @@ def class_folders(root: Path) -> list[str] | None:
     The first folder that is not empty decides: in a class's folder there are images and nothing
     else to look into.
     """
-    folders = sorted((entry for entry in _entries(root) if _is_folder(entry)), key=lambda e: e.name)
+    folders, _ = _entries(root)
     for folder in folders:
-        held = _entries(Path(folder.path))
-        if any(map(_is_folder, held)):
+        inside, images = _entries(root / folder)
+        if inside:
             return None
-        if any(is_image(entry.path) for entry in held):
-            return [folder.name for folder in folders]
+        if images:
+            return folders
     return None
 
 
 def read_class_folders(root: Path, source: str, folders: Iterable[str]) -> pa.Table:
     """Table of image and label, of the named folders of a class/image tree, sorted by path."""
-    walk = _Walk(root)
-    paths = sorted(path for folder in folders for path in walk.images(folder))
+    paths = sorted(path for folder in folders for path in _images_below(root, folder))
     if not paths:
         raise ManifestError(f"{source} has no image in the folders of its classes; add some")
     return _tree_table(paths, source, levels=("label",))
@@ -120,54 +134,43 @@ def _tree_table(
             f"{source} has a file name that is not UTF-8, {os.fsencode(name)!r}; rename it"
         ) from None
     parts = pc.split_pattern(image, "/", max_splits=len(levels))
-    said = {name: pc.list_element(parts, level) for level, name in enumerate(levels)}
-    return pa.table({"image": image, **dict(reversed(said.items()))})
+    values = {name: pc.list_element(parts, level) for level, name in enumerate(levels)}
+    return pa.table({"image": image, **dict(reversed(values.items()))})
 
 
-def _scan(root: Path) -> _Tree:
-    tree = _Tree()
-    for entry in _entries(root):
-        if _is_folder(entry):
-            tree.domains.append(entry.name)
-        elif is_image(entry.path):
-            tree.loose.append(entry.name)
-    walk = _Walk(root)
-    for domain in tree.domains:
-        for path in walk.images(domain):
-            (tree.images if path.count("/") > 1 else tree.unclassed).append(path)
-    tree.unclassed.sort()
-    tree.loose.sort()
-    return tree
+def _images_below(root: Path, folder: str) -> Iterator[str]:
+    """Paths of the images below root/folder, relative to the root.
+
+    Links are followed, since validation has to see where they lead, but to no folder twice.
+    """
+    visited = {os.path.realpath(root / above) for above in Path(folder).parents}
+    ahead = [folder]
+    while ahead:
+        here = ahead.pop()
+        real = os.path.realpath(root / here)
+        if real not in visited:
+            visited.add(real)
+            folders, images = _entries(root / here)
+            ahead += [f"{here}/{name}" for name in folders]
+            yield from (f"{here}/{name}" for name in images)
 
 
-@dataclass
-class _Walk:
-    """Links are followed, since validation has to see where they lead, except back to a folder
-    above. Folders that link to each other can be walked in more ways than anybody waits for."""
-
-    root: Path
-    visits: Counter[str] = field(default_factory=Counter)
-
-    def images(self, folder: str) -> Iterator[str]:
-        """Paths of the images below root/folder, relative to the root."""
-        yield from self._below(folder, (os.path.realpath(self.root),))
-
-    def _below(self, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-        real = os.path.realpath(self.root / folder)
-        if real in above:
-            return
-        self.visits[real] += 1
-        if self.visits[real] > MOST_VISITS:
-            raise ManifestError(
-                f"links below '{self.root}' lead to one folder in more than {MOST_VISITS} ways, "
-                f"such as {folder}; remove links that lead to each other"
-            )
-        for entry in _entries(self.root / folder):
-            path = f"{folder}/{entry.name}"
-            if _is_folder(entry):
-                yield from self._below(path, (*above, real))
-            elif is_image(entry.path):
-                yield path
+def _entries(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the images in `folder`, sorted, without hidden ones."""
+    folders, images = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # __MACOSX is what the macOS archiver leaves beside a folder.
+                if entry.name.startswith(".") or entry.name == "__MACOSX":
+                    continue
+                if _is_folder(entry):
+                    folders.append(entry.name)
+                elif is_image(entry.path):
+                    images.append(entry.name)
+    except OSError as error:
+        raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}") from error
+    return sorted(folders), sorted(images)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -177,13 +180,23 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            # __MACOSX is what the macOS archiver leaves beside a folder.
-            return [e for e in found if not e.name.startswith(".") and e.name != "__MACOSX"]
-    except OSError as error:
-        raise ManifestError(f"cannot list the folder '{folder}': {error.strerror}") from error
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Files as given, and the images below folders; sorted, each once."""
+    if not paths:
+        raise ImageError("no images given; give a folder or files with images")
+    images: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ImageError(f"{path} does not exist; give a folder or files with images")
+        inside = [path / name for name in _images_below(path, ".")] if path.is_dir() else [path]
+        if not inside:
+            kinds = " ".join(sorted(IMAGE_EXTENSIONS))
+            raise ImageError(
+                f"{path} holds no images ({kinds}); give a folder or files with images"
+            )
+        for image in inside:
+            images.setdefault(os.path.abspath(image), image)  # noqa: PTH100 (links stay links)
+    return sorted(images.values())
 
 
 def is_image(path: str) -> bool:
@@ -191,51 +204,51 @@ def is_image(path: str) -> bool:
     return path.rpartition(".")[2].lower() in IMAGE_EXTENSIONS or is_of(DICOM, path)
 
 
+def is_of(kind: Format, path: str) -> bool:
+    """By the ending of its name; a name without one is looked into, for hospitals write DICOM
+    under such names, or under a number such as 1.2.840.10008.17."""
+    name = path.rpartition("/")[2]
+    ending = name.rpartition(".")[2].lower()
+    if ending != name.lower() and not ending.isdecimal():
+        return ending in kind.extensions
+    if kind is not DICOM or name == _INDEX or not os.path.isfile(path):  # noqa: PTH113 (many)
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            return is_dicom(file.read(HEADER))
+    except OSError:
+        return False
+
+
+def is_dicom(header: bytes) -> bool:
+    return header[128:132] == b"DICM"
+
+
 def read_rows(path: Path) -> pa.Table:
-    """The rows of a .csv, .parquet, .jsonl or .ndjson file, core text columns as text."""
+    """The rows of a .csv, .tsv, .parquet, .jsonl or .ndjson file, core text columns as text."""
     if not path.exists():
         raise ManifestError(f"there is no file '{path}'; check the path")
     kind = path.suffix.lower()
     if kind not in TABLE_EXTENSIONS:
-        if path.is_file():
-            with path.open("rb") as file:
-                _refuse_workbook(path.name, file.read(4))
         known = ", ".join(TABLE_EXTENSIONS)
-        raise ManifestError(f"{path.name} is none of {known}; convert it to one of them")
+        raise ManifestError(f"{path.name} is none of {known}; save it as one of them")
+    require_regular(path)
     try:
         if kind in (".csv", ".tsv"):
             table = _read_separated(path)
+        elif kind == ".parquet":
+            # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                table = file.read()
         else:
-            table = read_parquet(path) if kind == ".parquet" else _read_json_lines(path)
+            table = _read_json_lines(path)
         table.validate(full=True)  # text that is no UTF-8 is told of here, not where it is met
         return table
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or ["not such a table"])[0].rstrip(".")
-        if "straddling" in reason:
-            reason = "a row has no end within megabytes; a quote may be open"
         raise ManifestError(
             f"cannot read {path.name} as a {kind} table: {reason}; mend it, or make it again"
         ) from error
-
-
-def read_parquet(path: Path) -> pa.Table:
-    require_regular(path)
-    # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        _require_sizes(path, file.metadata)
-        return file.read()
-
-
-def _require_sizes(path: Path, declared: Any) -> None:
-    """Refuse a file that says of itself that it would unpack to what no such file holds."""
-    size = path.stat().st_size
-    groups = (declared.row_group(number) for number in range(declared.num_row_groups))
-    unpacked = sum(group.total_byte_size for group in groups)
-    if declared.num_rows > 1_000_000 + 64 * size or unpacked > (1 << 30) + 1000 * size:
-        raise ManifestError(
-            f"{path.name} declares {declared.num_rows} rows and {unpacked} bytes, and is a file of "
-            f"{size} bytes; it is damaged, or made to fill the memory: make it again"
-        )
 
 
 def is_manifest(path: Path) -> bool:
@@ -270,9 +283,7 @@ def _read_json_lines(path: Path) -> pa.Table:
 def _read_separated(path: Path) -> pa.Table:
     """The rows of a .csv or .tsv file in UTF-8 or UTF-16, with the separator that its header uses;
     core columns as text."""
-    require_regular(path)
     content = path.read_bytes()
-    _refuse_workbook(path.name, content)
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "UTF-16" if marked else "UTF-8"
     try:
@@ -282,10 +293,7 @@ def _read_separated(path: Path) -> pa.Table:
             f"{path.name} is not {encoding} at byte {error.start}; save it as CSV (UTF-8)"
         ) from None
     if "\0" in text:
-        raise ManifestError(
-            f"{path.name} holds NUL characters: it is UTF-16 without its mark, or no text; save it "
-            f"as CSV (UTF-8)"
-        )
+        raise ManifestError(f"{path.name} holds NUL characters; save it as CSV (UTF-8)")
     header = text.lstrip().splitlines()[:1] or [""]
 
     def columns(mark: str) -> tuple[int, int]:
@@ -301,25 +309,6 @@ def _read_separated(path: Path) -> pa.Table:
         ),
         convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
     )
-
-
-def _refuse_workbook(name: str, start: bytes) -> None:
-    if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise ManifestError(f"{name} is a workbook; save its sheet as CSV (UTF-8) and give that")
-
-
-def with_slashes(table: pa.Table, root: Path) -> pa.Table:
-    """Image paths as Windows writes them, a\\b.jpg, become a/b.jpg, unless a file is called so."""
-    if "image" not in table.column_names or not pa.types.is_string(table["image"].type):
-        return table
-    backslashed = pc.fill_null(pc.match_substring(table["image"], "\\"), False)
-    if not pc.any(backslashed).as_py():
-        return table
-    first = table["image"].filter(backslashed)[0].as_py()
-    if (root / first).exists():
-        return table
-    image = pc.replace_substring(table["image"], "\\", "/")
-    return table.set_column(table.column_names.index("image"), "image", image)
 
 
 def read_arrays(

@@ -30,9 +30,9 @@ from acclimate.core.files import append_line, parse_json, write_error, write_tex
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.cache import GIB, VARIABLE, Pack, open_pack, user_cache
 from acclimate.data.columns import require_finite
-from acclimate.data.images import find_images
+from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
-from acclimate.data.pixels import read_pixels
+from acclimate.data.readers import find_images
 
 
 class Quarantine:

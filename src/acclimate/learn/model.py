@@ -12,7 +12,7 @@ from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
-from acclimate.core.generators import own_weights, weights_to_come
+from acclimate.core.randomness import own_weights
 from acclimate.core.tensors import (
     all_finite,
     below,
@@ -238,10 +238,10 @@ def _networks(
         raise _other_network(path)
     counts = len(described.texts("classes")), len(described.texts("train_domains")), width
     # Shapes alone first: what is not in the file is not allocated.
-    with torch.device("meta"), weights_to_come():
+    with torch.device("meta"), own_weights(0):
         for part, network in zip(_PARTS, _built_whole(config, *counts), strict=True):
             _require_shapes(network, below(tensors, part), path)
-    with own_weights(0), weights_to_come():
+    with own_weights(0):
         predictor, embedding = _built_whole(config, *counts)
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:

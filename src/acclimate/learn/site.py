@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile
-from acclimate.core.generators import own_generator, own_weights
-from acclimate.core.randomness import derive
+from acclimate.core.randomness import derive, own_generator, own_weights
 from acclimate.core.tensors import below, fill
 from acclimate.data.batches import (
     Batch,

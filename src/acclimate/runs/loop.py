@@ -17,11 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
-from acclimate.core.generators import own_generator, turns
 from acclimate.core.progress import Watch, phase_name, unwatched
-from acclimate.core.randomness import derive
+from acclimate.core.randomness import derive, own_generator
 from acclimate.data.batches import Batch, Loader
-from acclimate.learn.models import may_draw
 from acclimate.learn.models.micro_batches import restore
 from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
@@ -84,10 +82,8 @@ class Loop:
     _average: Average | None = field(init=False, default=None)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
-    _in_turn: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._in_turn = may_draw(self.objective)
         check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
 
     def run(self) -> Position:
@@ -223,7 +219,7 @@ class Loop:
         # Dropout is seeded per step and process, so that nothing of it needs saving.
         name = self.phase.seeded_as or self.phase.name
         seed = derive(self.seed, name, "step", step, self.world.rank)
-        with turns(seed) if self._in_turn else own_generator(seed, self.world.device):
+        with own_generator(seed, self.world.device):
             return take.gradients(batch, step)
 
     def _too_little_memory(self, step: int) -> str:

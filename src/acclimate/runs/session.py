@@ -13,9 +13,8 @@ import torch
 from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.files import clear_temporary
-from acclimate.core.generators import own_weights
 from acclimate.core.progress import Watch
-from acclimate.core.randomness import derive
+from acclimate.core.randomness import derive, own_weights
 from acclimate.core.text import count
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.source import Quarantine, Shown, in_parts, open_source

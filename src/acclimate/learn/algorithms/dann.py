@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from acclimate.config import OptimiserConfig, choice, log2, log10, setting
-from acclimate.core.generators import own_weights
-from acclimate.core.randomness import derive
+from acclimate.core.randomness import derive, own_weights
 from acclimate.data.batches import Batch
 from acclimate.data.source import sent
 from acclimate.learn.models.discriminator import Discriminator

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate.core.errors import ConfigError, unknown
-from acclimate.core.generators import turns
 from acclimate.learn.models import micro_batches
 from acclimate.learn.models.engine import Engines
 from acclimate.learn.models.timm_import import import_timm
@@ -278,8 +277,7 @@ def _timm(name: str, source: Any, *, pretrained: bool) -> Backbone:
     if pretrained:
         options = {"pretrained": True, **_cached_options(name, source)}
     try:
-        with turns():
-            body = import_timm().create_model(name, num_classes=0, **options)
+        body = import_timm().create_model(name, num_classes=0, **options)
     except Exception as error:
         if not pretrained:
             raise

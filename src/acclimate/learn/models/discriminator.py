@@ -5,8 +5,6 @@ from typing import final
 
 from torch import Tensor, nn
 
-from acclimate.core.generators import Dropout
-
 
 @final
 class Discriminator(nn.Module):
@@ -30,7 +28,7 @@ class Discriminator(nn.Module):
         sizes = [features, *[width] * (depth - 1)]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), Dropout(dropout), nn.ReLU()]
+            layers += [nn.Linear(inputs, outputs), nn.Dropout(dropout), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], domains))
 
     def forward(self, features: Tensor, y: Tensor) -> Tensor:

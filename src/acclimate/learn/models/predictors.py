@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from acclimate.config import ModelConfig
 from acclimate.core.errors import ConfigError, unknown
-from acclimate.core.generators import dropout
 from acclimate.learn.models.backbones import Backbone, Preprocess
 
 
@@ -241,7 +240,7 @@ class _LinearHead(nn.Module):
 
     def forward(self, features: Tensor) -> Output:
         """[b, features] -> logits [b, classes], hidden = the features."""
-        dropped = dropout(features, self.dropout, self.training)
+        dropped = F.dropout(features, self.dropout, self.training)
         return Output(self.last(dropped), features)
 
 
@@ -271,7 +270,7 @@ class _MlpHead(nn.Module):
     def classify(self, z: Tensor) -> Output:
         """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
         hidden = F.relu(self.first(z))
-        return Output(self.last(dropout(hidden, self.dropout, self.training)), hidden)
+        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
 
 
 class _PairHead(nn.Module):
