@@ -17,7 +17,7 @@ from acclimate.data.batches import DomainSampler, EpisodeSampler
 from acclimate.data.images import load
 from acclimate.data.pixels import DECODER, read_pixels
 from acclimate.data.source import ImageSource, Quarantine
-from acclimate.learn.models.timm_import import import_torchvision
+from acclimate.learn.models.weights import import_torchvision
 from speeds.bench import Bench, Row
 
 

@@ -19,7 +19,7 @@ from acclimate.core.generators import (
     weights_to_come,
 )
 from acclimate.learn.models import backbones, build_backbone, list_backbones, may_draw
-from acclimate.learn.models.timm_import import import_timm
+from acclimate.learn.models.weights import import_timm
 
 
 @contextmanager

@@ -20,11 +20,10 @@ from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images, ImageSource, Quarantine, numbered, readable
 from acclimate.learn.models import Backbone, accelerate
-from acclimate.learn.models.engine import TORCH
+from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
 
 FORMAT = 3  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
-BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
 
 
 @dataclass
@@ -59,8 +58,7 @@ class Extraction:
     @property
     def engine(self) -> str:
         """What computes them there, ONNX Runtime with its version."""
-        engines = self.network.engines
-        return TORCH if engines is None else engines.at(self.network, self.size).name
+        return engine_at(self.network, self.size).name
 
     @property
     def key(self) -> str:

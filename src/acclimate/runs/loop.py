@@ -22,7 +22,7 @@ from acclimate.core.progress import Watch, phase_name, unwatched
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models import may_draw
-from acclimate.learn.models.micro_batches import restore
+from acclimate.learn.models.backbones import restore
 from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated

@@ -127,7 +127,7 @@ class DomainState:
     def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
         stand there twice."""
-        known = torch.cat([self.seen, hashes]).unique()
+        known = torch.unique(torch.cat([self.seen, hashes]))
         repeats = len(self.seen) + len(hashes) - len(known)
         return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
 
@@ -175,7 +175,7 @@ class DomainState:
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + float(apart.norm())),
             payloads=payloads,
-            seen=torch.cat([self.seen, other.seen]).unique()[:MOST_SEEN],
+            seen=torch.unique(torch.cat([self.seen, other.seen]))[:MOST_SEEN],
         )
 
     def require(self, model: str) -> None:
@@ -368,7 +368,7 @@ class DomainTable:
             raise DamagedFile(path)
         states = {}
         for place, name in enumerate(names):
-            row = {key: value[place] for key, value in tensors.items()}
+            row: dict[str, Any] = {key: value[place] for key, value in tensors.items()}
             row |= {"count": int(row["count"]), "reach": float(row["reach"])}
             states[name] = DomainState(model, **row)
         return cls(states)
