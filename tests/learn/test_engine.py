@@ -145,7 +145,6 @@ def test_features_of_engines_are_kept_apart() -> None:
     other = Extraction(backbone(), "mine", SIDE)
     other.on(torch.device("cpu"))
     assert (by_torch.engine, other.engine) == ("torch", NAME)
-    assert other.about()["engine"] == NAME
     assert by_torch.key != other.key
 
 
