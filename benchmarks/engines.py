@@ -16,6 +16,7 @@ from torch import Tensor
 
 from acclimate.core.files import write_json
 from acclimate.learn.models import accelerate, build_backbone
+from acclimate.learn.models.backbones import engine_at
 from pages import fill
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
@@ -63,9 +64,8 @@ def measure(name: str, size: int, batch: int, turns: int) -> dict[str, float]:
     x = torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     x_last = x.contiguous(memory_format=torch.channels_last)
     accelerate(last)
-    assert last.engines is not None, "ONNX Runtime is not installed, or is switched off"
     begun = time.perf_counter()
-    engine = last.engines.at(last, size)
+    engine = engine_at(last, size)
     made = time.perf_counter() - begun
     assert engine.session is not None and engine.difference is not None, engine.why
     ways: dict[str, Callable[[], Tensor]] = {

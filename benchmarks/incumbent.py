@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from acclimate.learn.models.timm_import import import_timm, import_torchvision
+from acclimate.learn.models.weights import import_timm, import_torchvision
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

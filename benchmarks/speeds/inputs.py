@@ -16,7 +16,7 @@ from acclimate.data import source as sources
 from acclimate.data.batches import DomainSampler, EpisodeSampler
 from acclimate.data.images import DECODER, load, read_pixels
 from acclimate.data.source import ImageSource, Quarantine
-from acclimate.learn.models.timm_import import import_torchvision
+from acclimate.learn.models.weights import import_torchvision
 from speeds.bench import Bench, Row
 
 

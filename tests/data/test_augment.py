@@ -25,7 +25,7 @@ from acclimate.data.augment import (
     draw,
     luminance,
 )
-from acclimate.learn.models.timm_import import import_torchvision
+from acclimate.learn.models.weights import import_torchvision
 
 
 @pytest.fixture(scope="module")

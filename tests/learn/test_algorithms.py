@@ -22,9 +22,9 @@ from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import Algorithm, choose
+from acclimate.learn.algorithms.dann import DANNConfig, Discriminator
 from acclimate.learn.algorithms.mixup import _mixed
 from acclimate.learn.models import Output, Plain, Predictor, build_backbone
-from acclimate.learn.models.discriminator import Discriminator
 from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.penalties import (
     Groups,
@@ -446,7 +446,7 @@ def test_mldg_leaves_running_statistics_to_the_outer_weights(kind: str) -> None:
 
 
 def test_the_discriminator_by_hand() -> None:
-    plain = Discriminator(5, 3, width=7, depth=3)
+    plain = Discriminator(5, 3, DANNConfig(width=7))
     assert [tuple(p.shape) for p in plain.parameters()] == [
         (7, 5),
         (7,),
@@ -458,7 +458,7 @@ def test_the_discriminator_by_hand() -> None:
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 1, 0])
     one, two, three = (layer for layer in plain.layers if isinstance(layer, nn.Linear))
     torch.testing.assert_close(plain(x, y), three(two(one(x).relu()).relu()))
-    knowing = Discriminator(5, 3, classes=2, depth=1)
+    knowing = Discriminator(5, 3, DANNConfig(depth=1), classes=2)
     assert knowing.embedding is not None
     (last,) = knowing.layers
     torch.testing.assert_close(knowing(x, y), last(x + knowing.embedding.weight[y]))

@@ -23,6 +23,7 @@ from acclimate.core.tensors import read_tensors, save_tensors, tensors_digest
 from acclimate.data.batches import Batch
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
+from acclimate.learn.consistency import mean_radius
 from acclimate.learn.embeddings import (
     DomainState,
     DomainTable,
@@ -39,7 +40,6 @@ from acclimate.learn.embeddings.state import (
     save_embedding,
 )
 from acclimate.learn.objective import Losses
-from acclimate.learn.theory import mean_radius
 from fixtures.errors import refused
 
 DIM = 3
@@ -167,12 +167,9 @@ def test_merging_with_nothing_changes_nothing() -> None:
     assert same(state.merged(nothing), state)
 
 
-def test_a_sample_comes_out_again() -> None:
-    rows = features(1, 9)
-    state = state_of(rows).removed(torch.from_numpy(rows[3:5]))
-    assert_matches(state, np.delete(rows, [3, 4], axis=0))
+def test_no_more_images_come_out_than_went_in() -> None:
     with refused(StateMismatch, "8", "7"):
-        state.removed(torch.zeros(8, DIM))
+        state_of(features(1, 7)).removed(torch.zeros(8, DIM))
 
 
 def test_what_went_in_comes_out_to_the_last_digit() -> None:
@@ -205,9 +202,8 @@ def test_everything_out_and_new_images_in() -> None:
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
 def test_an_empty_state_has_no_mean(read) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(StateMismatch) as caught:
+    with refused(StateMismatch):
         read(DomainState.empty("m", DIM))
-    assert str(caught.value) == "this domain state is empty; adapt it on at least one image"
 
 
 def test_large_offsets_keep_their_digits() -> None:
@@ -220,11 +216,6 @@ def test_large_offsets_keep_their_digits() -> None:
     exact = rows.astype(np.float64)
     np.testing.assert_allclose(state.mean.numpy(), exact.mean(0), rtol=1e-14)
     assert state.variance == pytest.approx(exact.var(0).sum(), rel=1e-3)
-
-
-def test_variance_is_never_negative() -> None:
-    state = state_of(np.full((7, DIM), 0.1) + 1e5)
-    assert 0.0 <= state.variance < 1e-4
 
 
 def test_radius_is_theorem_1s() -> None:
@@ -242,16 +233,9 @@ def test_radius_is_theorem_1s() -> None:
 
 def test_states_of_two_models_do_not_mix() -> None:
     one, two = state_of(features(0, 2), "a" * 64), state_of(features(1, 2), "b" * 64)
-    message = (
-        "the domain state was made by model aaaaaaaaaaaa, and this is model bbbbbbbbbbbb; "
-        "adapt again with the model you use"
-    )
-    with pytest.raises(StateMismatch) as caught:
-        one.merged(two)
-    assert str(caught.value) == message
-    with pytest.raises(StateMismatch) as caught:
-        one.require("b" * 64)
-    assert str(caught.value) == message
+    for mix in (lambda: one.merged(two), lambda: one.require("b" * 64)):
+        with refused(StateMismatch, "a" * 12, "b" * 12):
+            mix()
     one.require("a" * 64)
 
 
@@ -278,21 +262,19 @@ def test_a_payload_that_does_not_add_up(turned: bool) -> None:
         states[turned].merged(states[not turned])
 
 
+OTHERS = {
+    "more": {"counts": torch.ones(2), "more": torch.ones(1)},
+    "longer": {"counts": torch.ones(3)},
+    "stretched by torch": {"counts": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 @pytest.mark.parametrize("turned", [False, True])
-def test_payloads_of_other_contents_are_not_added(turned: bool) -> None:
-    states = [
-        with_payload("prior", counts=torch.ones(2)),
-        with_payload("prior", counts=torch.ones(2), more=torch.ones(1)),
-    ]
+def test_payloads_of_other_contents_are_not_added(other: dict[str, Tensor], turned: bool) -> None:
+    states = [with_payload("prior", counts=torch.ones(2)), with_payload("prior", **other)]
     with refused(StateMismatch, "prior"):
         states[turned].merged(states[not turned])
-
-
-def test_payloads_of_other_shapes_are_not_added() -> None:
-    for size in (1, 3):  # one of which torch would stretch
-        one, two = (with_payload("prior", counts=torch.ones(n)) for n in (2, size))
-        with refused(StateMismatch, "prior"):
-            one.merged(two)
 
 
 @pytest.mark.parametrize("width", [1, DIM + 1])
@@ -319,7 +301,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, changes: dict[str
     state = state_of(features(0, 2))
     replace(state, count=module.MOST_IMAGES).save(tmp_path / "most")
     assert DomainState.load(tmp_path / "most").count == module.MOST_IMAGES
-    with pytest.raises(StateMismatch, match="larger than a state can be, and was not saved"):
+    with refused(StateMismatch):
         replace(state, **changes).save(tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
@@ -361,12 +343,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         assert parse_metadata(file.metadata())["notes"] == '{"n": 5, "radius": null}'
 
 
-def test_an_empty_state_can_be_saved(tmp_path: Path) -> None:
-    state = DomainState.empty("m", DIM)
-    state.save(tmp_path / "empty.safetensors")
-    assert same(DomainState.load(tmp_path / "empty.safetensors"), state)
-
-
 def test_a_state_is_a_few_kilobytes(tmp_path: Path) -> None:
     state_of(np.random.default_rng(0).normal(size=(50, 1024))).save(tmp_path / "s")
     assert (tmp_path / "s").stat().st_size < 32 * 1024
@@ -377,18 +353,9 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
     text.write_text("hello")
     torch.save({"total": torch.ones(3)}, pickled)
     save_tensors(other, {"total": torch.ones(3)})
-    with refused(StateMismatch, missing):
-        DomainState.load(missing)
-    said = {
-        text: f"{text} is no domain state, or is damaged; make one with `acclimate adapt`",
-        pickled: f"{pickled} is no domain state, or is damaged; make one with `acclimate adapt`",
-        other: f"{other}: not a domain state; make one with `acclimate adapt`",
-        tmp_path: f"{tmp_path} is a folder, not a file; give a file",
-    }
-    for path, message in said.items():
-        with pytest.raises(AcclimateError) as error:
+    for path in (missing, text, pickled, other, tmp_path):
+        with refused(AcclimateError, path):
             DomainState.load(path)
-        assert str(error.value) == message
 
 
 def hashes(*numbers: int) -> Tensor:
@@ -435,7 +402,7 @@ def test_a_hash_is_of_the_pixels_as_a_source_stores_them() -> None:
 
 
 FLAT = torch.zeros(DIM, dtype=torch.float64)
-WRONG: dict[str, dict[str, Tensor]] = {
+WRONG: dict[str, dict[str, Any]] = {
     "a table": {"seen": hashes(1, 2)[None]},
     "no whole numbers": {"seen": torch.ones(2)},
     "too many": {"seen": hashes(1, 2, 3, 4)},
@@ -443,30 +410,31 @@ WRONG: dict[str, dict[str, Tensor]] = {
     "longer": {"squares": torch.zeros(DIM + 1, dtype=torch.float64)},
     "float32": {"reference": torch.zeros(DIM)},
     "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
+    "numbers": dict.fromkeys(("total", "squares", "reference"), FLAT[0]),
 }
+WORDS = {"kind": "model", "payloads": '{"prior": 1}', "count": "-1", "reach": "NaN"}
+WRONG |= {key: {key: value} for key, value in WORDS.items()}
 
 
-@pytest.mark.parametrize("tensors", WRONG.values(), ids=WRONG.keys())
+def save_changed(path: Path, change: dict[str, Any]) -> None:
+    """The file at `path` with other tensors or words in it, and without what is None."""
+    tensors, metadata = read_tensors(path)
+    content = {**metadata, **tensors, **change}
+    words = {key: value for key, value in content.items() if isinstance(value, str)}
+    save_tensors(path, {k: v for k, v in content.items() if isinstance(v, Tensor)}, words)
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
 def test_content_that_no_state_has(
-    tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by itself, in a file whose checksum is right."""
     monkeypatch.setattr(module, "MOST_SEEN", 3)
     path, state = tmp_path / "state", replace(state_of(features(0, 2)), seen=hashes(1, 2, 3))
     state.save(path)
     assert same(DomainState.load(path), state)
-    found, metadata = read_tensors(path)
-    save_tensors(path, {**found, **tensors}, metadata)
-    with pytest.raises(StateMismatch, match="is no domain state, or is damaged"):
-        DomainState.load(path)
-
-
-def test_whether_payloads_add_up_is_yes_or_no(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    with_payload("prior", counts=torch.ones(2)).save(path)
-    found, metadata = read_tensors(path)
-    save_tensors(path, found, {**metadata, "payloads": '{"prior": 1}'})
-    with pytest.raises(StateMismatch, match="is no domain state, or is damaged"):
+    save_changed(path, change)
+    with refused(StateMismatch, path):
         DomainState.load(path)
 
 
@@ -511,15 +479,6 @@ def test_standardising_centres_and_divides_by_one_spread() -> None:
     assert float(embedding.spread) == pytest.approx(0.5**0.5)  # of (1, 0, 1, 0)
     assert embedding.phi(x).tolist() == [[0.0, pytest.approx(-(2**0.5))]]
     assert set(embedding.state_dict()) == {"centre", "spread"}
-
-
-def test_standardised_training_domains_have_mean_0_and_spread_1() -> None:
-    means = torch.from_numpy(features(4, 6)).double()
-    embedding = doubled(DIM)
-    embedding.standardise(means)
-    scaled = (means.float() - embedding.centre) / embedding.spread
-    assert scaled.mean(0).abs().max() < 1e-5
-    assert float(scaled.square().mean().sqrt()) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_domains_that_are_all_alike_are_only_centred() -> None:
@@ -661,11 +620,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
 def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path) -> None:
     path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
     save_embedding(path, doubled(DIM), table)
-    tensors, metadata = read_tensors(path)
-    told = {**metadata, **{key: value for key, value in change.items() if key == "names"}}
-    other = {key: value for key, value in change.items() if key != "names"}
-    known = {key: value for key, value in told.items() if value is not None}
-    save_tensors(path, {**tensors, **other}, known)
+    save_changed(path, change)
     with refused(RunError, path):
         load_embedding(path, doubled(DIM))
     path.unlink()
@@ -676,7 +631,7 @@ def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path)
 def test_an_embedding_of_other_shapes_does_not_fit(tmp_path: Path) -> None:
     table = DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
     save_embedding(tmp_path / "phi", doubled(DIM), table)
-    with pytest.raises(RunError, match="is damaged; delete it to repeat Step A"):
+    with refused(RunError, tmp_path / "phi"):
         load_embedding(tmp_path / "phi", doubled(DIM + 1))
 
 
@@ -694,13 +649,6 @@ def test_sampled_rows() -> None:
     assert len(sample_rows(rows, 99, 0, "a")) == 99
     # As they have always been: a run that is repeated adapts to the same images.
     assert sample_rows(np.arange(20), 6, 3, "ä").tolist() == [1, 2, 3, 8, 14, 15]
-
-
-def test_the_table_keeps_its_order() -> None:
-    states = {name: state_of(features(k, 3)) for k, name in enumerate("cab")}
-    table = DomainTable(states)
-    assert table.names == ["c", "a", "b"]
-    assert torch.equal(table.means, torch.stack([states[name].mean for name in "cab"]))
 
 
 def test_the_domain_map_of_a_report(tmp_path: Path) -> None:

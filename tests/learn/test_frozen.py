@@ -20,6 +20,7 @@ from acclimate.data.source import NoQuarantine, Quarantine, open_source, pack_im
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.models import Backbone, build_backbone
 from fixtures.decoding import watch_decoding
+from fixtures.errors import refused
 
 SIDE = 16
 
@@ -234,27 +235,15 @@ def test_features_that_do_not_fit_are_refused(
     extractor: Backbone, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = Manifest.from_folder(tree)
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, 96, "data.cache_gib", 1e-05, "model.freeze"):
         extract(extractor, manifest, tmp_path, config=DataConfig(cache_gib=0.00001))
-    assert str(error.value) == (
-        "the frozen features of 96 images take 0.0 GiB of memory, and data.cache_gib allows 1e-05; "
-        "raise it, or train the backbone with --set model.freeze=none"
-    )
     usage = type("usage", (), {"free": 1 << 29})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, 1024, tmp_path / "key", 512, "ACCLIMATE_CACHE"):
         FeatureCache(tmp_path / "key", 1 << 18).begin({}, 1024)
-    assert str(error.value) == (
-        f"features of 1024 images take 1,024 MiB, and {tmp_path}/key has 512 MiB left; set "
-        f"ACCLIMATE_CACHE to a folder on a larger disk"
-    )
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, tmp_path / "file" / "key", "ACCLIMATE_CACHE"):
         FeatureCache(tmp_path / "file" / "key", 4).begin({}, 1)
-    assert str(error.value) == (
-        f"features cannot be kept in {tmp_path}/file/key (Not a directory); set ACCLIMATE_CACHE to "
-        f"a folder that can be written to"
-    )
 
 
 def test_a_pack_that_was_made_is_used(

@@ -11,8 +11,7 @@ from acclimate.core.distributed import World
 from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
-from acclimate.learn.models.backbones import Backbone, Preprocess
-from acclimate.learn.models.micro_batches import BATCH, SMALL, infer
+from acclimate.learn.models.backbones import BATCH, SMALL, Backbone, Preprocess, infer
 from acclimate.learn.objective import Objective
 from fixtures.gpu import on_gpu
 from fixtures.objectives import CLASSES, DOMAINS, FEATURES, MU, batch_for, make_algorithm

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from acclimate.core.errors import AcclimateError, ConfigError, RunError, UnknownName
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
 from acclimate.paper.kernel import (
     COMBINATIONS,
     AdaptedKernel,

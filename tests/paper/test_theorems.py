@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.cli import main
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
 from acclimate.paper.theorems import best_split, images_needed, risk_terms
 
 

@@ -33,7 +33,7 @@ from acclimate.learn.embeddings import DomainState, Payload
 from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Paired, Predictor, takes_features
-from acclimate.learn.models.licences import weights_licence
+from acclimate.learn.models.weights import weights_licence
 
 OUTPUT = "probabilities"
 TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7,

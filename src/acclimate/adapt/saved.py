@@ -16,7 +16,7 @@ from acclimate.core.text import count, percent, signed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
-from acclimate.learn.models.licences import weights_licence
+from acclimate.learn.models.weights import weights_licence
 from acclimate.records.folder import CARD, EXAMPLE, MODEL, RUN, SITE
 
 SHOWN = 20

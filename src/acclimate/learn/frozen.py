@@ -3,9 +3,8 @@
 import hashlib
 import json
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,10 @@ from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images, ImageSource, Quarantine, numbered, readable
 from acclimate.learn.models import Backbone, accelerate
-from acclimate.learn.models.engine import TORCH
+from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
 
 FORMAT = 3  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
-BATCH = 32  # images at a time: larger ones are no faster on a CPU, and take more memory
 
 
 @dataclass
@@ -59,8 +57,7 @@ class Extraction:
     @property
     def engine(self) -> str:
         """What computes them there, ONNX Runtime with its version."""
-        engines = self.network.engines
-        return TORCH if engines is None else engines.at(self.network, self.size).name
+        return engine_at(self.network, self.size).name
 
     @property
     def key(self) -> str:
@@ -70,10 +67,6 @@ class Extraction:
         other = [] if self.engine == TORCH else [self.engine]
         known = json.dumps([FORMAT, self.name, weights, self.size, *other])
         return hashlib.sha256(known.encode()).hexdigest()[:32]
-
-    def about(self) -> dict[str, Any]:
-        facts = {"backbone": self.name, "size": self.size, "features": self.network.features}
-        return {**facts, "engine": self.engine}
 
     def extract(
         self,
@@ -92,32 +85,45 @@ class Extraction:
         """
         self.on(world.device)
         images, first, shown = _images(manifest, rows)
-        self._check_budget(len(images), config)
-        cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
-        cache.begin(self.about(), len(images) - cache.count(images))
+        width = self.network.features
+        needed = len(images) * width * 4 / GIB
+        if needed > config.cache_gib:
+            raise ConfigError(
+                f"the frozen features of {len(images)} images take {needed:.1f} GiB of memory, and "
+                f"data.cache_gib allows {config.cache_gib:g}; raise it, or train the backbone with "
+                f"--set model.freeze=none"
+            )
+        cache = FeatureCache(cache_folder(beside) / self.key, width)
+        about = {"backbone": self.name, "size": self.size, "features": width, "engine": self.engine}
+        cache.begin(about, len(images) - cache.count(images))
+        decoded = replace(config, cache_gib=0.0)
+        gpu = world.device.type == "cuda"
         source = ImageSource(
-            manifest,
-            self.size,
-            replace(config, cache_gib=0.0),
-            quarantine,
-            make_pack=False,
-            processes=world.device.type == "cuda",
+            manifest, self.size, decoded, quarantine, make_pack=False, processes=gpu
         )
-        work = _Work(self, cache, source, images, first)
+        features, good = torch.zeros(len(images), width), np.zeros(len(images), dtype=bool)
+
+        def work(world: World) -> None:
+            """Read what the cache has, and add this process's share of what it lacks."""
+            cache.fill(images, features, good)
+            missing = np.flatnonzero(~good)
+            mine = missing[world.share(len(missing))]
+            for places, stored in readable(source, first[mine], most=SHARD):
+                here = mine[places]
+                computed = self._features(stored)
+                cache.add([images[place] for place in here], computed)
+                features[torch.from_numpy(here)], good[here] = computed, True
+                watch("features", int(good.sum()), len(images), "")
+
         with cache.alone(images) if world.main else nullcontext():
-            work.do(world, watch)
+            work(world)
             world.wait()
             if world.size > 1:
-                work.do(World(device=world.device), watch)
+                work(World(device=world.device))
         watch("features", len(images), len(images), "")
-        return Extracted(manifest.label_index, work.features, shown, work.found)
+        return Extracted(manifest.label_index, features, shown, good)
 
-    def kept(self, manifest: Manifest, rows: np.ndarray, *, beside: Path) -> int:
-        """How many of the images that `rows` show were extracted before."""
-        cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
-        return cache.count(_images(manifest, rows)[0])
-
-    def passed(self, stored: Tensor) -> Tensor:
+    def _features(self, stored: Tensor) -> Tensor:
         """Images as stored [n, 3, h, w] -> [n, f], on the CPU."""
         images = Images(stored, self.network.mean.device)
         with torch.inference_mode():
@@ -125,55 +131,15 @@ class Extraction:
         require_finite(features, "the backbone's features of an image")
         return features
 
-    def _check_budget(self, images: int, config: DataConfig) -> None:
-        needed = images * self.network.features * 4 / GIB
-        if needed > config.cache_gib:
-            raise ConfigError(
-                f"the frozen features of {images} images take {needed:.1f} GiB of memory, and "
-                f"data.cache_gib allows {config.cache_gib:g}; raise it, or train the backbone with "
-                f"--set model.freeze=none"
-            )
-
-
-@dataclass
-class _Work:
-    """What is known of the features of `images`, and how the rest comes to be known."""
-
-    extraction: Extraction
-    cache: FeatureCache
-    source: ImageSource
-    images: list[bytes]
-    rows: np.ndarray  # one of the manifest for each image
-    features: Tensor = field(init=False)
-    found: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.features = torch.zeros(len(self.images), self.cache.width)
-        self.found = np.zeros(len(self.images), dtype=bool)
-
-    def do(self, world: World, watch: Watch) -> None:
-        """Read what the cache has, and add this process's share of what it lacks."""
-        self.cache.fill(self.images, self.features, self.found)
-        missing = np.flatnonzero(~self.found)
-        mine = missing[world.share(len(missing))]
-        for places, stored in readable(self.source, self.rows[mine], most=SHARD):
-            here = mine[places]
-            features = self.extraction.passed(stored)
-            self.cache.add([self.images[place] for place in here], features)
-            self.features[torch.from_numpy(here)], self.found[here] = features, True
-            watch("features", int(self.found.sum()), len(self.images), "")
-
 
 def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """The images that `rows` show, each once: identities, a row of each, and the image of every
     row of the manifest, -1 for those that are not among `rows`."""
     one, code = numbered(manifest.image_ids[rows])
     places: dict[bytes, int] = {}  # names may differ of what is the same
-    found = [
-        places.setdefault(image_identity(image), len(places))
-        for image in manifest.image_sources(rows[one])
-    ]
-    _, first = np.unique(found, return_index=True)
+    identities = map(image_identity, manifest.image_sources(rows[one]))
+    numbers = [places.setdefault(identity, len(places)) for identity in identities]
+    _, first = np.unique(numbers, return_index=True)
     shown = np.full(len(manifest), -1, dtype=np.int64)
-    shown[rows] = np.asarray(found, dtype=np.int64)[code]
+    shown[rows] = np.asarray(numbers, dtype=np.int64)[code]
     return list(places), rows[one[first]], shown

@@ -1,17 +1,32 @@
-"""The seam between methods and the loop: an objective scores a batch, the loop steps."""
+"""The seam between methods and the loop: an objective scores a batch, the loop steps.
+
+Algorithms learn predictors, embeddings learn Φ; both are objectives.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import OptimiserConfig
+from acclimate.config import (
+    EmbeddingConfig,
+    ModelConfig,
+    NoSettings,
+    OptimiserConfig,
+    RunConfig,
+    TrainConfig,
+    as_dict,
+    from_dict,
+)
 from acclimate.core.distributed import World
-from acclimate.data.batches import Batch
+from acclimate.core.errors import ConfigError
+from acclimate.data.batches import Batch, EpisodeSampler, Sampler
 from acclimate.data.source import sent
-from acclimate.learn.models import Output, Predictor
+from acclimate.learn.models import Backbone, Output, Predictor
 
 
 @dataclass(frozen=True)
@@ -99,3 +114,97 @@ class Algorithm(Objective):
         if batch.shift is None:
             return output
         return output._replace(logits=output.logits + batch.shift)
+
+
+class Embedding(Objective):
+    """An objective that learns raw features from batches, and Φ, their standardised form.
+
+    Φ(x) = (raw(x) − centre) / spread. Once the features are learned, `standardise` sets centre and
+    spread from the training domains, so that a predictor sees μ on a scale it does not ignore. One
+    scalar spread, not one per dimension: with three domains a spread per dimension is noise.
+
+    Subclasses may define `Config`, a frozen dataclass of settings beyond those of
+    `EmbeddingConfig`; users set them as `embedding.NAME.key`, and `own` holds them.
+    """
+
+    Config: ClassVar[type[Any]] = NoSettings
+    unused: ClassVar[frozenset[str]] = frozenset()  # fields of EmbeddingConfig that Φ ignores
+    centre: Tensor
+    spread: Tensor
+    least_domains: ClassVar[int] = 2
+    copies = 1  # passes that an image makes through the network in a step
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: EmbeddingConfig,
+        *,
+        domains: int,
+        classes: int,
+        world: World,
+        seed: int,
+        model: ModelConfig | None = None,  # of the run's predictors; None: the defaults
+    ) -> None:
+        super().__init__()
+        self.backbone, self.config, self.world, self.seed = backbone, config, world, seed
+        self.domains, self.classes, self.own = domains, classes, self.own_settings(config)
+        self.dim = self.dimensions()
+        self.register_buffer("centre", torch.zeros(self.dim))
+        self.register_buffer("spread", torch.ones(()))
+
+    def dimensions(self) -> int:
+        """Of Φ."""
+        return self.config.dim
+
+    @classmethod
+    def own_settings(cls, config: EmbeddingConfig) -> Any:
+        """An instance of `Config`, checked."""
+        table, prefix = config.components.get(config.name, {}), f"embedding.{config.name}."
+        return from_dict(cls.Config, table, where=config.name, prefix=prefix)
+
+    @classmethod
+    def budget(cls, config: RunConfig) -> EmbeddingConfig | TrainConfig:
+        """The settings that say how long Φ is trained, how, and on which batches."""
+        return config.embedding
+
+    @classmethod
+    def identity(cls, config: EmbeddingConfig) -> dict[str, Any]:
+        """The settings that Φ depends on: where they agree, so does Φ."""
+        left_out = cls.unused | config.components.keys()
+        shared = {key: value for key, value in as_dict(config).items() if key not in left_out}
+        own = as_dict(cls.own_settings(config))
+        return {**shared, config.name: own} if own else shared
+
+    @abstractmethod
+    def raw(self, x: Tensor) -> Tensor:
+        """Features as learned: [b, ...] -> [b, dim]. Labels play no part."""
+
+    def phi(self, x: Tensor) -> Tensor:
+        """[b, ...] -> [b, dim]"""
+        return (self.raw(x).float() - self.centre) / self.spread
+
+    @torch.no_grad()
+    def standardise(self, means: Tensor) -> None:
+        """Centre on the training domains' μ [N, dim]; divide by their root mean square."""
+        centre = means.mean(0)
+        spread = (means - centre).square().mean().sqrt()
+        # Domains that are all alike differ by rounding, which must not be blown up.
+        resolution = torch.finfo(torch.float32).eps * means.abs().max()
+        self.centre.copy_(centre)
+        self.spread.copy_(spread if spread > resolution else torch.ones_like(spread))
+
+    def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
+        """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
+        parts = config.optimiser.accumulate
+        if config.per_domain < 2 * parts:
+            raise ConfigError(
+                f"embedding.optimiser.accumulate is {parts}, and each part needs a support and a "
+                f"query image of a domain; make embedding.per_domain at least {2 * parts}"
+            )
+        return EpisodeSampler(
+            domains,
+            per_domain=config.per_domain,
+            domains_per_step=config.domains_per_step,
+            support=config.support,
+            seed=seed,
+        )

@@ -10,7 +10,7 @@ from typing import Any
 from acclimate.config import AlgorithmName
 from acclimate.core.errors import ConfigError, DamagedFile, RunError, damage_is
 from acclimate.core.files import Fields
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
 from acclimate.paper.consistency import as_adapt_says, unit_of_adapt
 from acclimate.paper.theorems import best_split, images_needed, risk_terms
 from acclimate.records.folder import RunFolder

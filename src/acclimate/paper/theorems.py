@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
 
 
 def images_needed(radius: float, variance: float, bound: float, *, delta: float = 0.05) -> int:

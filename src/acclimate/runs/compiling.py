@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from acclimate.core.distributed import World
 from acclimate.learn.models import Backbone, may_draw
+from acclimate.learn.models.backbones import keep_buffers
 from acclimate.learn.models.frozen_norms import keep_layout
-from acclimate.learn.models.micro_batches import keep_buffers
 from acclimate.learn.objective import Objective
 
 # Below, capturing or compiling takes longer than it saves. The whole run counts, not what is left

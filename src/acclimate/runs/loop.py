@@ -20,7 +20,7 @@ from acclimate.core.errors import RunError
 from acclimate.core.progress import Watch, phase_name, unwatched
 from acclimate.core.randomness import derive, own_generator
 from acclimate.data.batches import Batch, Loader
-from acclimate.learn.models.micro_batches import restore
+from acclimate.learn.models.backbones import restore
 from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated

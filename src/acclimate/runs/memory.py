@@ -11,7 +11,7 @@ from torch import Tensor
 from acclimate.core.distributed import World, local_processes
 from acclimate.core.errors import ConfigError
 from acclimate.learn.models import Backbone
-from acclimate.learn.models.micro_batches import SMALL, keep_buffers
+from acclimate.learn.models.backbones import SMALL, keep_buffers
 from acclimate.learn.objective import Objective
 
 GIB = 1 << 30

@@ -22,7 +22,7 @@ from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
 from acclimate.learn.models import Backbone, Predictor
-from acclimate.learn.models.engine import TORCH
+from acclimate.learn.models.backbones import TORCH
 from acclimate.learn.objective import Objective
 from acclimate.records.folder import SHARED, RunFolder
 from acclimate.records.records import Started

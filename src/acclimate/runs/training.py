@@ -20,9 +20,10 @@ from acclimate.data.batches import Batch, DomainSampler
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import sent
 from acclimate.learn.algorithms import Algorithm
+from acclimate.learn.consistency import measure, measured_domains
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, FromERM, embed_rows
-from acclimate.learn.embeddings.consistency import Sample, measure, measured_domains
 from acclimate.learn.embeddings.state import (
+    Sample,
     load_embedding,
     sample_rows,
     save_domain_map,
@@ -110,7 +111,7 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        session.folder.write_consistency(found.to_dict())
+        session.folder.write_consistency(found)
     return DomainTable(states)
 
 

@@ -1,7 +1,8 @@
 """Adversarial features: DANN (Ganin et al. 2016) and, given the class, CDANN (Li et al. 2018)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from itertools import pairwise
+from typing import Any, ClassVar, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,6 @@ from acclimate.config import OptimiserConfig, choice, log2, log10, setting
 from acclimate.core.randomness import derive, own_weights
 from acclimate.data.batches import Batch
 from acclimate.data.source import sent
-from acclimate.learn.models.discriminator import Discriminator
 from acclimate.learn.objective import Adversary, Algorithm, Losses
 from acclimate.learn.penalties import Groups, widened
 
@@ -44,6 +44,31 @@ class DANNConfig:
     )
 
 
+@final
+class Discriminator(nn.Module):
+    """An MLP from features [b, features] to scores of domains [b, domains].
+
+    Given `classes`, it also knows the class: an embedding of it is added to the features.
+    """
+
+    def __init__(
+        self, features: int, domains: int, config: DANNConfig, classes: int | None = None
+    ) -> None:
+        super().__init__()
+        self.embedding = None if classes is None else nn.Embedding(classes, features)
+        sizes = [features, *[config.width] * (config.depth - 1)]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.Dropout(config.dropout), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], domains))
+
+    def forward(self, features: Tensor, y: Tensor) -> Tensor:
+        if self.embedding is not None:
+            features = features + self.embedding(y)
+        scores: Tensor = self.layers(features)
+        return scores
+
+
 class DANN(Algorithm):
     """A discriminator learns to tell domains apart by hidden features; the model, to mislead it.
 
@@ -63,14 +88,8 @@ class DANN(Algorithm):
         last = cast(nn.Linear, self.predictor.get_submodule("head.last"))
         # Seeded by name: what was drawn before, and on resuming was not, must not matter.
         with own_weights(derive(self.seed, "discriminator")):
-            self.discriminator = Discriminator(
-                last.in_features,
-                self.domains,
-                classes=self.classes if self.conditional else None,
-                width=config.width,
-                depth=config.depth,
-                dropout=config.dropout,
-            )
+            classes = self.classes if self.conditional else None
+            self.discriminator = Discriminator(last.in_features, self.domains, config, classes)
         against = OptimiserConfig(
             lr=config.discriminator_lr,
             weight_decay=config.discriminator_weight_decay,

@@ -5,10 +5,10 @@ from typing import Any
 
 from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import unknown
-from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.embeddings.state import DomainState, DomainTable, Payload, embed_rows
+from acclimate.learn.objective import Embedding
 
 __all__ = [
     "EMBEDDINGS",

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from acclimate.config import EmbeddingConfig, ModelConfig, RunConfig, TrainConfig
 from acclimate.data.batches import Batch, DomainSampler, Sampler
 from acclimate.data.source import sent
-from acclimate.learn.embeddings.base import Embedding
 from acclimate.learn.models import Plain, build_plain
-from acclimate.learn.objective import Losses
+from acclimate.learn.objective import Embedding, Losses
 
 
 class _Classified(Embedding):

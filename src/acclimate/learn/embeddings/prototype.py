@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, support_size
 from acclimate.data.source import sent
-from acclimate.learn.embeddings.base import Embedding
-from acclimate.learn.objective import Losses
+from acclimate.learn.objective import Embedding, Losses
 
 
 class Prototype(Embedding):

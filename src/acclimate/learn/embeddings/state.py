@@ -25,12 +25,14 @@ from acclimate.core.tensors import (
     save_tensors,
 )
 from acclimate.data.source import Source, readable, to_float
-from acclimate.learn.embeddings.base import Embedding
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
+from acclimate.learn.objective import Embedding
 
 KIND = "domain state"
 MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
 MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
+MOST_POINTS = 1000  # whose Φ a `Sample` notes: 4 MB of 1024 float32 numbers each
+SUMS = ("total", "squares", "reference")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Payload:
 
     tensors: Mapping[str, Tensor]
     mergeable: bool  # tensors of merged states are added
+
+    def __add__(self, other: "Payload") -> "Payload":
+        return Payload({key: t + other.tensors[key] for key, t in self.tensors.items()}, True)
+
+    def adds_to(self, other: "Payload") -> bool:
+        """Whether both can be merged and hold tensors of the same names and shapes."""
+        mine, theirs = ({k: t.shape for k, t in p.tensors.items()} for p in (self, other))
+        return self.mergeable and other.mergeable and mine == theirs
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class DomainState:
     def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
         stand there twice."""
-        known = _each_once(self.seen, hashes)
+        known = torch.unique(torch.cat([self.seen, hashes]))
         repeats = len(self.seen) + len(hashes) - len(known)
         return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
 
@@ -149,29 +159,24 @@ class DomainState:
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
         self._require_width(len(other.total))
-        stuck = sorted(
-            name
-            for state in (self, other)
-            for name, payload in state.payloads.items()
-            if not payload.mergeable
-        )
-        if stuck:
-            raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
+        payloads = {**other.payloads, **self.payloads}
+        for name, payload in payloads.items():
+            partner = other.payloads.get(name, payload)
+            if not payload.adds_to(partner):
+                raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+            if name in self.payloads and name in other.payloads:
+                payloads[name] = payload + partner
+        apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
             self,
             total=self.total + other.total,
             squares=self.squares + other.squares,
             count=self.count + other.count,
             reference=self.reference if self.count else other.reference,
-            reach=max(self.reach, other.reach + self._apart(other)),
-            payloads=_added(self.payloads, other.payloads),
-            seen=_each_once(self.seen, other.seen)[:MOST_SEEN],
+            reach=max(self.reach, other.reach + float(apart.norm())),
+            payloads=payloads,
+            seen=torch.unique(torch.cat([self.seen, other.seen]))[:MOST_SEEN],
         )
-
-    def _apart(self, other: "DomainState") -> float:
-        if not self.count or not other.count:
-            return 0.0
-        return float((self.reference - other.reference).norm())
 
     def require(self, model: str) -> None:
         """Refuse a model (or another state) that did not make this one."""
@@ -190,12 +195,7 @@ class DomainState:
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
         """safetensors, with JSON metadata; `notes` are for people and are not read back."""
-        tensors = {
-            "total": self.total,
-            "squares": self.squares,
-            "reference": self.reference,
-            "seen": self.seen,
-        }
+        tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
@@ -216,52 +216,46 @@ class DomainState:
 
     @classmethod
     def load(cls, path: str | Path) -> "DomainState":
+        """From a file of `save`, of whose content nothing is taken for granted."""
         path = Path(path)
         try:
             tensors, metadata = read_tensors(path)
-            if metadata.get("kind") == KIND:
-                return cls._of(tensors, metadata, path)
-        except DamagedFile:
+            facts = _facts(metadata, path, "count", "reach", "payloads")
+            mergeable = facts.table("payloads")
+            numbers, seen = {name: tensors[name] for name in SUMS}, tensors["seen"]
+            shape, dim = (torch.float64, 1), len(numbers["total"])
+            if (
+                metadata["kind"] != KIND
+                or any((t.dtype, t.ndim) != shape or len(t) != dim for t in numbers.values())
+                or (seen.dtype, seen.ndim) != (torch.int64, 1)
+                or len(seen) > MOST_SEEN
+                or not {*map(type, mergeable.values())} <= {bool}
+                or not all_finite(tensors.values())
+            ):
+                raise DamagedFile(path)
+            stored = {name: below(tensors, f"payload/{name}/") for name in mergeable}
+            return cls(
+                metadata["model"],
+                count=facts.whole("count", most=MOST_IMAGES),
+                reach=facts.number("reach"),
+                payloads={name: Payload(stored[name], merge) for name, merge in mergeable.items()},
+                seen=seen,
+                **numbers,
+            )
+        except FileNotFoundError:
+            raise StateMismatch(f"{path}: no such file; make it with `acclimate adapt`") from None
+        except (DamagedFile, KeyError, TypeError):  # a number has no length
             raise StateMismatch(
                 f"{path} is no domain state, or is damaged; make one with `acclimate adapt`"
             ) from None
-        except FileNotFoundError:
-            raise StateMismatch(f"{path}: no such file; make it with `acclimate adapt`") from None
-        raise StateMismatch(f"{path}: not a domain state; make one with `acclimate adapt`")
 
-    @classmethod
-    def _of(
-        cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path
-    ) -> "DomainState":
-        """From a file's content, of which nothing is taken for granted."""
-        try:
-            texts = ("count", "reach", "payloads")
-            facts = Fields({key: parse_json(metadata[key]) for key in texts}, path)
-            total, squares = tensors["total"], tensors["squares"]
-            model, reference, seen = metadata["model"], tensors["reference"], tensors["seen"]
-        except (KeyError, ValueError):
-            raise DamagedFile(path) from None
-        alike = {(t.dtype, t.shape, t.ndim) for t in (total, squares, reference)} == {
-            (torch.float64, total.shape, 1)
-        }
-        merge = facts.table("payloads")
-        known = all(isinstance(mergeable, bool) for mergeable in merge.values())
-        told = seen.ndim == 1 and seen.dtype == torch.int64 and len(seen) <= MOST_SEEN
-        if not alike or not known or not told or not all_finite(tensors.values()):
-            raise DamagedFile(path)
-        return cls(
-            model=model,
-            total=total,
-            squares=squares,
-            count=facts.whole("count", most=MOST_IMAGES),
-            reference=reference,
-            reach=facts.number("reach"),
-            seen=seen,
-            payloads={
-                name: Payload(below(tensors, f"payload/{name}/"), mergeable)
-                for name, mergeable in merge.items()
-            },
-        )
+
+def _facts(metadata: Mapping[str, str], path: Path, *names: str) -> Fields:
+    """These entries of a file's metadata, parsed."""
+    try:
+        return Fields({name: parse_json(metadata[name]) for name in names}, path)
+    except (KeyError, ValueError):
+        raise DamagedFile(path) from None
 
 
 def image_hashes(images: Tensor) -> Tensor:
@@ -269,34 +263,16 @@ def image_hashes(images: Tensor) -> Tensor:
     if images.dtype != torch.uint8:
         return torch.zeros(0, dtype=torch.int64)
     contents = (image.contiguous().numpy().data for image in images)
-    found = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
-    numbers = [int.from_bytes(digest, "big", signed=True) for digest in found]
+    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def _each_once(one: Tensor, two: Tensor) -> Tensor:
-    found: Tensor = torch.unique(torch.cat([one, two]))
-    return found
-
-
-def _added(one: Mapping[str, Payload], two: Mapping[str, Payload]) -> dict[str, Payload]:
-    result = dict(one)
-    for name, payload in two.items():
-        if name in result:
-            mine = result[name].tensors
-            if _shapes(mine) != _shapes(payload.tensors):
-                raise StateMismatch(
-                    f"'{name}' holds other things in the other state; adapt it anew on all the "
-                    f"images"
-                )
-            sums = {key: mine[key] + value for key, value in payload.tensors.items()}
-            payload = Payload(sums, mergeable=True)
-        result[name] = payload
-    return result
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {key: value.shape for key, value in tensors.items()}
+def sample_rows(rows: np.ndarray, points: int, seed: int, domain: str) -> np.ndarray:
+    """`points` of `rows` without replacement (all of them for 0), the same for the same names."""
+    if points == 0 or points >= len(rows):
+        return rows
+    return np.sort(stream(seed, "points", domain).permutation(rows)[:points])
 
 
 @torch.no_grad()
@@ -321,14 +297,40 @@ def embed_rows(
         state = state.updated(phi)
         if seen is not None:
             seen(mine[places], phi)
-    return _over_processes(state, world)
+    return state if world.size == 1 else _over_processes(state, world)
 
 
-def sample_rows(rows: np.ndarray, points: int, seed: int, domain: str) -> np.ndarray:
-    """`points` of `rows` without replacement (all of them for 0), the same for the same names."""
-    if points == 0 or points >= len(rows):
-        return rows
-    return np.sort(stream(seed, "points", domain).permutation(rows)[:points])
+def _over_processes(state: DomainState, world: World) -> DomainState:
+    """The states of all processes as one, whose reference is the mean of all images."""
+    count = torch.tensor([state.count], dtype=torch.float64)
+    sums = world.sum(torch.cat([state.total, state.squares, count]).to(world.device)).cpu()
+    total, squares = sums[:-1].chunk(2)
+    mean = total / sums[-1].clamp(min=1)
+    reach = state.reach + float((state.reference - mean).norm()) if state.count else 0.0
+    largest = torch.tensor([reach], dtype=torch.float64, device=world.device)
+    reach = float(world.largest(largest).cpu()[0])
+    return DomainState(state.model, total, squares, int(sums[-1]), mean, reach)
+
+
+class Sample:
+    """Φ of at most `MOST_POINTS` random rows of a domain, noted while `embed_rows` passes them."""
+
+    def __init__(self, rows: np.ndarray, seed: int, domain: str) -> None:
+        chosen = stream(seed, "consistency", "rows", domain).permutation(rows)[:MOST_POINTS]
+        self.rows = np.sort(chosen)
+        self.noted: list[tuple[np.ndarray, Tensor]] = []
+
+    def __call__(self, rows: np.ndarray, phi: Tensor) -> None:
+        _, places, which = np.intersect1d(self.rows, rows, return_indices=True)
+        self.noted.append((places, phi[which].float().cpu()))
+
+    def whole(self, dim: int, world: World) -> Tensor:
+        """What all processes noted: [n, dim] float64, in the order of the rows."""
+        everyone = torch.zeros(len(self.rows), dim + 1)  # the last number: 1 where there is a row
+        for places, phi in self.noted:
+            everyone[places, :-1], everyone[places, -1] = phi, 1
+        everyone = world.sum(everyone.to(world.device)).cpu()
+        return everyone[everyone[:, -1] == 1, :-1].double()
 
 
 @dataclass(frozen=True)
@@ -341,13 +343,15 @@ class DomainTable:
     def names(self) -> Sequence[str]:
         return list(self.states)
 
+    @property
+    def means(self) -> Tensor:
+        """μ of each training domain: [N, d] float64."""
+        return torch.stack([state.mean for state in self.states.values()])
+
     def tensors(self) -> dict[str, Tensor]:
         """All states stacked; `from_tensors` takes them apart again."""
         states = list(self.states.values())
-        stacked = {
-            part: torch.stack([getattr(state, part) for state in states])
-            for part in ("total", "squares", "reference")
-        }
+        stacked = {part: torch.stack([getattr(state, part) for state in states]) for part in SUMS}
         stacked["count"] = torch.tensor([state.count for state in states])
         stacked["reach"] = torch.tensor([state.reach for state in states], dtype=torch.float64)
         return stacked
@@ -357,29 +361,17 @@ class DomainTable:
         cls, names: Sequence[str], tensors: Mapping[str, Tensor], model: str, dim: int, path: Path
     ) -> "DomainTable":
         """The table of `names` in `dim` dimensions, which a file at `path` should hold."""
-        shapes: dict[str, tuple[int, ...]] = {"count": (len(names),), "reach": (len(names),)}
-        shapes |= {key: (len(names), dim) for key in ("total", "squares", "reference")}
-        found = {key: tuple(value.shape) for key, value in tensors.items()}
-        if found != shapes or len({*names}) != len(names) or not all_finite(tensors.values()):
+        count, wide = (len(names),), (len(names), dim)
+        shapes = {"count": count, "reach": count, **dict.fromkeys(SUMS, wide)}
+        fits = {key: tuple(value.shape) for key, value in tensors.items()} == shapes
+        if not fits or len({*names}) != len(names) or not all_finite(tensors.values()):
             raise DamagedFile(path)
-        return cls(
-            {
-                name: DomainState(
-                    model,
-                    tensors["total"][i],
-                    tensors["squares"][i],
-                    int(tensors["count"][i]),
-                    tensors["reference"][i],
-                    float(tensors["reach"][i]),
-                )
-                for i, name in enumerate(names)
-            }
-        )
-
-    @property
-    def means(self) -> Tensor:
-        """μ of each training domain: [N, d] float64."""
-        return torch.stack([state.mean for state in self.states.values()])
+        states = {}
+        for place, name in enumerate(names):
+            row: dict[str, Any] = {key: value[place] for key, value in tensors.items()}
+            row |= {"count": int(row["count"]), "reach": float(row["reach"])}
+            states[name] = DomainState(model, **row)
+        return cls(states)
 
 
 def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None:
@@ -390,49 +382,26 @@ def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None
 
 
 def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
+    """Fill Φ from a file of `save_embedding`, and return the training domains' states."""
     try:
         with damage_is(RunError, "delete it to repeat Step A"):
             tensors, metadata = read_tensors(path)
-            names = _names(metadata, path)
-            table = DomainTable.from_tensors(
-                names, below(tensors, "domains/"), "", embedding.dim, path
-            )
+            names = _facts(metadata, path, "names").texts("names")
+            states = below(tensors, "domains/")
+            table = DomainTable.from_tensors(names, states, "", embedding.dim, path)
             fill(embedding, below(tensors, "embedding/"), path)
     except FileNotFoundError:
         raise RunError(f"{path} is gone; restore it, or repeat Step A") from None
     return table
 
 
-def _names(metadata: Mapping[str, str], path: Path) -> tuple[str, ...]:
-    try:
-        return Fields({"names": parse_json(metadata["names"])}, path).texts("names")
-    except (KeyError, ValueError):
-        raise DamagedFile(path) from None
-
-
 def save_domain_map(path: Path, domains: Mapping[str, tuple[str, DomainState]]) -> None:
     """What a report needs of each domain: its role, μ, σ² and the number of images."""
-    states = [state for _, state in domains.values()]
+    roles, states = zip(*domains.values(), strict=True)
     tensors = {
         "mu": torch.stack([state.mean.float() for state in states]),
         "variance": torch.tensor([state.variance for state in states]),
         "count": torch.tensor([state.count for state in states]),
     }
-    metadata = {
-        "names": json.dumps(list(domains)),
-        "roles": json.dumps([role for role, _ in domains.values()]),
-    }
+    metadata = {"names": json.dumps(list(domains)), "roles": json.dumps(roles)}
     save_tensors(path, tensors, metadata)
-
-
-def _over_processes(state: DomainState, world: World) -> DomainState:
-    if world.size == 1:
-        return state
-    count = torch.tensor([state.count], dtype=torch.float64)
-    sums = world.sum(torch.cat([state.total, state.squares, count]).to(world.device)).cpu()
-    mean = sums[: len(state.total)] / sums[-1].clamp(min=1)
-    reach = state.reach + float((state.reference - mean).norm()) if state.count else 0.0
-    largest = torch.tensor([reach], dtype=torch.float64, device=world.device)
-    reach = float(world.largest(largest).cpu()[0])
-    dim = len(mean)
-    return DomainState(state.model, sums[:dim], sums[dim:-1], int(sums[-1]), mean, reach)

@@ -3,13 +3,14 @@
 from acclimate.learn.models.backbones import (
     Backbone,
     Preprocess,
+    accelerate,
     build_backbone,
     default_backbone,
+    engine_used,
     freeze_batch_norm,
     list_backbones,
     may_draw,
 )
-from acclimate.learn.models.engine import accelerate, engine_used
 from acclimate.learn.models.predictors import (
     Conditioned,
     Output,

@@ -1,17 +1,28 @@
-"""Pretrained weights: files read without running code, fitted with every mismatch named."""
+"""Pretrained weights: files read without running code, timm's hub, and the licences.
 
+timm and torchvision are imported on demand, also beside a torch without CUDA libraries.
+torchvision's compiled operators need the CUDA libraries of an ordinary torch. Beside a CPU-only
+torch they do not load, and `import torchvision` then fails while registering the gradients of
+`torchvision::nms`, an operator nobody here calls. Declaring the operator's schema (no
+implementation) lets the import go through: models and transforms work, torchvision's own nms and
+image decoding do not.
+"""
+
+import importlib
 import os
-import socket
-import threading
+import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
 
+from acclimate.config import ModelConfig
 from acclimate.core.errors import WeightsError
 from acclimate.core.tensors import all_finite
 
@@ -19,8 +30,51 @@ from acclimate.core.tensors import all_finite
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
 _SHOWN = 3
 _PROBE_SECONDS = 3.0
-_TRUE = ("1", "ON", "YES", "TRUE")
 _FROM_SCRATCH = "train from scratch with --set model.pretrained=false"
+_SYMPTOM = "operator torchvision::nms does not exist"
+_BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+# A schema lives as long as the library object that declared it.
+_declared: list[torch.library.Library] = []
+
+
+def import_torchvision() -> ModuleType:
+    """torchvision by a plain import; its missing operators are declared only if that fails."""
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if _SYMPTOM not in str(error) or _declared:
+            raise
+    # The failed import leaves submodules behind that hold the half-made package.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        library.define(operator + _BOXES)  # type: ignore[no-untyped-call]
+    _declared.append(library)
+    return importlib.import_module("torchvision")
+
+
+def import_timm() -> ModuleType:
+    """timm, which imports torchvision at once and so must find it importable."""
+    import_torchvision()
+    return importlib.import_module("timm")
+
+
+def weights_licence(model: ModelConfig) -> str:
+    """Under which licence the weights came that a model started from: whoever passes it on needs
+    it. What is not known is said to be so."""
+    if model.weights:
+        name = Path(model.weights).name
+        return f"unknown: the backbone started from {name}; ask where it is from"
+    if not model.pretrained or model.backbone in ("small-cnn", "mlp"):
+        return "none: no pretrained weights, so that they are yours"
+    if model.backbone == "efficientnet-lite0":
+        where = "EfficientNet-Lite0 of tensorflow/tpu (the package that carries them names none)"
+        return f"Apache-2.0: {where}"
+    source = import_timm().models.get_pretrained_cfg(model.backbone)
+    licence = getattr(source, "license", None)
+    where = getattr(source, "hf_hub_id", None) or getattr(source, "url", None) or "timm"
+    return f"{licence}: {where}" if licence else f"unknown: {where} names none; ask there"
 
 
 def no_weights(name: str, reason: str, *remedies: str) -> WeightsError:
@@ -40,7 +94,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise WeightsError(f"there is no weights file {path}; check the path")
     tensors = {
         name: value
-        for name, value in _state_dict(_load(path)).items()
+        for name, value in _load(path).items()
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
@@ -49,7 +103,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path} holds weights that are not finite; give another file")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    return {name: _single(value) for name, value in tensors.items()}
+    halves = (torch.float16, torch.bfloat16)
+    return {name: t.float() if t.dtype in halves else t for name, t in tensors.items()}
 
 
 def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -66,8 +121,8 @@ def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
         for k in own
         if k in tensors and tensors[k].shape != own[k].shape
     ]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    faults = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    faults = [f"{len(names)} {what} ({_few(names)})" for what, names in kinds.items() if names]
     if faults:
         raise WeightsError(
             f"{where} does not fit: {', '.join(faults)}; give a file made for this backbone"
@@ -99,49 +154,42 @@ def rename_by_order(
     return dict(zip(own, given.values(), strict=True))
 
 
-def find_hub_weights(name: str, source: Any) -> Path | None:
-    """The cached file of timm's pretrained configuration `source`, None when it can be fetched.
+def hub_options(name: str, source: Any) -> dict[str, Any]:
+    """What makes timm load the cached file of its pretrained configuration `source`; nothing where
+    it is not cached and can be fetched.
 
-    Looking in the cache first and then knocking at the host's door takes seconds; timm itself
-    would retry for most of a minute before it gave up.
+    Looking in the cache first and then asking the host takes seconds; timm itself would retry for
+    most of a minute before it gave up.
     """
+    from huggingface_hub import constants
+
     remedies = ("give --weights FILE", "--backbone efficientnet-lite0")
     if not source or not (source.hf_hub_id or source.url):
         raise no_weights(name, "timm has none", *remedies)
     cached = _cached_hub(source) if source.hf_hub_id else _cached_download(source.url)
     if cached is not None:
-        return cached
-    from huggingface_hub import constants
-
+        # timm reads a hub's file as a state dict unless told otherwise, a download as configured.
+        custom = source.custom_load == "hf" if source.hf_hub_id else source.custom_load
+        return {"pretrained_cfg_overlay": {"file": str(cached), "custom_load": custom}}
     # The constant is read when huggingface_hub is imported; a later setting counts as well.
-    if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    if constants.HF_HUB_OFFLINE or offline:
         raise no_weights(name, "HF_HUB_OFFLINE is set and nothing is cached", *remedies)
     if not reachable(constants.ENDPOINT if source.hf_hub_id else source.url):
         raise no_weights(name, "the hub cannot be reached and nothing is cached", *remedies)
-    return None
+    return {}
 
 
-def reachable(url: str, seconds: float = _PROBE_SECONDS) -> bool:
-    """Whether `url`'s host accepts a connection within `seconds`; assumed behind a proxy."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
-    proxies = urllib.request.getproxies()
-    if ({parts.scheme, "all"} & proxies.keys()) and not urllib.request.proxy_bypass(host):
+def reachable(url: str) -> bool:
+    """Whether the host of `url` answers soon, through a proxy where one is set."""
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
+    except HTTPError:  # an answer as well
         return True
-    answered = threading.Event()
-
-    def knock() -> None:
-        try:
-            with socket.create_connection((host, port), timeout=seconds):
-                answered.set()
-        except OSError:
-            pass
-
-    # In a thread, because the timeout of a connection does not cover looking up the host.
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answered.is_set()
+    except OSError:
+        return False
+    return True
 
 
 def _cached_hub(source: Any) -> Path | None:
@@ -150,9 +198,9 @@ def _cached_hub(source: Any) -> Path | None:
     repository, _, revision = source.hf_hub_id.partition("@")
     names = [source.hf_hub_filename] if source.hf_hub_filename else []
     for name in [*names, "model.safetensors", "pytorch_model.bin"]:
-        found = try_to_load_from_cache(repository, name, revision=revision or None)
-        if isinstance(found, str):
-            return Path(found)
+        cached = try_to_load_from_cache(repository, name, revision=revision or None)
+        if isinstance(cached, str):
+            return Path(cached)
     return None
 
 
@@ -161,31 +209,25 @@ def _cached_download(url: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> Mapping[Any, Any]:
+    """What a file holds under names, taken out of what it is nested in; nothing for a list."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+            loaded: Any = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a broken or hostile file raises is not one family
         raise WeightsError(
             f"{path} cannot be read as weights: it is neither a safetensors file nor a torch file "
             "of nothing but tensors (anything else in it could run code, so it is refused); "
             "give a file of weights alone"
         ) from error
-
-
-def _state_dict(loaded: Any) -> Mapping[Any, Any]:
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    return loaded if isinstance(loaded, Mapping) else {}
-
-
-def _single(tensor: Tensor) -> Tensor:
-    half = tensor.is_floating_point() and tensor.element_size() < 4
-    return tensor.float() if half else tensor
+    return dict(loaded) if isinstance(loaded, Mapping) else {}
 
 
 def _few(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from acclimate.adapt.labels import Labels
 from acclimate.adapt.trust import Reach
 from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
 from acclimate.core.randomness import derive, stream
-from acclimate.learn.theory import mean_radius
+from acclimate.learn.consistency import mean_radius
 from acclimate.paper.kernel import maps
 from acclimate.paper.kernel.fitted import REMEDY, Fitted, load_fitted, numbers, save_fitted
 from acclimate.paper.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
