@@ -19,8 +19,8 @@ from acclimate.build.long_tail import (
     build_long_tail,
     facts,
     raised_total,
+    recorded,
 )
-from acclimate.build.long_tail.settings import recorded
 from acclimate.build.pools import open_pool
 from acclimate.cli import main
 from acclimate.core.errors import ConfigError, ManifestError

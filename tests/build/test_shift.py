@@ -18,7 +18,7 @@ from PIL import Image
 
 from acclimate.build.shift import ShiftSettings, build_shift
 from acclimate.build.shift.draws import apportioned
-from acclimate.build.shift.look_alikes import named_pairs, nearest_pairs
+from acclimate.build.shift.images import named_pairs, nearest_pairs
 from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest

@@ -482,7 +482,7 @@ class Pickles(Family):
     streams: list[bytes] = field(default_factory=list)
 
     def prepare(self) -> None:
-        for protocol in (2, 4, 5):
+        for protocol in (3, 4, 5):
             made = saved(self.folder / "whole.pkl", frame(released()), protocol)
             self.streams.append(made.read_bytes())
         real = Path(__file__).parents[1] / "fixtures" / "pandas"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acclimate.adapt.classifier import adapt
-from acclimate.build.fetch.journal import Entry, Journal
+from acclimate.build.fetch.images import Entry, Journal
 from acclimate.config import RunConfig, as_dict
 from acclimate.core.errors import WriteError
 from acclimate.core.files import write_document

@@ -31,7 +31,7 @@ BUILDERS: dict[str, Row] = {
         "The embedded benchmark: real digits through many noisy sensors, images inside the table.",
     ),
     "long-tail": Row(
-        "acclimate.build.long_tail.builder:LongTail",
+        "acclimate.build.long_tail:LongTail",
         "Domains with head and tail classes, sampled from any data, as LT-ImageNet was.",
     ),
     "shift": Row(

@@ -71,6 +71,15 @@ def in_short(manifest: Manifest) -> str:
     )
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """
+    >>> listed(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Builder(ABC):
     """One data set, asked for. `build` writes its manifest, whole or not at all."""

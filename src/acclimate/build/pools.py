@@ -35,8 +35,8 @@ def open_pool(path: str | Path, allowed: Allowed = every) -> Manifest:
     table = readers.read_class_folders(root, source, allowed(folders, source))
     for name, value in (("domain", _DOMAIN), ("split", "train")):
         table = table.append_column(name, pa.repeat(value, table.num_rows))
-    found = tuple(sorted(table["label"].unique().to_pylist()))
-    return Manifest(table, found, root.resolve(), source)
+    classes = tuple(sorted(table["label"].unique().to_pylist()))
+    return Manifest(table, classes, root.resolve(), source)
 
 
 def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[str]:
@@ -55,13 +55,22 @@ def split_into_pools(
 ) -> dict[str, np.ndarray]:
     """Rows of each pool; an image is in one pool only, under whatever labels it has."""
     rows, first, image = _images(base)
-    shares = val_share, test_share
-    pool = _dealt(base, base.label_index[rows[first]], rows[first], shares, seed)[image]
-    return {split: rows[pool == split] for split in SPLITS}
+    homes, order = base.label_index[rows[first]], rows[first]  # the first label of an image
+    pool = np.full(len(homes), "train", dtype=object)
+    for label, places in grouped(homes, range(len(base.classes))).items():
+        members = places[np.argsort(order[places])]
+        shuffled = stream(seed, "pool", base.classes[label]).permutation(members)
+        # A class of three images or more has one in each pool.
+        spare = len(shuffled) - 1
+        test = min(max(round(len(shuffled) * test_share), 1), spare)
+        val = min(max(round(len(shuffled) * val_share), 1), spare - test)
+        pool[shuffled[:test]] = "test"
+        pool[shuffled[test : test + val]] = "val"
+    return {split: rows[pool[image] == split] for split in SPLITS}
 
 
 def pools_of_splits(base: Manifest) -> dict[str, np.ndarray]:
-    """The same, with the data's own splits for pools; an image's first row decides."""
+    """Rows of each pool, by the data's own splits; an image's first row decides."""
     rows, first, image = _images(base)
     pool = base.splits[rows[first]]
     for split in SPLITS:
@@ -80,28 +89,6 @@ def _images(base: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, first, image
 
 
-def _dealt(
-    base: Manifest,
-    home: np.ndarray,
-    order: np.ndarray,
-    shares: tuple[float, float],
-    seed: int,
-) -> np.ndarray:
-    """Each class's images shuffled and dealt out; an image with several labels counts with its
-    first. A class of three images or more has one in each pool."""
-    val_share, test_share = shares
-    pool = np.full(len(home), "train", dtype=object)
-    for label, found in grouped(home, range(len(base.classes))).items():
-        members = found[np.argsort(order[found])]
-        shuffled = stream(seed, "pool", base.classes[label]).permutation(members)
-        spare = len(shuffled) - 1
-        test = min(max(round(len(shuffled) * test_share), 1), spare)
-        val = min(max(round(len(shuffled) * val_share), 1), spare - test)
-        pool[shuffled[:test]] = "test"
-        pool[shuffled[test : test + val]] = "val"
-    return pool
-
-
 def choose_classes(
     base: Manifest,
     pools: Mapping[str, np.ndarray],
@@ -109,8 +96,8 @@ def choose_classes(
     *,
     count: int,  # 0: all
     seed: int,
-) -> tuple[np.ndarray, list[str]]:
-    """(chosen classes, as sorted indices into the base's; those with too few images)"""
+) -> tuple[tuple[str, ...], dict[str, "Pool"], list[str]]:
+    """Returns the chosen classes, the pools with their images, and classes with too few images."""
     names = frozenset(allowed(base.classes, base.source))
     listed = [i for i, name in enumerate(base.classes) if name in names]
     present = [
@@ -127,8 +114,11 @@ def choose_classes(
             f"({len(base.classes) - len(listed)} excluded, {len(too_small)} too small), "
             f"not {max(wanted, 1)}; lower --classes, or add images"
         )
-    chosen = stream(seed, "classes").permutation(fit)[:wanted]
-    return np.sort(chosen), too_small
+    chosen = np.sort(stream(seed, "classes").permutation(fit)[:wanted])
+    labels = np.full(len(base.classes), -1)
+    labels[chosen] = np.arange(len(chosen))
+    arranged = {split: Pool.of(base, rows, labels) for split, rows in pools.items()}
+    return tuple(base.classes[i] for i in chosen), arranged, too_small
 
 
 @dataclass(frozen=True)
@@ -141,6 +131,7 @@ class Pool:
 
     @classmethod
     def of(cls, base: Manifest, rows: np.ndarray, labels: np.ndarray) -> "Pool":
+        """`labels` are the classes' new numbers, or -1 for those that are left out."""
         label = labels[base.label_index[rows]]
         rows, label = rows[label >= 0], label[label >= 0]
         order = np.argsort(label, kind="stable")

@@ -13,8 +13,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, Listing, argument, flag, in_short, required
-from acclimate.build.domainbed.check import FolderCheck, compare, listed
+from acclimate.build.base import (
+    OUT,
+    Builder,
+    Built,
+    Listing,
+    argument,
+    flag,
+    in_short,
+    listed,
+    required,
+)
+from acclimate.build.domainbed.check import FolderCheck, compare
 from acclimate.build.domainbed.expected import BENCHMARKS, Benchmark, benchmark, folded
 from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
@@ -75,10 +85,15 @@ class DomainBed(Builder):
             rows = _without(rows, strange, "not a domain of the data set", left_out)
         manifest = _manifest(rows, folder, source, self.splits)
         manifest.check()
-        found = [(row.domain, row.label) for row in rows]
-        others = tuple(name for name in _others(folder) if name not in expected.lists)
-        empty = tuple(row.image for row in rows if not (folder / row.image).stat().st_size)
-        return manifest, compare(expected, folders, found, left_out, unlisted, others, empty)
+        return manifest, compare(
+            expected,
+            folders,
+            [(row.domain, row.label) for row in rows],
+            left_out=left_out,
+            unlisted=unlisted,
+            others=tuple(name for name in _others(folder) if name not in expected.lists),
+            empty=tuple(row.image for row in rows if not (folder / row.image).stat().st_size),
+        )
 
 
 def _told(check: FolderCheck) -> list[str | Listing]:
@@ -132,23 +147,16 @@ def _fitting(folder: Path, expected: Benchmark) -> set[str]:
 
 def _require_half(folder: Path, expected: Benchmark) -> None:
     """One folder called sketch makes no DomainNet."""
-    shares = {
-        name: len(_fitting(folder, other)) / len(other.domains)
-        for name, other in BENCHMARKS.items()
-    }
-    found = _fitting(folder, expected)
-    if 2 * len(found) >= len(expected.domains):
+    present = _fitting(folder, expected)
+    if 2 * len(present) >= len(expected.domains):
         return
-    best = max(shares, key=lambda name: shares[name])
-    fits = shares[best] >= 0.5
-    remedy = (
-        f"it looks like {BENCHMARKS[best].title}, --dataset {best}"
-        if fits
-        else "check --dataset and the folder"
-    )
+    remedy = "check --dataset and the folder"
+    for name, other in BENCHMARKS.items():
+        if 2 * len(_fitting(folder, other)) >= len(other.domains):
+            remedy = f"it looks like {other.title}, --dataset {name}"
     raise ManifestError(
-        f"{folder} has {len(found)} of the {len(expected.domains)} domains of {expected.title} "
-        f"({', '.join(sorted(found))}); {remedy}"
+        f"{folder} has {len(present)} of the {len(expected.domains)} domains of {expected.title} "
+        f"({', '.join(sorted(present))}); {remedy}"
     )
 
 

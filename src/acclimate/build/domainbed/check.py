@@ -3,11 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from acclimate.build.base import listed
 from acclimate.build.domainbed.expected import Benchmark
 from acclimate.core.text import count
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,13 @@ def compare(
     expected: Benchmark,
     folders: Mapping[str, str],
     rows: Sequence[tuple[str, str]],
-    left_out: Mapping[str, int],
-    unlisted: int,
-    others: tuple[str, ...],
-    empty: tuple[str, ...] = (),
+    **others: Any,
 ) -> FolderCheck:
-    """`rows` are the domain and the class of each image."""
+    """`rows` are the domain and the class of each image, `others` further fields of the check."""
     images = Counter(domain for domain, _ in rows)
-    held: dict[str, set[str]] = defaultdict(set)
+    classes: dict[str, set[str]] = defaultdict(set)
     for domain, label in rows:
-        held[domain].add(label)
+        classes[domain].add(label)
     edition, numbers = min(
         expected.editions.items(),
         key=lambda item: sum(abs(images[domain] - number) for domain, number in item[1].items()),
@@ -80,7 +77,7 @@ def compare(
             folder=folders.get(domain),
             images=images[domain],
             expected=numbers.get(domain),
-            classes=len(held[domain]),
+            classes=len(classes[domain]),
             expected_classes=expected.classes,
         )
         for domain in (*expected.domains, *extra)
@@ -91,10 +88,7 @@ def compare(
         images=len(rows),
         expected=sum(numbers.values()),
         domains=domains,
-        left_out=left_out,
-        unlisted=unlisted,
-        others=others,
-        empty=empty,
+        **others,
     )
 
 
@@ -114,8 +108,3 @@ def _differences(found: DomainCheck) -> list[str]:
         held = count(found.classes, "class", "classes")
         lines.append(f"domain '{name}' has {held}, not {found.expected_classes}")
     return lines
-
-
-def listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

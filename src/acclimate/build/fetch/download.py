@@ -5,20 +5,21 @@ of it may take, how many bytes are read) are below the level at which such libra
 """
 
 import http.client
+import ipaddress
+import socket
 import ssl
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from acclimate import __version__
 from acclimate.build.base import flag
-from acclimate.build.fetch.connection import Connection, Failed, TlsSocket
 from acclimate.config import setting
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -26,6 +27,12 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)  # worth another attempt
 _UNAVAILABLE = "photo_unavailable"  # the picture that Flickr sends for one that is gone
 _CHUNK = 1 << 16
 PRIVATE = "a private address; allow it with --private"  # a reason that may pass
+# Addresses that Python calls global though a gateway may turn them into private ones: IPv4 in
+# IPv6, as translated (NAT64), tunnelled (6to4) or simply written down; and site-local ones.
+_WAYS_INSIDE = tuple(
+    ipaddress.IPv6Network(network)
+    for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::/96", "fec0::/10")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +49,36 @@ class DownloadSettings:
     user_agent: str = f"acclimate/{__version__} (data set builder)"
 
 
+class Failed(Exception):
+    """No image. `dead` when another attempt is pointless; `wait` as the server asked."""
+
+    def __init__(self, reason: str, *, dead: bool, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.dead = dead
+        self.wait = wait
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+    inside: bool  # whether the host is on a private network
+
+
 class Downloader:
     """Safe from threads. Connections stay open for the next image until `close`."""
 
     def __init__(self, settings: DownloadSettings | None = None) -> None:
         self.settings = settings or DownloadSettings()
-        self._hosts: dict[str, threading.BoundedSemaphore] = defaultdict(
-            lambda: threading.BoundedSemaphore(self.settings.per_host)
-        )
-        self._lock = threading.Lock()
-        self._idle: dict[tuple[str, str], list[Connection]] = defaultdict(list)
+        self._hosts: dict[str, threading.BoundedSemaphore] = {}
+        self._idle: dict[tuple[str, str], list[_Connection]] = {}
         self._stopped = threading.Event()
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context()
-        context.sslsocket_class = TlsSocket
+        context.sslsocket_class = _TlsSocket
         return context
 
     def stop(self) -> None:
@@ -66,14 +87,12 @@ class Downloader:
 
     def close(self) -> None:
         self.stop()
-        with self._lock:
-            for connections in self._idle.values():
-                for connection in connections:
-                    connection.close()
-            self._idle.clear()
+        while self._idle:
+            for connection in self._idle.popitem()[1]:
+                connection.close()
 
     def get(self, url: str, accept: Callable[[bytes], object] = bool) -> bytes:
-        """The content at `url`, or `Failed` after all attempts; `accept` may raise it too."""
+        """Returns the content at `url`, or raises `Failed` after all attempts; `accept` may too."""
         wait = self.settings.backoff
         for attempt in range(self.settings.retries + 1):
             try:
@@ -83,125 +102,91 @@ class Downloader:
             except Failed as failure:
                 if failure.dead or attempt == self.settings.retries:
                     raise
-                asked = min(failure.wait or 0.0, 60.0)
-                if self._stopped.wait(max(wait, asked)):
+                if self._stopped.wait(max(wait, min(failure.wait or 0.0, 60.0))):
                     raise
                 wait *= 2
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self, url: str) -> bytes:
         deadline = time.monotonic() + self.settings.timeout
-        inside_allowed: bool | None = None  # known once the first host is
+        inside: bool | None = None  # whether the first host is; known once it was asked
         target = _target(url)
         for _ in range(self.settings.max_redirects + 1):
             came = time.monotonic()
-            with self._host(target.netloc):
+            turns = threading.BoundedSemaphore(self.settings.per_host)
+            with self._hosts.setdefault(target.netloc, turns):
                 deadline += time.monotonic() - came  # waiting for our own turn is not slowness
-                status, headers, body, inside = self._exchange(target, deadline, inside_allowed)
-            inside_allowed = inside if inside_allowed is None else inside_allowed
-            if status not in _REDIRECTS:
-                return _content(status, headers, body)
-            target = _redirected(target, status, headers.get("Location", ""))
+                answer = self._exchange(target, deadline, self._refusal(inside))
+            inside = answer.inside if inside is None else inside
+            if answer.status == 200:
+                return answer.body
+            if answer.status not in _REDIRECTS:
+                wait = _asked_wait(answer.headers)
+                dead = answer.status not in _PASSING
+                raise Failed(f"HTTP {answer.status}", dead=dead, wait=wait)
+            target = _redirected(target, answer)
         raise Failed(f"more than {self.settings.max_redirects} redirects", dead=True)
 
-    @contextmanager
-    def _host(self, netloc: str) -> Iterator[None]:
-        with self._lock:
-            host = self._hosts[netloc]
-        with host:
-            yield
+    def _refusal(self, inside: bool | None) -> str | None:
+        """Why a private address may not be asked now, or None if it may."""
+        if inside is False:
+            return "redirect to a private address"
+        return None if self.settings.private else PRIVATE
 
-    def _exchange(
-        self, target: SplitResult, deadline: float, inside_allowed: bool | None
-    ) -> tuple[int, http.client.HTTPMessage, bytes, bool]:
-        """(status, headers, body, whether the host is on a private network)."""
-        place = (target.scheme, target.netloc)
-        tls = self._tls if target.scheme == "https" else None
-        connection = self._idle_one(place)
+    def _exchange(self, target: SplitResult, deadline: float, refusal: str | None) -> _Answer:
+        idle = self._idle.setdefault((target.scheme, target.netloc), [])
+        connection = None
+        with suppress(IndexError):  # another thread may be faster
+            connection = idle.pop()
         try:
             if connection is not None:
                 try:
-                    answer = self._ask(connection, target, deadline, inside_allowed)
+                    answer = self._ask(connection, target, deadline, refusal)
                 except (ConnectionError, ssl.SSLError):
                     connection.close()  # the server had closed it meanwhile
                     connection = None
             if connection is None:
-                connection = Connection(target, tls, deadline, self._refusal(inside_allowed))
-                answer = self._ask(connection, target, deadline, inside_allowed)
+                connection = _Connection(target, self._tls if target.scheme == "https" else None)
+                answer = self._ask(connection, target, deadline, refusal)
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise self._failure(error) from None
-        self._put_back(place, connection)
+            raise _failure(error, self.settings.timeout) from None
+        if connection.sock is not None:
+            idle.append(connection)
         return answer
 
-    def _refusal(self, inside_allowed: bool | None) -> str | None:
-        """Why a private address may not be asked now, or None if it may."""
-        if inside_allowed is False:
-            return "redirect to a private address"
-        return None if self.settings.private else PRIVATE
-
-    def _failure(self, error: BaseException) -> BaseException:
-        """What to raise for `error`; what is no matter of the network stays as it is."""
-        if isinstance(error, TimeoutError):
-            return Failed(f"slower than {self.settings.timeout:g} s", dead=False)
-        if isinstance(error, http.client.IncompleteRead):
-            return Failed("truncated", dead=False)
-        if isinstance(error, OSError | http.client.HTTPException | ValueError):
-            return Failed(_why(error), dead=False)
-        return error
-
     def _ask(
-        self,
-        connection: Connection,
-        target: SplitResult,
-        deadline: float,
-        inside_allowed: bool | None,
-    ) -> tuple[int, http.client.HTTPMessage, bytes, bool]:
-        refusal = self._refusal(inside_allowed)
-        if connection.inside and refusal is not None:
-            raise Failed(refusal, dead=True)
-        connection.until(deadline)
+        self, connection: "_Connection", target: SplitResult, deadline: float, refusal: str | None
+    ) -> _Answer:
+        connection.prepare(deadline, refusal)
         path = quote(target.path or "/", safe="/%:=&?~#+!$,;'@()*[]-._")
         query = f"?{quote(target.query, safe='/%:=&?~+!$,;@()*[]-._')}" if target.query else ""
-        connection.request(
-            "GET",
-            path + query,
-            headers={"User-Agent": self.settings.user_agent, "Accept": "image/*,*/*;q=0.5"},
-        )
+        headers = {"User-Agent": self.settings.user_agent, "Accept": "image/*,*/*;q=0.5"}
+        connection.request("GET", path + query, headers=headers)
         response = connection.getresponse()
+        body = b""
         if response.status == 200:
-            body = self._body(response)
+            body = _body(response, self.settings.max_bytes)
+        elif response.length is not None and response.length <= _CHUNK:
+            response.read()  # of no interest, but read so that the connection lasts
         else:
-            body = b""  # of no interest, but a short one is read so that the connection lasts
-            if response.length is not None and response.length <= _CHUNK:
-                response.read()
-            else:
-                connection.close()
-        return response.status, response.headers, body, connection.inside
+            connection.close()
+        return _Answer(response.status, response.headers, body, connection.inside)
 
-    def _body(self, response: http.client.HTTPResponse) -> bytes:
-        limit = self.settings.max_bytes
-        if (response.length or 0) > limit:
+
+def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
+    if (response.length or 0) > limit:
+        raise Failed(f"larger than {limit} bytes", dead=True)
+    parts, size = [], 0
+    while part := response.read(_CHUNK):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
             raise Failed(f"larger than {limit} bytes", dead=True)
-        parts, size = [], 0
-        while part := response.read(_CHUNK):
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise Failed(f"larger than {limit} bytes", dead=True)
-        if response.length:  # the server promised more
-            raise Failed("truncated", dead=False)
-        return b"".join(parts)
-
-    def _idle_one(self, place: tuple[str, str]) -> Connection | None:
-        with self._lock:
-            return self._idle[place].pop() if self._idle[place] else None
-
-    def _put_back(self, place: tuple[str, str], connection: Connection) -> None:
-        with self._lock:
-            if connection.sock is not None:
-                self._idle[place].append(connection)
+    if response.length:  # the server promised more
+        raise Failed("truncated", dead=False)
+    return b"".join(parts)
 
 
 def _target(url: str) -> SplitResult:
@@ -215,22 +200,16 @@ def _target(url: str) -> SplitResult:
     return target
 
 
-def _redirected(target: SplitResult, status: int, location: str) -> SplitResult:
+def _redirected(target: SplitResult, answer: _Answer) -> SplitResult:
+    location = answer.headers.get("Location", "")
     if not location:
-        raise Failed(f"HTTP {status} without a Location", dead=True)
+        raise Failed(f"HTTP {answer.status} without a Location", dead=True)
     if _UNAVAILABLE in location:
         raise Failed("photo unavailable", dead=True)
     try:
-        further = urljoin(target.geturl(), location)
+        return _target(urljoin(target.geturl(), location))
     except ValueError:
         raise Failed("redirect to what is no URL", dead=True) from None
-    return _target(further)
-
-
-def _content(status: int, headers: http.client.HTTPMessage, body: bytes) -> bytes:
-    if status == 200:
-        return body
-    raise Failed(f"HTTP {status}", dead=status not in _PASSING, wait=_asked_wait(headers))
 
 
 def _asked_wait(headers: http.client.HTTPMessage) -> float | None:
@@ -244,12 +223,129 @@ def _asked_wait(headers: http.client.HTTPMessage) -> float | None:
         return None
 
 
-def _why(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "its certificate is not valid"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, ConnectionError | http.client.RemoteDisconnected):
-        return "connection closed"
-    text = getattr(error, "strerror", None) or type(error).__name__
-    return f"no connection ({str(text)[:80]})"
+def _failure(error: BaseException, timeout: float) -> BaseException:
+    """Returns what to raise for `error`; what is no matter of the network stays as it is."""
+    if not isinstance(error, OSError | http.client.HTTPException | ValueError):
+        return error
+    match error:
+        case TimeoutError():
+            reason = f"slower than {timeout:g} s"
+        case http.client.IncompleteRead():
+            reason = "truncated"
+        case ssl.SSLCertVerificationError():
+            reason = "its certificate is not valid"
+        case ConnectionRefusedError():
+            reason = "connection refused"
+        case ConnectionError():
+            reason = "connection closed"
+        case _:
+            text = getattr(error, "strerror", None) or type(error).__name__
+            reason = f"no connection ({str(text)[:80]})"
+    return Failed(reason, dead=False)
+
+
+class _Deadline:
+    """A socket whose every read ends with the attempt, however slowly bytes drip in."""
+
+    until = 0.0
+
+    def recv_into(self, *arguments: Any, **options: Any) -> int:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.settimeout(left)  # type: ignore[attr-defined]
+        count: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
+        return count
+
+
+class _PlainSocket(_Deadline, socket.socket):
+    pass
+
+
+class _TlsSocket(_Deadline, ssl.SSLSocket):
+    pass
+
+
+class _Connection(http.client.HTTPConnection):
+    """Connects to the very address that was looked at, so that no name can change in between."""
+
+    def __init__(self, target: SplitResult, tls: ssl.SSLContext | None) -> None:
+        super().__init__(target.hostname or "", target.port or (80 if tls is None else 443))
+        self._tls = tls
+        self._deadline = 0.0
+        self._refusal: str | None = None
+        self.inside = False
+
+    def prepare(self, deadline: float, refusal: str | None) -> None:
+        """Sets the deadline of the next request, and why a private address may not answer it."""
+        self._deadline, self._refusal = deadline, refusal
+        if self.sock is not None:
+            self._require_allowed()
+            self.sock.settimeout(self._left())
+        if isinstance(self.sock, _Deadline):
+            self.sock.until = deadline
+
+    def _require_allowed(self) -> None:
+        if self.inside and self._refusal is not None:
+            raise Failed(self._refusal, dead=True)
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def connect(self) -> None:
+        try:
+            addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError:
+            raise Failed("unknown host", dead=False) from None
+        except UnicodeError:
+            raise Failed("not a host name", dead=True) from None
+        problem: OSError = OSError("no address")
+        for family, kind, protocol, _, address in addresses:
+            if is_link_local(str(address[0])):
+                raise Failed("a link-local address, which is never asked", dead=True)
+            self.inside = is_inside(str(address[0]))
+            self._require_allowed()
+            plain = _PlainSocket(family, kind, protocol)
+            try:
+                plain.settimeout(self._left())
+                plain.connect(address)
+                self.sock = plain
+                if self._tls is not None:
+                    self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+                self.prepare(self._deadline, self._refusal)
+                return
+            except OSError as error:
+                plain.close()
+                problem = error
+        raise problem
+
+
+def is_link_local(address: str) -> bool:
+    """Whether it, or the IPv4 address that it stands for, is one where clouds keep their keys."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return any(one.is_link_local for one in (parsed, *_stood_for(parsed)))
+
+
+def _stood_for(
+    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> list[ipaddress.IPv4Address]:
+    """IPv4 addresses that a gateway may make of one of IPv6."""
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return []
+    known = [parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ())]
+    if any(parsed in network for network in _WAYS_INSIDE):  # translated, or simply written down
+        known.append(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    return [address for address in known if address is not None]
+
+
+def is_inside(address: str) -> bool:
+    """Whether an address belongs to this machine or to a private network."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if any(parsed in network for network in _WAYS_INSIDE):
+            return True
+        parsed = parsed.ipv4_mapped or parsed
+    return not parsed.is_global or parsed.is_multicast

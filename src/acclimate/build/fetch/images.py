@@ -7,6 +7,7 @@ links alone.
 
 import errno
 import hashlib
+import json
 import os
 import posixpath
 from collections import Counter, defaultdict
@@ -20,17 +21,19 @@ from pathlib import Path
 import numpy as np
 
 from acclimate.build.base import flag
-from acclimate.build.fetch.connection import Failed
-from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings
-from acclimate.build.fetch.journal import JOURNAL, Entry, Journal
+from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
-from acclimate.core.files import clear_temporary, write_atomically
+from acclimate.core.files import append_line, clear_temporary, parse_json, write_atomically
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 
+JOURNAL = "fetch.jsonl"
+_FLUSH = 64  # lines are written together: a sync for each would take longer than the download
 _HINT = 64  # a JPEG is read to its end at an eighth of its size too, but faster
+# What is wrong with one image's name; a full disk is not its fault, and would be the next one's.
+_NO_PLACE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,70 @@ class FetchSettings:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"--workers is {self.workers}; give at least 1")
-        if self.repeats < 2:  # no option of the command line
-            raise ConfigError(f"'repeats' is {self.repeats}; give at least 2")
         if not self.download.timeout > 0:  # NaN is not above 0
             raise ConfigError(f"--timeout is {self.download.timeout:g}; give more than 0 seconds")
         if self.download.retries < 0:
             raise ConfigError(f"--retries is {self.download.retries}; give at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What became of one image: `there`, `fetched`, `dead` (not tried again) or `failed`.
+
+    `missing` is said of images that were only looked at, and is not written down.
+    """
+
+    image: str
+    status: str
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    url: str | None = None
+    reason: str | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def present(self) -> bool:
+        return self.status in ("there", "fetched")
+
+
+class Journal:
+    """Append-only lines; a line that a crash tore off is cut before the next is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[str] = []
+        self._mended = False
+
+    def read(self) -> dict[str, Entry]:
+        """Returns the last entry of each image."""
+        entries: dict[str, Entry] = {}
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = Entry(**parse_json(line))
+            except (ValueError, TypeError):
+                raise ManifestError(
+                    f"{self.path}, line {number}: not an entry; restore or delete the line"
+                ) from None
+            entries[entry.image] = entry
+        return entries
+
+    def add(self, entry: Entry) -> None:
+        facts = {name: value for name, value in asdict(entry).items() if value is not None}
+        self._waiting.append(json.dumps(facts, ensure_ascii=False))
+        if len(self._waiting) >= _FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        if not self._mended:
+            self._mended = True
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+        append_line(self.path, "\n".join(self._waiting))
+        self._waiting.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +120,11 @@ class DomainLoss:
     domain: str
     role: str | None
     images: int
-    there: int  # already, before the command
-    fetched: int  # by this command
-    missing: int  # or unreadable, and only looked at
-    dead: int
-    failed: int  # may work another time
+    there: int = 0  # already, before the command
+    fetched: int = 0  # by this command
+    missing: int = 0  # or unreadable, and only looked at
+    dead: int = 0
+    failed: int = 0  # may work another time
     classes: int
     classes_left: int
 
@@ -106,28 +167,25 @@ def fetch_images(
     journal = Journal(root / JOURNAL)
     known = journal.read()
     downloader = Downloader(settings.download)
-    found: dict[str, Entry] = {}
+    fetcher = _Fetcher(root, urls, known, settings, downloader)
+    entries: dict[str, Entry] = {}
     status: Counter[str] = Counter()
-
-    def settle(image: str) -> Entry:
-        return _settle(image, urls[image], root, known.get(image), settings, downloader)
-
     try:
-        for entry in _in_parallel(settle, list(urls), settings.workers, downloader.stop):
-            found[entry.image] = entry
+        for entry in _in_parallel(fetcher.settle, list(urls), settings.workers, downloader.stop):
+            entries[entry.image] = entry
             if not settings.check_only and entry != known.get(entry.image):
                 journal.add(entry)
-            status[_standing(entry, known)] += 1
-            watch("images", len(found), len(urls), _note(status, settings))
-        for entry in _placeholders(found, settings.repeats):
-            found[entry.image] = entry
+            status[fetcher.standing(entry)] += 1
+            watch("images", len(entries), len(urls), _note(status, settings))
+        for entry in _placeholders(entries, settings.repeats):
+            entries[entry.image] = entry
             if not settings.check_only:
                 (root / entry.image).unlink(missing_ok=True)
                 journal.add(entry)
     finally:
         downloader.close()
         journal.flush()
-    return _report(manifest, root, found, known, None if settings.check_only else journal.path)
+    return _report(manifest, fetcher, entries, None if settings.check_only else journal.path)
 
 
 def _require_folder(root: Path) -> None:
@@ -146,93 +204,85 @@ def _urls(manifest: Manifest, settings: FetchSettings) -> dict[str, str | None]:
         raise ManifestError(f"{manifest.source} has no column 'url'; add one, or use --check-only")
     manifest.check(check_files=False)  # above all: no path may lead out of the root
     images = manifest.table["image"].to_pylist()
-    urls = manifest.table["url"].to_pylist() if "url" in names else [None] * len(images)
-    found: dict[str, str | None] = {}
     if any(posixpath.normpath(image) == JOURNAL for image in images):
         raise ManifestError(
             f"{manifest.source} has an image named {JOURNAL}, as the list of what was fetched is; "
             f"rename it"
         )
+    urls = manifest.table["url"].to_pylist() if "url" in names else [None] * len(images)
+    first: dict[str, str | None] = {}
     for image, url in zip(images, urls, strict=True):
-        found[image] = found.get(image) or url or None
-    return found
+        first[image] = first.get(image) or url or None
+    return first
 
 
-def _settle(
-    image: str,
-    url: str | None,
-    root: Path,
-    before: Entry | None,
-    settings: FetchSettings,
-    downloader: Downloader,
-) -> Entry:
-    """What is true of one image now, after trying to fetch it where it is missing."""
-    try:
-        return _settled(image, url, root, before, settings, downloader)
-    except OSError as error:
-        if error.errno not in _NO_PLACE:
-            raise  # a full disk is not this image's fault, and would be the next one's too
-        reason = f"no place for it ({os.strerror(error.errno).lower()})"
-        return Entry(image=image, status="dead", time=_now(), url=url, reason=reason)
+@dataclass(frozen=True)
+class _Fetcher:
+    root: Path
+    urls: Mapping[str, str | None]
+    known: Mapping[str, Entry]  # by earlier commands
+    settings: FetchSettings
+    downloader: Downloader
 
+    def settle(self, image: str) -> Entry:
+        """Returns what is true of one image now, after trying to fetch it where it is missing."""
+        url = self.urls[image]
+        try:
+            missing = self._missing(image)
+            if isinstance(missing, Entry):
+                return missing
+            if self.settings.check_only:
+                return Entry(image=image, status="missing", url=url, reason=missing)
+            if self._known_dead(image):
+                return self.known[image]
+            return self._fetch(image, url)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+            reason = f"no place for it ({os.strerror(error.errno).lower()})"
+            return Entry(image=image, status="dead", url=url, reason=reason)
 
-_NO_PLACE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR)
-
-
-def _settled(
-    image: str,
-    url: str | None,
-    root: Path,
-    before: Entry | None,
-    settings: FetchSettings,
-    downloader: Downloader,
-) -> Entry:
-    path = root / image
-    size = path.stat().st_size if path.is_file() else None
-    if size is not None:
+    def _missing(self, image: str) -> Entry | str:
+        """The entry of an image that is there, or why it is missing."""
+        path, before = self.root / image, self.known.get(image)
+        if not path.is_file():
+            return "missing"
+        size = path.stat().st_size
         if before is not None and before.present and before.bytes == size:
             return before  # decoded when it was written down
         try:
             decode(path, hint=_HINT)
-            return Entry(image=image, status="there", time=_now(), bytes=size)
         except ImageError as error:
-            missing = f"unreadable: {error}"
-    else:
-        missing = "missing"
-    if settings.check_only:
-        return Entry(image=image, status="missing", time=_now(), url=url, reason=missing)
-    if before is not None and _known_dead(before, url, settings):
-        return before
-    if url is None:
-        return Entry(image=image, status="dead", time=_now(), reason="no URL")
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-        reason = "a link leads out of the root"
-        return Entry(image=image, status="dead", time=_now(), url=url, reason=reason)
-    return _fetch(image, url, path, downloader)
+            return f"unreadable: {error}"
+        return Entry(image=image, status="there", bytes=size)
 
+    def _known_dead(self, image: str) -> bool:
+        """Whether there is no point in asking again."""
+        before = self.known.get(image)
+        if before is None or before.status != "dead" or before.url != self.urls[image]:
+            return False
+        allowed_now = self.settings.download.private and before.reason == PRIVATE
+        return not self.settings.retry_dead and not allowed_now
 
-def _known_dead(before: Entry, url: str | None, settings: FetchSettings) -> bool:
-    """Whether there is no point in asking again."""
-    allowed_now = settings.download.private and before.reason == PRIVATE
-    same = before.status == "dead" and before.url == url
-    return same and not settings.retry_dead and not allowed_now
+    def _fetch(self, image: str, url: str | None) -> Entry:
+        path = self.root / image
+        if url is None:
+            return Entry(image=image, status="dead", reason="no URL")
+        try:
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.root)):
+                raise Failed("a link leads out of the root", dead=True)
+            content = self.downloader.get(url, _require_image)
+        except Failed as failure:
+            status = "dead" if failure.dead else "failed"
+            return Entry(image=image, status=status, url=url, reason=failure.reason)
+        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        digest = hashlib.sha256(content).hexdigest()
+        return Entry(image=image, status="fetched", url=url, bytes=len(content), sha256=digest)
 
-
-def _fetch(image: str, url: str, path: Path, downloader: Downloader) -> Entry:
-    try:
-        content = downloader.get(url, _require_image)
-    except Failed as failure:
-        status = "dead" if failure.dead else "failed"
-        return Entry(image=image, status=status, time=_now(), url=url, reason=failure.reason)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return Entry(
-        image=image,
-        status="fetched",
-        time=_now(),
-        url=url,
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
+    def standing(self, entry: Entry) -> str:
+        """The status as of this command: what an earlier one fetched is there."""
+        earlier = entry.present and entry is self.known.get(entry.image)
+        return "there" if earlier else entry.status
 
 
 def _require_image(content: bytes) -> None:
@@ -267,23 +317,18 @@ def _in_parallel(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _placeholders(found: Mapping[str, Entry], repeats: int) -> list[Entry]:
+def _placeholders(entries: Mapping[str, Entry], repeats: int) -> list[Entry]:
     """Fetched images that are the same file under many links: a picture that says "gone"."""
     links: dict[str, set[str]] = defaultdict(set)
-    for entry in found.values():
+    for entry in entries.values():
         if entry.sha256 is not None and entry.url is not None and entry.present:
             links[entry.sha256].add(entry.url)
+    gone = Entry(image="", status="dead", reason="placeholder: one file for many links")
     return [
-        replace(entry, status="dead", time=_now(), reason="placeholder: one file for many links")
-        for entry in found.values()
+        replace(entry, status=gone.status, time=gone.time, reason=gone.reason)
+        for entry in entries.values()
         if entry.present and len(links.get(entry.sha256 or "", ())) >= repeats
     ]
-
-
-def _standing(entry: Entry, known: Mapping[str, Entry]) -> str:
-    """The status as of this command: what an earlier one fetched is there."""
-    earlier = entry.present and entry is known.get(entry.image)
-    return "there" if earlier else entry.status
 
 
 def _note(status: Mapping[str, int], settings: FetchSettings) -> str:
@@ -293,39 +338,26 @@ def _note(status: Mapping[str, int], settings: FetchSettings) -> str:
 
 
 def _report(
-    manifest: Manifest,
-    root: Path,
-    found: Mapping[str, Entry],
-    known: Mapping[str, Entry],
-    journal: Path | None,
+    manifest: Manifest, fetcher: _Fetcher, entries: Mapping[str, Entry], journal: Path | None
 ) -> FetchReport:
     images = manifest.table["image"].to_pylist()
-    kept = np.array([found[image].present for image in images], dtype=bool)
-    left = replace(manifest.select(np.flatnonzero(kept)), root=root.resolve())
+    present = np.array([entries[image].present for image in images], dtype=bool)
+    left = replace(manifest.select(np.flatnonzero(present)), root=fetcher.root.resolve())
     roles = manifest.roles()
     losses = []
     for domain in manifest.domains:
         rows = manifest.rows(domain=domain)
         own = {images[row] for row in rows.tolist()}
-        status = Counter(_standing(found[image], known) for image in own)
         labels = manifest.label_index[rows]
         losses.append(
             DomainLoss(
                 domain=domain,
                 role=roles.get(domain),
                 images=len(own),
-                there=status["there"],
-                fetched=status["fetched"],
-                missing=status["missing"],
-                dead=status["dead"],
-                failed=status["failed"],
                 classes=len(np.unique(labels)),
-                classes_left=len(np.unique(labels[kept[rows]])),
+                classes_left=len(np.unique(labels[present[rows]])),
+                **Counter(fetcher.standing(entries[image]) for image in own),
             )
         )
-    reasons = Counter(entry.reason or "" for entry in found.values() if not entry.present)
+    reasons = Counter(entry.reason or "" for entry in entries.values() if not entry.present)
     return FetchReport(left, tuple(losses), dict(reasons.most_common()), journal)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

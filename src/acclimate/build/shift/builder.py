@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
-from acclimate.build.pools import Pool, choose_classes, open_pool, split_into_pools
-from acclimate.build.shift.draws import Domain, draw_domains
-from acclimate.build.shift.look_alikes import Pair, choose_pairs
-from acclimate.build.shift.repaint import repainted
-from acclimate.build.shift.settings import ShiftSettings
+from acclimate.build.base import OUT, Builder, Built, argument, in_short, listed, required
+from acclimate.build.pools import choose_classes, open_pool, split_into_pools
+from acclimate.build.shift.draws import Domain, ShiftSettings, draw_domains
+from acclimate.build.shift.images import Pair, choose_pairs, repainted
 from acclimate.core.errors import ManifestError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
@@ -94,11 +92,9 @@ def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> F
         test_share=settings.test_share,
         seed=settings.seed,
     )
-    chosen, too_small = choose_classes(base, rows, count=settings.classes, seed=settings.seed)
-    place = np.full(len(base.classes), -1)
-    place[chosen] = np.arange(len(chosen))
-    pools = {split: Pool.of(base, found, place) for split, found in rows.items()}
-    classes = tuple(base.classes[i] for i in chosen)
+    classes, pools, too_small = choose_classes(
+        base, rows, count=settings.classes, seed=settings.seed
+    )
     pairs = choose_pairs(base, pools["train"], classes, settings, workers)
     family = Family(base, settings, classes, pairs, draw_domains(pools, settings), too_small)
     _require_every_class(family)
@@ -223,8 +219,7 @@ def _told(family: Family) -> Iterator[str]:
         yield f"covariate shift: gain, tint and noise of each, strength {settings.covariate:g}"
     if settings.swaps:
         shown = [f"{family.classes[one]}:{family.classes[two]}" for one, two in family.pairs]
-        more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
-        yield f"conditional shift: in half of them labels swap: {', '.join(shown[:5])}{more}"
+        yield f"conditional shift: in half of them labels swap: {listed(shown)}"
     if not heads and not settings.repaints:
         yield "no shift: the domains differ by chance alone"
 
@@ -239,7 +234,5 @@ def _notes(family: Family) -> Iterator[str]:
                 f"{role} domains have {sizes[0]} images, not {wanted}: the smallest class has no "
                 "more to give; add images, or lower --per-domain or --label"
             )
-    few = family.too_small
-    if few:
-        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        yield f"left out, with too few images: {', '.join(few[:5])}{more}"
+    if family.too_small:
+        yield f"left out, with too few images: {listed(family.too_small)}"

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from acclimate.build.long_tail import LongTailSettings
-from acclimate.build.long_tail.settings import LT_IMAGENET
+from acclimate.build.long_tail import LT_IMAGENET, LongTailSettings
 from acclimate.core.errors import unknown
 from acclimate.paper.ablations.table import find_ablation
 

@@ -21,7 +21,6 @@ from acclimate.data.readers import require_name
 from acclimate.paper.geo_yfcc.builder import image_name
 from acclimate.paper.geo_yfcc.continents import continent_of
 from acclimate.paper.geo_yfcc.labels import read_labels
-from acclimate.paper.released.arrays import Column
 from acclimate.paper.released.cells import (
     MOST_LABELS,
     MOST_NAME,
@@ -31,7 +30,7 @@ from acclimate.paper.released.cells import (
     value,
     whole_number,
 )
-from acclimate.paper.released.frames import read_columns
+from acclimate.paper.released.frames import Column, read_columns
 
 COLUMNS = (
     *("yfcc_row_id", "label_ids", "country", "country_id"),

@@ -1,12 +1,9 @@
 """Cells of the released table, whose authors and whose pandas wrote them in several ways."""
 
 from acclimate.paper.geo_yfcc.rows import METADATA
-from acclimate.paper.released.arrays import ARRAY, SCALAR, Unexpected, array, named, scalar
-from acclimate.paper.released.extensions import MISSING, extension, is_extension, series
+from acclimate.paper.released.frames import Unexpected, array, scalar
 from acclimate.paper.released.pickled import Call, Global
 
-# Sets as protocols before 4 write them; a set is the list of what is in it.
-CELLS = named(["builtins", "__builtin__"], ["set", "frozenset"])
 # The fields in metadata kept as dictionaries; only letters and digits of a key are looked at.
 _KEYS = {
     "photo_id": ("photoid", "photovideoidentifier", "identifier", "id"),
@@ -25,28 +22,19 @@ MOST_LABELS = 5_000  # of a photo: ImageNet-5K has no more
 
 
 def value(node: object) -> object:
-    """A cell: numbers of numpy become numbers; arrays, sets and Series lists; the rest stays as it
-    is, and what is no part of a table is None."""
+    """Returns a cell as plain Python: a number or a list for numpy's, None for what is no part of
+    a table, and everything else as it is."""
     if not isinstance(node, Call):
-        return None if isinstance(node, Global) and node in MISSING else node
+        return None if isinstance(node, Global) else node
     try:
-        return _list(node) if node.target not in SCALAR else scalar(node)
+        if node.target.name == "scalar":
+            return scalar(node)
+        column, shape = array(node)
     except Unexpected:
         return None
-
-
-def _list(node: Call) -> list[object] | None:
-    if node.target in CELLS:
-        (held,) = node.arguments if len(node.arguments) == 1 else ([],)
-        return held if isinstance(held, list) else None
-    if is_extension(node):
-        return extension(node)
-    if node.target not in ARRAY:
-        column = series(node)
-    else:
-        column, shape = array(node)
-        column = column if len(shape) <= 1 else None
-    return column if column is None or isinstance(column, list) else column.tolist()
+    if len(shape) > 1:
+        return None
+    return column if isinstance(column, list) else column.tolist()
 
 
 def whole_number(cell: object) -> int | None:

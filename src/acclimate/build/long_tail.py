@@ -4,22 +4,26 @@ Each domain has a few random head classes with many images and all other classes
 domains of the base do not matter; its rows are the pools that are sampled from.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
-from acclimate.build.long_tail.draws import Part, draw_domains
-from acclimate.build.long_tail.settings import (
-    LT_IMAGENET,
-    LongTailSettings,
-    raised_total,
-    recorded,
+from acclimate.build.base import (
+    OUT,
+    Builder,
+    Built,
+    argument,
+    flag,
+    in_short,
+    listed,
+    require_limits,
+    required,
 )
 from acclimate.build.pools import (
     Pool,
@@ -29,12 +33,167 @@ from acclimate.build.pools import (
     pools_of_splits,
     split_into_pools,
 )
-from acclimate.build.synsets import read_names, short
+from acclimate.build.synsets import ilsvrc12_synsets, is_synset, read_names, short
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, unknown
 from acclimate.core.progress import Watch
+from acclimate.core.randomness import stream
+from acclimate.core.text import count
 from acclimate.data.columns import SPLITS
 from acclimate.data.manifest import Manifest
+
+_RECORDED = 1000  # names; of longer lists a digest is enough to tell them apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongTailSettings:
+    """LT(N, K, A, f). The defaults are the paper's but for the classes, of which it sampled 500."""
+
+    classes: int = 0  # sampled from those of the base; 0: all
+    only: tuple[str, ...] = ()  # class names that may be sampled; none: all
+    exclude: tuple[str, ...] = ()  # class names that are not sampled
+    exclude_ilsvrc12: bool = flag("Leave out ILSVRC12's classes; DATA's are synsets.")
+    domains: int = setting(50, "N, domains to train on.", at_least=1)
+    heads: int = setting(100, "K, head classes of a domain.", at_least=1)
+    per_class: int = setting(350, "A, training images of a head class.", at_least=1)
+    # A tail class has round(A·f) images, and one at least unless f is 0.
+    tail: float = setting(0.1, "f, a tail class has this share of A.", at_least=0, at_most=1)
+    val_per_class: int = setting(50, "A of validation splits and domains.", at_least=1)
+    test_per_class: int = setting(300, "A of test splits and domains.", at_least=1)
+    val_domains: int = setting(10, "Unseen domains to choose by.", at_least=0)
+    test_domains: int = setting(10, "Unseen domains to score on.", at_least=0)
+    pools: Literal["random", "splits"] = setting(
+        "random", "random: each class dealt out by the shares; splits: DATA's own."
+    )
+    val_share: float = 0.1
+    test_share: float = 0.2
+    constant_total: int = setting(
+        0, "Divide A so that the total is that of this many domains; 0: no.", at_least=0
+    )
+    seed: int = setting(0, "Seed of classes, pools and domains.", at_least=0)
+
+    def allowed(self, classes: Sequence[str], source: str) -> list[str]:
+        """Those of `classes` that may be sampled, in their order."""
+        excluded = set(self.exclude)
+        if self.exclude_ilsvrc12:
+            if not any(map(is_synset, classes)):
+                raise ManifestError(
+                    f"no class of {source} is a synset such as n01440764; leave "
+                    "--exclude-ilsvrc12 away, or name the classes by their synsets"
+                )
+            excluded |= ilsvrc12_synsets()
+        wanted = set(self.only or classes)
+        if wanted.isdisjoint(classes):
+            raise ManifestError(
+                f"{source} has none of the {len(wanted)} classes that --only lists; it has "
+                f"{', '.join(map(short, classes[:3])) or 'none'}: check the names"
+            )
+        return [name for name in classes if name in wanted and name not in excluded]
+
+    def wanted(self, split: str) -> tuple[int, int]:
+        """(images of a head class, images of a tail class) in a domain's `split`."""
+        head: float = {"val": self.val_per_class, "test": self.test_per_class}.get(
+            split, self.per_class
+        )
+        if split == "train" and self.constant_total:
+            head = max(head * self.constant_total / self.domains, 1)
+        tail = max(round(head * self.tail), 1) if self.tail else 0
+        return round(head), tail
+
+    def require_sense(self) -> None:
+        if self.classes < 0:
+            raise ConfigError(f"long-tail: --classes must be at least 0, not {self.classes}")
+        require_limits(self, "long-tail")
+        val, test = self.val_share, self.test_share
+        if not (0 < val < 1 and 0 < test < 1 and val + test < 1):
+            raise ConfigError(
+                f"long-tail: --val-share and --test-share must be above 0 and leave something to "
+                f"train on, not {val:g} and {test:g}"
+            )
+
+
+# The paper says nothing of the pools. In proportion to A, 700 images of a class are enough for all.
+LT_IMAGENET = LongTailSettings(classes=500, val_share=50 / 700, test_share=300 / 700)
+
+
+def raised_total(settings: LongTailSettings, classes: int) -> tuple[int, int] | None:
+    """(training images, those that `constant_total` asks for), where rounding up to one image of
+    a class makes more of them; else None."""
+    if not settings.constant_total:
+        return None
+
+    def total(made: LongTailSettings) -> int:
+        head, tail = made.wanted("train")
+        return made.domains * (made.heads * head + (classes - made.heads) * tail)
+
+    asked = total(replace(settings, domains=settings.constant_total, constant_total=0))
+    head = settings.per_class * settings.constant_total / settings.domains
+    tails = settings.tail > 0 and classes > settings.heads
+    raised = head < 1 or (tails and round(head * settings.tail) < 1)
+    found = total(settings)
+    return (found, asked) if raised and found > asked else None
+
+
+def recorded(names: Sequence[str]) -> list[str] | str:
+    """What a manifest says of a list: the names, or of a long one their number and a digest."""
+    if len(names) <= _RECORDED:
+        return list(names)
+    digest = hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+    return f"{len(names)} names, SHA-256 {digest}"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one domain gets from one pool."""
+
+    domain: str
+    role: str
+    split: str
+    rows: np.ndarray
+    wanted: np.ndarray  # [C]
+    given: np.ndarray  # [C]
+
+
+def _draw_domains(
+    pools: Mapping[str, Pool], classes: int, settings: LongTailSettings
+) -> list[_Part]:
+    every = np.arange(classes)
+    parts = [
+        part
+        for number in range(settings.domains)
+        for part in _draw(pools, "train", number, SPLITS, every, classes, settings)
+    ]
+    seen = np.flatnonzero(sum(part.given for part in parts if part.split == "train"))
+    for role, domains in (("val", settings.val_domains), ("test", settings.test_domains)):
+        for number in range(domains):
+            parts += _draw(pools, role, number, (role,), seen, classes, settings)
+    return parts
+
+
+def _draw(
+    pools: Mapping[str, Pool],
+    role: str,
+    number: int,
+    splits: Iterable[str],
+    allowed: np.ndarray,
+    classes: int,
+    settings: LongTailSettings,
+) -> list[_Part]:
+    name = f"{role}-{number:03d}"
+    rng = stream(settings.seed, "domain", name)
+    shuffled = rng.permutation(classes)
+    heads = shuffled[np.isin(shuffled, allowed)][: settings.heads]
+    parts = []
+    for split in splits:
+        head, tail = settings.wanted(split)
+        wanted = np.zeros(classes, dtype=np.int64)
+        wanted[allowed] = tail
+        wanted[heads] = head
+        given = np.minimum(wanted, pools[split].sizes)
+        drawn = pools[split].draw(given, stream(settings.seed, "rows", name, split))
+        parts.append(_Part(name, role, split, drawn, wanted, given))
+    return parts
+
 
 COLUMN = "long_tail"  # the same JSON in every row: how the data were made; no part of the digest
 BASE_DOMAIN = "base_domain"
@@ -54,31 +213,22 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     """
     settings = settings or LongTailSettings()
     settings.require_sense()
-    pools = _pools(base, settings)
-    classes, too_small = choose_classes(
-        base, pools, settings.allowed, count=settings.classes, seed=settings.seed
+    seed, shares = settings.seed, (settings.val_share, settings.test_share)
+    rows = (
+        pools_of_splits(base)
+        if settings.pools == "splits"
+        else split_into_pools(base, val_share=shares[0], test_share=shares[1], seed=seed)
+    )
+    classes, pools, too_small = choose_classes(
+        base, rows, settings.allowed, count=settings.classes, seed=seed
     )
     if settings.heads > len(classes):
         raise ConfigError(
             f"long-tail: a domain cannot have {settings.heads} head classes of the {len(classes)} "
             f"that {base.source} offers; lower --heads to {len(classes)} or less"
         )
-    labels = np.full(len(base.classes), -1)
-    labels[classes] = np.arange(len(classes))
-    arranged = {split: Pool.of(base, rows, labels) for split, rows in pools.items()}
-    drawn = draw_domains(arranged, len(classes), settings)
-    return _assemble(base, classes, drawn, settings, too_small)
-
-
-def _pools(base: Manifest, settings: LongTailSettings) -> dict[str, np.ndarray]:
-    if settings.pools == "splits":
-        return pools_of_splits(base)
-    return split_into_pools(
-        base,
-        val_share=settings.val_share,
-        test_share=settings.test_share,
-        seed=settings.seed,
-    )
+    parts = _draw_domains(pools, len(classes), settings)
+    return _assemble(base, classes, parts, settings, too_small)
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
@@ -94,8 +244,8 @@ def facts(manifest: Manifest) -> dict[str, Any]:
 
 def _assemble(
     base: Manifest,
-    classes: np.ndarray,
-    parts: Sequence[Part],
+    classes: tuple[str, ...],
+    parts: Sequence[_Part],
     settings: LongTailSettings,
     too_small: list[str],
 ) -> Manifest:
@@ -125,8 +275,7 @@ def _assemble(
             table = table.set_column(table.column_names.index(name), name, column)
         else:
             table = table.append_column(name, column)
-    chosen = tuple(base.classes[i] for i in classes)
-    return replace(base, table=table, classes=chosen, source="long-tail", declared_domains=())
+    return replace(base, table=table, classes=classes, source="long-tail", declared_domains=())
 
 
 def _repeated(names: Sequence[str], sizes: Sequence[int]) -> pa.Array:
@@ -140,7 +289,7 @@ def _constant(text: str, count: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(index, pa.array([text], pa.string()))
 
 
-def _capped(parts: Sequence[Part], settings: LongTailSettings) -> dict[str, dict[str, int]]:
+def _capped(parts: Sequence[_Part], settings: LongTailSettings) -> dict[str, dict[str, int]]:
     """Where pools had fewer images of a class than a domain should get, by split."""
     found = {}
     for split in SPLITS:
@@ -207,13 +356,11 @@ class LongTail(Builder):
     def _notes(self, settings: LongTailSettings, base: Manifest, made: Manifest) -> list[str]:
         """What a user may not have meant."""
         notes = []
-        for flag, listed in (("--only", settings.only), ("--exclude", settings.exclude)):
-            names = not_in_data(listed, self.data, base)
+        for option, given in (("--only", settings.only), ("--exclude", settings.exclude)):
+            names = [short(name) for name in not_in_data(given, self.data, base)]
             if names:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                verb = f"name of {flag} is" if len(names) == 1 else f"names of {flag} are"
-                some = ", ".join(map(short, names[:3]))
-                notes.append(f"{len(names)} {verb} not in the data: {some}{more}")
+                said = count(len(names), f"name of {option} is", f"names of {option} are")
+                notes.append(f"{said} not in the data: {listed(names, 3)}")
         raised = raised_total(settings, len(made.classes))
         if raised is not None:
             notes.append(
@@ -240,6 +387,5 @@ def _summary(made: Manifest, how: dict[str, Any]) -> list[str]:
     ]
     few = how["too_small"]
     if few:
-        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        told.append(f"left out, with too few images: {', '.join(few[:5])}{more}")
+        told.append(f"left out, with too few images: {listed(few)}")
     return told
