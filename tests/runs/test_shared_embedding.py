@@ -574,13 +574,13 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
 ) -> None:
     from acclimate.runs import session as module
 
-    prepare, run = module.prepare, tmp_path / "run"
+    build, run = module.build_networks, tmp_path / "run"
 
-    def finish_it_first(*arguments: Any, **named: Any) -> int:
-        monkeypatch.setattr(module, "prepare", prepare)
+    def finish_it_first(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(module, "build_networks", build)
         assert not train(tiny(), features, run).already
-        return prepare(*arguments, **named)
+        return build(*arguments, **named)
 
-    monkeypatch.setattr(module, "prepare", finish_it_first)
+    monkeypatch.setattr(module, "build_networks", finish_it_first)
     assert train(tiny(), features, run).already
     assert read(run / "records.jsonl").duplicates == 0

@@ -5,7 +5,6 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from acclimate.config import AlgorithmName, RunConfig, from_dict
 from acclimate.core.distributed import World
@@ -16,28 +15,31 @@ from acclimate.learn.embeddings import Embedding, FromERM
 from acclimate.learn.embeddings.state import load_embedding
 from acclimate.learn.model import Trained
 from acclimate.records.folder import RunFolder, difference
-from acclimate.runs.identity import baseline_identity
+from acclimate.runs.identity import baseline_identity, learned_identity
 from acclimate.runs.plan import Plan
 
 
 @dataclass(frozen=True)
 class SharedEmbedding:
-    """`folder` is one of `train_embedding`; `wanted` is the Φ that a run would learn itself."""
+    """The Φ in `folder`, made by `train_embedding`, for a run that would learn that of `plan` on
+    data with the digest `data`."""
 
     folder: RunFolder
-    wanted: dict[str, Any]
+    plan: Plan
+    data: str
 
     def check(self) -> None:
-        """Refuse a Φ that is not finished, or is not the one that is wanted."""
+        """Refuse a Φ that is not finished, or is not the one that the run would learn."""
         path = self.folder.path
+        refuse_plain(self.plan)
         if not self.folder.exists or not self.folder.complete():
             raise RunError(
                 f"{path}: there is no finished embedding; make one with `train_embedding`"
             )
-        found = difference(self.folder.comparable(), self.wanted)
-        if found is not None:
+        differs = difference(self.folder.comparable(), learned_identity(self.plan, self.data))
+        if differs is not None:
             raise RunError(
-                f"{path} holds another embedding than this run would learn ({found}); "
+                f"{path} holds another embedding than this run would learn ({differs}); "
                 f"leave it out, or make one for these settings"
             )
 
@@ -50,14 +52,13 @@ class SharedEmbedding:
         """
         load_embedding(self.folder.phi, embedding)  # a damaged file is named where it lies
         if world.main:
-            here = set(run.records().losses)
-            for loss in self.folder.records().losses:
-                if loss not in here:
-                    run.append(loss)
-            _list_again(self.folder, quarantine)
+            _take_over(self.folder, run, quarantine)
             if self.folder.consistency_file.exists():
                 _copy(self.folder.consistency_file, run.consistency_file)
-            _link(self.folder.phi, run.phi)
+            try:  # one file under two names, which are written anew and never changed
+                os.link(self.folder.phi, run.phi)
+            except OSError:
+                _copy(self.folder.phi, run.phi)
         world.wait()
 
 
@@ -75,16 +76,16 @@ class Baseline:
             raise RunError(f"{path}: there is no finished run; train it, or leave it out")
         stored = self.folder.identity()
         config = from_dict(RunConfig, stored["config"], where=str(path))
-        found = difference(
+        differs = difference(
             stored | {"config": baseline_identity(config, "")["config"]},
             baseline_identity(plan.config, plan.manifest.digest())
             | {"train_domains": list(plan.train_domains)},
         )
         if config.algorithm != "erm":
-            found = f"its algorithm is {config.algorithm!r}, not 'erm'"
-        if found is not None:
+            differs = f"its algorithm is {config.algorithm!r}, not 'erm'"
+        if differs is not None:
             raise RunError(
-                f"{path} holds another run than Step A would repeat ({found}); leave it out"
+                f"{path} holds another run than Step A would repeat ({differs}); leave it out"
             )
 
     def adopt(
@@ -95,20 +96,8 @@ class Baseline:
         network = embedding.predictor
         network.load_state_dict({name: learned[name] for name in network.state_dict()})
         if world.main:
-            here = {(loss.phase, loss.step) for loss in phi.records().losses}
-            for loss in self.folder.records().losses:
-                # As Step A calls them: "embedding" for "main", with what is before and after it.
-                phase = loss.phase.replace("main", "embedding", 1)
-                if (phase, loss.step) not in here:
-                    phi.append(replace(loss, phase=phase))
-            _list_again(self.folder, quarantine)
+            _take_over(self.folder, phi, quarantine)
         world.wait()
-
-
-def _list_again(folder: RunFolder, quarantine: Quarantine) -> None:
-    listed = Quarantine(folder.quarantine, total=1, max_share=float("inf"))
-    for image, reason in listed.entries:
-        quarantine.add(image, reason)
 
 
 def refuse_plain(plan: Plan) -> None:
@@ -120,12 +109,15 @@ def refuse_plain(plan: Plan) -> None:
         )
 
 
-def _link(source: Path, path: Path) -> None:
-    """One file under two names, which are written anew and never changed; a copy elsewhere."""
-    try:
-        os.link(source, path)
-    except OSError:
-        _copy(source, path)
+def _take_over(source: RunFolder, target: RunFolder, quarantine: Quarantine) -> None:
+    """The losses of another folder, as those of Step A, and the images it could not read."""
+    known = {(loss.phase, loss.step) for loss in target.records().losses}
+    for loss in source.records().losses:
+        phase = loss.phase.replace("main", "embedding", 1)
+        if (phase, loss.step) not in known:
+            target.append(replace(loss, phase=phase))
+    for image, reason in source.quarantined():
+        quarantine.add(image, reason)
 
 
 def _copy(source: Path, path: Path) -> None:
