@@ -28,11 +28,10 @@ from acclimate.learn.objective import Objective
 from acclimate.records.folder import SHARED, RunFolder
 from acclimate.records.records import Started
 from acclimate.runs.device import fitting_micro_batches
-from acclimate.runs.identity import settings_digest
+from acclimate.runs.identity import SharedEmbedding, settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
 from acclimate.runs.optimisation import check_batches
 from acclimate.runs.plan import Plan
-from acclimate.runs.shared import SharedEmbedding
 
 Say = Callable[[str], None]
 

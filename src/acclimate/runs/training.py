@@ -34,12 +34,17 @@ from acclimate.learn.site import Site
 from acclimate.records.folder import SHARED, RunFolder, write_checksums
 from acclimate.records.records import Finished, Score, Validated
 from acclimate.records.rehearsal import Rehearsal
-from acclimate.runs.identity import learned_identity, run_identity
+from acclimate.runs.identity import (
+    Baseline,
+    SharedEmbedding,
+    learned_identity,
+    refuse_plain,
+    run_identity,
+)
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.session import Say, Session, session
-from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
 
 MAIN = "main"
 
