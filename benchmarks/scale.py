@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from acclimate.runs.compiling import COMPILED_FROM
+from acclimate.runs.device import COMPILED_FROM
 
 HERE = Path(__file__).resolve().parent
 PAGE, MEASURED = HERE.parent / "docs" / "scale.md", HERE / "measured" / "h200.json"

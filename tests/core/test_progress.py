@@ -26,8 +26,8 @@ def test_a_line_now_and_then_with_rate_and_time_left() -> None:
     for second in range(40):
         log.at(second, 2 * second)
     assert log.lines == [
-        "Step B: predictor: 30 of 900, 2.0 a second, about 7 min 15 s left",
-        "Step B: predictor: 60 of 900, 2.0 a second, about 7 min 00 s left",
+        "predictor: 30 of 900, 2.0 a second, about 7 min 15 s left",
+        "predictor: 60 of 900, 2.0 a second, about 7 min 00 s left",
     ]
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_goes_on_is_not_faster_for_what_was_done_before() -> None:
     log.at(0, 400)
     log.at(20, 410, note="best validation 80.0%")
     assert log.lines == [
-        "Step B: predictor: 410 of 900, 2 s each, about 16 min 20 s left, best validation 80.0%"
+        "predictor: 410 of 900, 2 s each, about 16 min 20 s left, best validation 80.0%"
     ]
 
 
@@ -44,7 +44,7 @@ def test_the_end_is_told_once_and_a_second_turn_again() -> None:
     log = Log()
     for now, done in ((0, 1), (3, 9), (4, 9), (5, 2), (6, 9)):
         log.at(now, done, 9)
-    assert log.lines == ["Step B: predictor: 9 of 9, 3 s", "Step B: predictor: 9 of 9, 1 s"]
+    assert log.lines == ["predictor: 9 of 9, 3 s", "predictor: 9 of 9, 1 s"]
 
 
 def test_a_long_log_stays_short() -> None:
@@ -55,9 +55,19 @@ def test_a_long_log_stays_short() -> None:
 
 
 def test_phases_have_names_for_people() -> None:
-    assert phase_name("main") == "Step B: predictor"
+    assert phase_name("main") == "predictor"
     assert phase_name("north: embedding") == "north: Step A: embedding"
     assert phase_name("rehearsal") == "rehearsal"
+    # True of a network that is trained from scratch, and of a run without Step A.
+    assert phase_name("features") == "backbone features"
+
+
+def test_what_has_nothing_to_do_is_not_announced() -> None:
+    """Such as a rehearsal of sites with too few images."""
+    log = Log()
+    log.at(0, 0, 0)
+    log.at(60, 0, 0)
+    assert log.lines == []
 
 
 @pytest.mark.parametrize(("terminal", "notebook"), [(False, False), (True, False), (False, True)])

@@ -11,8 +11,8 @@ from torch import Tensor
 from acclimate.config import TrainConfig
 from acclimate.core.distributed import World
 from acclimate.learn.models import Backbone
-from acclimate.runs import compiling
-from acclimate.runs.compiling import COMPILED_FROM, GRAPHED_FROM, accelerated, trained_backbones
+from acclimate.runs import device
+from acclimate.runs.device import COMPILED_FROM, GRAPHED_FROM, accelerated, trained_backbones
 from fixtures.gpu import on_gpu
 from fixtures.objectives import on_images
 
@@ -37,8 +37,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return made
 
-    monkeypatch.setattr(compiling, "graphed", make("graphed"))
-    monkeypatch.setattr(compiling, "compiled", make("compiled"))
+    monkeypatch.setattr(device, "graphed", make("graphed"))
+    monkeypatch.setattr(device, "compiled", make("compiled"))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     return seen
 
@@ -94,7 +94,7 @@ def test_what_fails_is_done_without(passes: list[str], monkeypatch: pytest.Monke
     def broken(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
         raise RuntimeError("no C++\ncompiler " + "x" * 300)
 
-    monkeypatch.setattr(compiling, "compiled", broken)
+    monkeypatch.setattr(device, "compiled", broken)
     learned, lines = on_images(), list[str]()
     with accelerated(learned.train(), "on", 5, GPU, lines.append):
         trained_backbones(learned)[0](X)

@@ -23,12 +23,12 @@ from acclimate.data.source import Images, NoQuarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
-from acclimate.runs import session
-from acclimate.runs.checkpoint import save_checkpoint
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.plan import Freeze, choose_freeze, make_plan
+from acclimate.runs.loop import save_checkpoint
+from acclimate.runs.plan import choose_model, make_plan
 from acclimate.runs.training import train, train_embedding
 from fixtures.decoding import watch_decoding
+from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 CPU = torch.device("cpu")
@@ -219,47 +219,38 @@ def test_a_new_site_is_adapted_to_from_images(
 LITE = ModelConfig(backbone="efficientnet-lite0")
 
 
-class TestTheChoice:
-    def test_a_pretrained_backbone_is_frozen_on_a_cpu(self) -> None:
-        assert choose_freeze(LITE, 227, "cpu") == Freeze(
-            "backbone",
-            "efficientnet-lite0 keeps its pretrained weights, as this is a CPU and images have 227 "
-            "px: its features are extracted once and the rest is trained on them; to train all of "
-            "it, --set model.freeze=none",
-        )
+def choice(model: ModelConfig, side: int | None, device: str | None) -> tuple[ModelConfig, str]:
+    return choose_model(RunConfig(model=model), side, device)
 
-    def test_elsewhere_it_is_not(self, weights: Path) -> None:
-        gpu = choose_freeze(LITE, 227, None)
-        assert gpu.choice == "none" and gpu.why == (
-            "all of efficientnet-lite0 is trained, as there is a GPU; for heads on its features "
-            "alone, --set model.freeze=backbone"
-        )
+
+class TestTheChoice:
+    def test_a_pretrained_backbone_is_frozen_on_a_cpu_alone(self, weights: Path) -> None:
+        """Unless it is small, has nothing to keep, or somebody asked."""
+        model, why = choice(LITE, 227, "cpu")
+        assert model.freeze == "backbone"
+        assert "efficientnet-lite0" in why and "227 px" in why and "model.freeze=none" in why
+        model, why = choice(LITE, 227, None)
+        assert model.freeze == "none" and "model.freeze=backbone" in why
         small = ModelConfig(backbone="small-cnn")
-        for model, side in (
+        for asked, side in (
             (LITE, 64),
             (LITE, None),
             (small, 227),
             (replace(LITE, pretrained=False), 227),
             (replace(LITE, freeze="none"), 227),
         ):
-            assert choose_freeze(model, side, "cpu") == Freeze("none")
-        own = replace(small, weights=str(weights))
-        assert choose_freeze(own, 65, "cpu").choice == "backbone"
+            assert choice(asked, side, "cpu") == (replace(asked, freeze="none"), "")
+        assert choice(replace(small, weights=str(weights)), 65, "cpu")[0].freeze == "backbone"
 
     def test_there_must_be_weights_to_keep(self) -> None:
-        model = ModelConfig(backbone="small-cnn", freeze="backbone")
-        with pytest.raises(ConfigError) as error:
-            choose_freeze(model, 32, "cpu")
-        assert str(error.value) == (
-            "model.freeze is backbone, and 'small-cnn' has no pretrained weights to keep; "
-            "give --weights FILE, or use --set model.freeze=none"
-        )
+        with refused(ConfigError, "small-cnn", "--weights", "model.freeze=none"):
+            choice(ModelConfig(backbone="small-cnn", freeze="backbone"), 32, "cpu")
 
     def test_a_plan_fits_the_rest_to_it(self, frozen: Callable[..., RunConfig], tree: Path) -> None:
         data = Manifest.from_folder(tree)
         asked = frozen(**{"model.freeze": "auto", "data.image_size": 72})
         plan = make_plan(asked, data, device="cpu")
-        assert plan.frozen and plan.freezing.startswith("small-cnn keeps its pretrained weights")
+        assert plan.frozen and "small-cnn keeps its pretrained weights" in plan.decided[0]
         assert plan.config.data.augment == "none"
         assert plan.config.train.optimiser.lr == 1e-4
         assert not make_plan(asked, data, device=None).frozen
@@ -288,20 +279,10 @@ class TestRunsOnDisk:
         open_ended = replace(asked, model=replace(asked.model, freeze="auto"))
         assert make_plan(open_ended, data, device="cpu").frozen
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(session.Session, "begin", _killed_at_the_first_checkpoint(patch))
+            patch.setattr("acclimate.runs.loop.save_checkpoint", _saved_and_killed)
             train(asked, data, tmp_path / "run", device="cpu")
         train(open_ended, data, tmp_path / "run", device="cpu")
         assert Trained.load(tmp_path / "run").config.model.freeze == "none"
-
-
-def _killed_at_the_first_checkpoint(patch: pytest.MonkeyPatch) -> Callable[..., None]:
-    begin = session.Session.begin
-
-    def counted(self: session.Session) -> None:
-        begin(self)
-        patch.setattr("acclimate.runs.loop.save_checkpoint", _saved_and_killed)
-
-    return counted
 
 
 def _saved_and_killed(*args: object, **kwargs: object) -> None:

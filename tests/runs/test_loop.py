@@ -23,9 +23,9 @@ from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
-from acclimate.runs.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
-from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.loop import Loop, Phase, Position, load_checkpoint, save_checkpoint
 from acclimate.runs.optimisation import check_shares, learning_rate, make_average, make_optimiser
+from fixtures.errors import refused
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -134,14 +134,6 @@ def test_without_a_checkpoint_one_starts_at_0(tmp_path: Path) -> None:
     optimiser = make_optimiser(module, OPTIMISERS["adam"])
     assert load_checkpoint(tmp_path / "none", module, optimiser) == Position()
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-
-
-def test_weights_alone(tmp_path: Path) -> None:
-    module = network(0)
-    save_weights(tmp_path / "weights", module)
-    stored = load_file(tmp_path / "weights")
-    assert stored.keys() == module.state_dict().keys()
-    assert all(torch.equal(value, stored[key]) for key, value in module.state_dict().items())
 
 
 def test_parts_hold_every_domain_in_equal_measure() -> None:
@@ -278,22 +270,22 @@ def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(
         assert torch.equal(again.state_dict()[key], value)
 
 
-def test_parts_must_be_equal(manifest: Manifest, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        loop(manifest, tmp_path, erm(), phase(OptimiserConfig(lr=1.0, accumulate=3)))
-    assert str(caught.value) == (
-        "8 images of a domain cannot be worked off in 3 equal parts; make the optimiser's "
-        "accumulate a divisor of 8"
-    )
-
-
-def test_processes_must_have_equal_shares() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_shares(4, World(size=3), OptimiserConfig())
-    assert str(caught.value) == (
-        "4 images of a domain cannot be shared equally by 3 processes; make train.per_domain and "
-        "embedding.per_domain multiples of 3"
-    )
+@pytest.mark.parametrize(
+    ("per_domain", "processes", "parts", "least", "named"),
+    [
+        (8, 1, 3, 1, "divisor of 8"),
+        (4, 3, 1, 1, "multiples of 3"),
+        (4, 1, 4, 2, "2 images"),  # a penalty compares images of a domain
+    ],
+)
+def test_batches_that_cannot_be_shared_out(
+    per_domain: int, processes: int, parts: int, least: int, named: str
+) -> None:
+    with refused(ConfigError, named):
+        check_shares(
+            per_domain, World(size=processes), OptimiserConfig(accumulate=parts), least_rows=least
+        )
+    check_shares(12, World(size=processes), OptimiserConfig(accumulate=parts), least_rows=least)
 
 
 def test_parts_of_a_round_need_support_and_query() -> None:
@@ -446,18 +438,8 @@ def test_a_slow_average_forgets_the_first_weights(manifest: Manifest, tmp_path: 
                 value.fill_(float(done))
             average.update(done)
     assert average is not None
-    for value in average.mean.model.parameters():
+    for value in average.mean.module.parameters():
         torch.testing.assert_close(value.mean().item(), 150.5, rtol=1e-4, atol=0)
-
-
-def test_penalties_need_several_images_of_a_domain() -> None:
-    check_shares(4, World(), OptimiserConfig(accumulate=2), least_rows=2)
-    with pytest.raises(ConfigError) as caught:
-        check_shares(4, World(), OptimiserConfig(accumulate=4), least_rows=2)
-    assert str(caught.value) == (
-        "the penalty needs 2 images of a domain at a time, and gets 1; raise train.per_domain or "
-        "lower train.optimiser.accumulate"
-    )
 
 
 def test_an_adversary_follows_the_run_s_schedule() -> None:

@@ -1,5 +1,6 @@
 """A step that does not fit into memory is taken in micro-batches, or refused."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
-from acclimate.runs import memory
-from acclimate.runs.checkpoint import micro_batches_of
-from acclimate.runs.compiling import trained_backbones
-from acclimate.runs.loop import Loop, Phase
-from acclimate.runs.memory import StepMemory, fitting_micro_batches, step_memory
-from acclimate.runs.optimisation import Stepper
+from acclimate.runs import device as devices
+from acclimate.runs.device import (
+    StepMemory,
+    available_bytes,
+    fitting_micro_batches,
+    step_memory,
+    trained_backbones,
+)
+from acclimate.runs.loop import Loop, read_work
 from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 from fixtures.errors import refused
@@ -48,7 +52,7 @@ def test_activations_are_counted() -> None:
     before = [buffer.clone() for buffer in backbone.buffers()]
     small, large = (step_memory([backbone], size) for size in (32, 64))
     weights = sum(p.nbytes for p in backbone.parameters())
-    assert small.fixed == large.fixed == memory.BESIDE + 4 * weights
+    assert small.fixed == large.fixed == devices.BESIDE + 4 * weights
     assert 3.5 < large.per_image / small.per_image < 4.5
     assert backbone.training
     assert all(torch.equal(*pair) for pair in zip(before, backbone.buffers(), strict=True))
@@ -56,13 +60,12 @@ def test_activations_are_counted() -> None:
 
 def test_a_cpu_divides_refuses_or_does_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, lines = on_images(), list[str]()
-    backbones = trained_backbones(objective)
-    need = step_memory(backbones, 96)
+    need = step_memory(trained_backbones(objective), 96)
 
     def fitting(free: float, size: int = 96, device: str = "cpu") -> int:
-        monkeypatch.setattr(memory, "available_bytes", lambda: int(free))
+        monkeypatch.setattr(devices, "available_bytes", lambda: free)
         world = World(device=torch.device(device))
-        return fitting_micro_batches(objective, backbones, 8, size, world, lines.append)
+        return fitting_micro_batches(objective, 8, size, world, lines.append)
 
     assert fitting(need.of(8) + 1) == fitting(1, size=64) == fitting(1, device="cuda") == 1
     assert lines == []
@@ -100,8 +103,7 @@ def test_a_resumed_run_keeps_its_micro_batches_whatever_is_free(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         count_writes(patch, die_at=first + 1)
         train(config, data, tmp_path / "killed", device="cpu")
-    assert micro_batches_of(tmp_path / "killed" / "checkpoint-main.safetensors") == 3
-    assert micro_batches_of(tmp_path / "none.safetensors") is None
+    assert read_work(tmp_path / "killed" / "checkpoint-main.safetensors").micro_batches == 3
     monkeypatch.setattr("acclimate.runs.session.fitting_micro_batches", lambda *given: 1)
     train(config, data, tmp_path / "killed", device="cpu")
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
@@ -114,9 +116,9 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
 ) -> None:
     """Nothing is lost: the same command trains to what it would have become."""
     config, data = tiny("erm"), Manifest.from_folder(tree)
-    gradients, batches = Stepper.gradients, Loader.batches
+    gradients, batches = Loop._gradients, Loader.batches
 
-    def fails(self: Stepper, batch: Batch, number: int) -> list[Losses]:
+    def fails(self: Loop, batch: Batch, number: int) -> list[Losses]:
         if number == 4:
             _fail()
         return gradients(self, batch, number)
@@ -127,13 +129,13 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
 
     with monkeypatch.context() as once:
         if where == "step":
-            once.setattr(Stepper, "gradients", fails)
+            once.setattr(Loop, "_gradients", fails)
         elif where == "batches":
             once.setattr(Loader, "batches", runs_out)
         else:
             once.setattr(Evaluator, "validation", lambda self, number: _fail())
         step_named = 3 if where == "validation" else 5
-        with pytest.raises(RunError, match=f"step {step_named} found too little .* goes on at the"):
+        with pytest.raises(RunError, match=f"step {step_named} ran out .* go on at the"):
             train(config, data, tmp_path / "run", device="cpu")
     train(config, data, tmp_path / "run", device="cpu")
     train(config, data, tmp_path / "whole", device="cpu")
@@ -145,17 +147,17 @@ class Small:
 
     def __init__(self, patch: pytest.MonkeyPatch, least: dict[int, int]) -> None:
         self.tries: list[int] = []
-        usual = Stepper.gradients
+        usual = Loop._gradients
 
-        def gradients(stepper: Stepper, batch: Batch, step: int) -> list[Losses]:
+        def gradients(loop: Loop, batch: Batch, step: int) -> list[Losses]:
             self.tries.append(step)
-            found = usual(stepper, batch, step)  # to the end: all that it changes is to be put back
-            (backbone,) = trained_backbones(stepper.objective)
+            found = usual(loop, batch, step)  # to the end: all that it changes is to be put back
+            (backbone,) = trained_backbones(loop.objective)
             if backbone.micro_batches < least.get(step, 1):
                 _fail()
             return found
 
-        patch.setattr(Stepper, "gradients", gradients)
+        patch.setattr(Loop, "_gradients", gradients)
 
 
 @pytest.mark.parametrize("algorithm", ["erm", "group-dro"])
@@ -207,16 +209,9 @@ def test_weights_that_moved_are_not_moved_again(
 ) -> None:
     small = Small(monkeypatch, {})
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: _fail())
-    with pytest.raises(RunError, match="step 1 found too little of the GPU's memory"):
+    with pytest.raises(RunError, match="step 1 ran out of GPU memory"):
         train(tiny("erm"), Manifest.from_folder(tree), tmp_path, device="cpu")
     assert small.tries == [0]
-
-
-def test_several_processes_are_told_of_parts(tiny: Tiny, tree: Path) -> None:
-    loop = object.__new__(Loop)
-    loop.world, loop.phase = World(size=2), Phase("main", 4, tiny("erm").train.optimiser, 2)
-    message = loop._too_little_memory(3)
-    assert "step 3" in message and "train.micro_batches" in message
 
 
 def _fail() -> Any:
@@ -226,24 +221,20 @@ def _fail() -> Any:
 def test_a_limit_below_the_machines_memory_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert memory._container_bytes(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    assert memory._container_bytes(tmp_path) == 300
-    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\nactive_file 100\n")
-    assert memory._container_bytes(tmp_path) == 450
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._container_bytes(tmp_path) is None
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3 kB\n")
-    assert memory._number(tmp_path / "meminfo", "MemAvailable:", 1024) == 3072
-    assert memory._number(tmp_path / "none", "MemAvailable:", 1024) is None
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
 
-    def seen(machine: int | None, group: int | None) -> int | None:
-        monkeypatch.setattr(memory, "_machine_bytes", lambda: machine)
-        monkeypatch.setattr(memory, "_container_bytes", lambda: group)
-        return memory.available_bytes()
+    def left(path: Path, text: str) -> float:
+        path.write_text(text)
+        return available_bytes(tmp_path)
 
-    cases = {(9, 5): 5, (5, 9): 5, (5, None): 5, (None, 5): 5, (None, None): None}
-    assert {case: seen(*case) for case in cases} == cases
+    assert available_bytes(tmp_path) == math.inf
+    assert left(group / "memory.max", "1000\n") == 1000
+    assert left(group / "memory.current", "700\n") == 300
+    stat = "anon 200\ninactive_file 50\nactive_file 100\n"
+    assert left(group / "memory.stat", stat) == 450
+    assert left(tmp_path / "proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    3 kB\n") == 450
+    assert left(group / "memory.max", "max\n") == 3072
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert seen(9, None) == 4
+    assert available_bytes(tmp_path) == 1536

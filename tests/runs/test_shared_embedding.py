@@ -26,6 +26,7 @@ from acclimate.rehearse.training import train
 from acclimate.runs import training as embedding_step
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.training import train_embedding
+from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 Tiny = Callable[..., RunConfig]
@@ -531,9 +532,8 @@ def test_digests_of_weights(tmp_path: Path) -> None:
     path.write_bytes(b"abd")
     assert weights_digest(str(path)) != known
     for missing in (tmp_path / "none", tmp_path):
-        with pytest.raises(WeightsError) as error:
+        with refused(WeightsError, missing):
             weights_digest(str(missing))
-        assert str(error.value) == f"there is no weights file {missing}; check the path"
 
 
 def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
@@ -574,13 +574,13 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
 ) -> None:
     from acclimate.runs import session as module
 
-    prepare, run = module.prepare, tmp_path / "run"
+    build, run = module.build_networks, tmp_path / "run"
 
-    def finish_it_first(*arguments: Any, **named: Any) -> int:
-        monkeypatch.setattr(module, "prepare", prepare)
+    def finish_it_first(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(module, "build_networks", build)
         assert not train(tiny(), features, run).already
-        return prepare(*arguments, **named)
+        return build(*arguments, **named)
 
-    monkeypatch.setattr(module, "prepare", finish_it_first)
+    monkeypatch.setattr(module, "build_networks", finish_it_first)
     assert train(tiny(), features, run).already
     assert read(run / "records.jsonl").duplicates == 0

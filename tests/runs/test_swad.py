@@ -23,8 +23,7 @@ from acclimate.records.folder import RunFolder
 from acclimate.records.records import Finished, Records, Score, Validated, read
 from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
-from acclimate.runs.checkpoint import Position
-from acclimate.runs.loop import Loop, Phase
+from acclimate.runs.loop import Loop, Phase, Position
 from acclimate.runs.optimisation import Swad, Valley, find_valley
 from acclimate.runs.training import train
 from fixtures.interruption import stable, weights

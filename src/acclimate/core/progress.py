@@ -21,18 +21,18 @@ def unwatched(phase: str, done: int, total: int, note: str) -> None:
 
 
 PHASES = {
-    "features": "frozen features",
+    "features": "backbone features",
     "scoring": "scoring",
     "embedding": "Step A: embedding",
     "domains": "domain embeddings",
-    "main": "Step B: predictor",
+    "main": "predictor",
 }
 SECONDS_BETWEEN = 15.0  # lines of a phase; in a long one, a twentieth of the time it has taken
 SHARE_BETWEEN = 1 / 20
 
 
 def phase_name(phase: str) -> str:
-    """For people: `north: main` -> `north: Step B: predictor`."""
+    """For people: `north: main` -> `north: predictor`."""
     before, colon, last = phase.rpartition(": ")
     return f"{before}{colon}{PHASES.get(last, last)}"
 
@@ -49,6 +49,8 @@ class Lines:
         self._ended: dict[str, int] = {}
 
     def __call__(self, phase: str, done: int, total: int, note: str) -> None:
+        if not total:  # nothing to do, such as a rehearsal of too few images
+            return
         now = self.clock()
         if self._ended.get(phase) == total and done < total:  # it begins again
             for known in (self._began, self._said, self._ended):
@@ -103,6 +105,8 @@ def bar(*, transient: bool = False) -> Iterator[Watch]:
         tasks: dict[str, Any] = {}
 
         def watch(phase: str, done: int, total: int, note: str) -> None:
+            if not total:
+                return
             if phase not in tasks:
                 # What was done before, in a run that goes on, says nothing of the speed.
                 name = phase_name(phase)

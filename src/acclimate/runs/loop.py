@@ -1,14 +1,16 @@
-"""The one loop. It owns optimiser, schedule, precision, accumulation, clipping, validation and
-checkpoints; objectives only score batches. Each step is a pure function of (weights, seed, step),
-so a killed run resumes to the same weights."""
+"""The one loop, and its checkpoints. It owns optimiser, schedule, precision, accumulation,
+clipping and validation; objectives only score batches. Each step is a pure function of (weights,
+seed, step), so that a checkpoint needs no random state and a killed run resumes to the same
+weights."""
 
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,37 +18,121 @@ from torch.nn.parallel import DistributedDataParallel
 
 from acclimate.config import AverageConfig, OptimiserConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import RunError
+from acclimate.core.errors import DamagedFile, RunError, damage_is
 from acclimate.core.progress import Watch, phase_name, unwatched
 from acclimate.core.randomness import derive, own_generator
+from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models.backbones import restore
 from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated
-from acclimate.runs.checkpoint import (
-    Position,
-    load_checkpoint,
-    load_weights,
-    micro_batches_of,
-    save_checkpoint,
-    save_weights,
+from acclimate.runs.device import (
+    LEAST,
+    LOWER,
+    FasterBody,
+    accelerated,
+    micro_batch_note,
+    trained_backbones,
 )
-from acclimate.runs.compiling import FasterBody, accelerated, trained_backbones
-from acclimate.runs.memory import LEAST, LOWER, micro_batch_note
-from acclimate.runs.optimisation import (
-    Average,
-    Stepper,
-    adversary_moves,
-    check_shares,
-    learning_rate,
-    make_average,
-    make_optimiser,
-    steps_of,
-)
+from acclimate.runs.optimisation import Average, learning_rate, make_average, make_optimiser
 
 Validate = Callable[[int], Validated]  # of a step
 TRIED = 3  # steps of the model after which memory that was enough stays enough
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a phase stands: steps done, and the best validation so far.
+
+    At the end of a phase that keeps the mean over a `window` of steps, the best is that mean.
+    """
+
+    step: int = 0
+    best_step: int | None = None
+    best_score: float | None = None
+    window: tuple[int, int] | None = None
+
+    def kept(self, keep: str) -> int:
+        """The step whose weights are kept, the last one of a mean."""
+        chosen = keep == "best" or self.window is not None
+        return self.best_step if chosen and self.best_step is not None else self.step
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a checkpoint knows beyond the weights: seconds over all sessions of the run, and the
+    micro-batches of a step, which are as much a part of its numbers as the batch is."""
+
+    seconds: float = 0.0
+    micro_batches: int = 0  # 0: not decided yet
+
+
+def save_checkpoint(
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer | None,
+    position: Position,
+    average: Average | None = None,
+    work: Work | None = None,
+) -> None:
+    """Write all that a phase needs to go on, in one safetensors file.
+
+    `optimiser` where steps are yet to be taken; its state is twice as large as the weights.
+    """
+    tensors = {f"module/{name}": value for name, value in module.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average/{name}": value for name, value in average.tensors().items()}
+    for index, slots in (optimiser.state_dict()["state"] if optimiser else {}).items():
+        for name, value in slots.items():
+            if value is not None:  # the momentum of an SGD without any
+                tensors[f"optimiser/{index}/{name}"] = value
+    facts = {"position": asdict(position), "work": asdict(work or Work())}
+    save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
+
+
+def load_checkpoint(
+    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average | None = None
+) -> Position:
+    """Fill what was saved; a fresh `Position` where there is no checkpoint."""
+    if not path.exists():
+        return Position()
+    with damage_is(RunError, "delete it to start this phase again"):
+        tensors, metadata = read_tensors(path)
+        fill(module, below(tensors, "module/"), path)
+        if average is not None:
+            average.restore(below(tensors, "average/"), path)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in below(tensors, "optimiser/").items():
+        index, slot = name.split("/")
+        state.setdefault(int(index), {})[slot] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    return Position(**json.loads(metadata["position"]))
+
+
+def read_work(path: Path) -> Work:
+    """What a checkpoint says of the work until then; nothing where there is none, or where it is
+    damaged, which `load_checkpoint` will say."""
+    try:
+        facts: dict[str, Any] = json.loads(read_metadata(path)["work"])
+        return Work(float(facts["seconds"]), int(facts["micro_batches"]))
+    except (DamagedFile, KeyError, ValueError, TypeError):
+        return Work()
+
+
+def seconds_worked(checkpoints: Iterable[Path]) -> float:
+    """What earlier sessions worked, as far as their checkpoints know."""
+    return max((read_work(path).seconds for path in checkpoints), default=0.0)
+
+
+def _load_best(path: Path, module: nn.Module) -> None:
+    remedy = "delete the checkpoint of its phase, and repeat the command"
+    try:
+        with damage_is(RunError, remedy):
+            fill(module, read_tensors(path)[0], path)
+    except FileNotFoundError:
+        raise RunError(f"{path} is gone; {remedy}") from None
 
 
 @dataclass(frozen=True)
@@ -79,84 +165,81 @@ class Loop:
     compile: str = "off"  # train.compile
     clock: Callable[[], float] = lambda: 0.0  # seconds worked on the run, for its checkpoints
     micro_batches: int = 1  # of a batch, where no checkpoint knows better
-    _average: Average | None = field(init=False, default=None)
+    _module: nn.Module = field(init=False)  # the objective, or what shares its gradients out
+    _optimiser: torch.optim.Optimizer = field(init=False)
+    _average: Average | None = field(init=False)
+    _faster: FasterBody | None = field(init=False)
     _sums: Tensor = field(init=False)
     _since: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        check_shares(self.loader.sampler.per_domain, self.world, self.phase.optimiser)
-
     def run(self) -> Position:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
-        optimiser = make_optimiser(self.objective, self.phase.optimiser, self.objective.adversary)
-        self._average = make_average(self.objective, self.phase.average, self.phase.steps)
-        progress = load_checkpoint(self._checkpoint, self.objective, optimiser, self._average)
-        if 0 < progress.step < self.phase.steps:
-            name = phase_name(self.phase.name)
-            self.say(f"{name}: going on at step {progress.step} of {self.phase.steps}")
-        module: nn.Module = self.objective
+        phase, objective = self.phase, self.objective
+        self._optimiser = make_optimiser(objective, phase.optimiser, objective.adversary)
+        self._average = make_average(objective, phase.average, phase.steps)
+        position = load_checkpoint(self._checkpoint, objective, self._optimiser, self._average)
+        if 0 < position.step < phase.steps:
+            self.say(f"{phase_name(phase.name)}: going on at step {position.step} of {phase.steps}")
+        self._module = objective
         if self.world.size > 1:
             # In an adversary's turn the others' gradients are unused, and the other way round.
-            unused = self.objective.adversary is not None
-            module = DistributedDataParallel(self.objective, find_unused_parameters=unused)
-        self._reset()
-        self.micro_batches = micro_batches_of(self._checkpoint) or self.micro_batches
-        self._divide(self.micro_batches)
+            unused = objective.adversary is not None
+            self._module = DistributedDataParallel(objective, find_unused_parameters=unused)
+        self.micro_batches = read_work(self._checkpoint).micro_batches or self.micro_batches
         # Micro-batches are recomputed in the backward pass, which graphs cannot hold.
         compile = self.compile if self.micro_batches == 1 else "off"
+        self._divide(self.micro_batches)
+        self._reset()
         try:
-            with accelerated(
-                self.objective, compile, self.phase.steps, self.world, self.say
-            ) as faster:
-                progress = self._steps(module, optimiser, progress, faster)
+            with accelerated(objective, compile, phase.steps, self.world, self.say) as self._faster:
+                position = self._steps(position)
         finally:
             self._divide(1)
-        self._agree()
-        window = None if self._average is None else self._average.window
-        if window is None and self.phase.keep == "best" and progress.best_step is not None:
-            load_weights(self._best(progress.best_step), self.objective)
-        elif self._average is not None:
-            self._average.apply()
-            self._agree()
-        return progress if window is None else self._averaged(progress, window)
+        return self._keep(position)
 
-    def _steps(
-        self,
-        module: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        progress: Position,
-        faster: FasterBody | None,
-    ) -> Position:
+    def _steps(self, position: Position) -> Position:
         """All steps that are left, with validations and checkpoints."""
-        settings, device, first = self.phase.optimiser, self.world.device, progress.step
-        take = Stepper(self.objective, module, optimiser, settings, device, self.bf16, faster)
+        first, adversary = position.step, self.objective.adversary
         # The model's first step makes what its optimiser keeps, so that the second takes more, and
         # the second may be captured as a graph.
-        tried = first + (steps_of(self.objective, TRIED) if self.world.size == 1 else 0)
+        turns_taken = 1 if adversary is None else adversary.steps + 1
+        tried = first + (TRIED * turns_taken if self.world.size == 1 else 0)
         try:
             with closing(self.loader.batches(first, self.phase.steps)) as batches:
                 for step, batch in enumerate(batches, start=first):
-                    self._step(take, self.prepare(batch), step, may_divide=step < tried)
-                    progress = self._after(optimiser, progress, step + 1)
-                    self.watch(self.phase.name, step + 1, self.phase.steps, _note(progress))
+                    self._step(self.prepare(batch), step, may_divide=step < tried)
+                    position = self._after(position, step + 1)
+                    best = position.best_score
+                    note = "" if best is None else f"best validation {best:.1%}"
+                    self.watch(self.phase.name, step + 1, self.phase.steps, note)
         except torch.OutOfMemoryError as error:  # statistics may be half a step further
-            raise RunError(self._too_little_memory(progress.step + 1)) from error
-        return progress
+            alone = self.world.size == 1
+            raise RunError(
+                f"{phase_name(self.phase.name)}: step {position.step + 1} ran out of GPU memory; "
+                + ("repeat the command to go on at the last checkpoint; or " if alone else "")
+                + f"set train.micro_batches, or {LOWER}, in a new run folder"
+            ) from error
+        return position
 
-    def _divide(self, count: int) -> None:
-        """Let backbones see batches in `count` micro-batches."""
-        for backbone in trained_backbones(self.objective) if self.objective.divisible else ():
-            backbone.micro_batches = count
-
-    def _averaged(self, progress: Position, window: tuple[int, int]) -> Position:
-        """Validation of the mean over a window, which is neither the best nor the last weights."""
+    def _keep(self, position: Position) -> Position:
+        """Load the weights that are kept; those of a mean over a window are validated first."""
+        self._agree()
+        average = self._average
+        window = None if average is None else average.window
+        if window is None and self.phase.keep == "best" and position.best_step is not None:
+            _load_best(self._best(position.best_step), self.objective)
+        elif average is not None:
+            average.apply()
+            self._agree()
+        if window is None:
+            return position
         assert self.validate is not None, "a window is found by validation"
         self.objective.eval()
-        found = self.validate(window[1])
+        validated = self.validate(window[1])
         if self.world.main:
-            for score in found.scores:
+            for score in validated.scores:
                 self.folder.append(replace(score, moment="averaged"))
-        return Position(progress.step, window[1], found.top1, window)
+        return Position(position.step, window[1], validated.top1, window)
 
     @property
     def _checkpoint(self) -> Path:
@@ -165,26 +248,35 @@ class Loop:
     def _best(self, step: int) -> Path:
         return self.folder.best(self.phase.name, step)
 
-    def _drop_beaten(self, progress: Position) -> None:
-        for path in self.folder.all_best(self.phase.name):
-            if progress.best_step is None or path != self._best(progress.best_step):
-                path.unlink()
+    def _divide(self, count: int) -> None:
+        """Let backbones see batches in `count` micro-batches."""
+        for backbone in trained_backbones(self.objective) if self.objective.divisible else ():
+            backbone.micro_batches = count
 
-    def _step(self, take: Stepper, batch: Batch, step: int, *, may_divide: bool) -> None:
-        for group in take.optimiser.param_groups:
+    def _step(self, batch: Batch, step: int, *, may_divide: bool) -> None:
+        """One step of the model, or of its adversary."""
+        groups, adversary = self._optimiser.param_groups, self.objective.adversary
+        for group in groups:
             group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
-        if may_divide:
-            parts = self._divided_gradients(take, batch, step)
-        else:
-            parts = self._gradients(take, batch, step)
-        take.move(step)
+        gradients = self._divided_gradients if may_divide else self._gradients
+        parts = gradients(batch, step)
+        turn = adversary is not None and adversary.moves(step)
+        for parameter in (p for i, g in enumerate(groups) if i != turn for p in g["params"]):
+            parameter.grad = None  # optimisers leave parameters without a gradient alone
+        if self.phase.optimiser.clip:
+            nn.utils.clip_grad_norm_(self.objective.parameters(), self.phase.optimiser.clip)
+        self._optimiser.step()
+        images = len(batch) / len(parts)
         for losses in parts:
-            penalised = not adversary_moves(self.objective, step)
-            self._add(losses, len(batch) / len(parts), penalised=penalised)
+            self._sums[0] += losses.risk * images
+            self._sums[3] += images
+            if losses.penalty is not None and not turn:  # an adversary's own loss is no penalty
+                self._sums[1] += losses.penalty * images
+                self._sums[2] += images
         if self._average is not None:
             self._average.update(step + 1)
 
-    def _divided_gradients(self, take: Stepper, batch: Batch, step: int) -> list[Losses]:
+    def _divided_gradients(self, batch: Batch, step: int) -> list[Losses]:
         """Gradients, in twice as many micro-batches as often as a GPU runs out of memory.
 
         What a failed attempt has changed, statistics and the like, is put back: the next one is a
@@ -193,21 +285,20 @@ class Loop:
         before = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         while True:
             try:
-                return self._gradients(take, batch, step)
+                return self._gradients(batch, step)
             except torch.OutOfMemoryError as error:
-                accelerated_ = [b for b in trained_backbones(self.objective) if b.stand_in]
+                graphed = [b for b in trained_backbones(self.objective) if b.stand_in]
                 fewest = len(batch) // (2 * self.micro_batches) < LEAST
-                if not accelerated_ and (fewest or not self.objective.divisible):
+                if not graphed and (fewest or not self.objective.divisible):
                     raise RunError(
                         f"the GPU's memory is too small for a batch of {len(batch)} images of "
                         f"{type(self.objective).__name__}; {LOWER}"
                     ) from error
             # Outside the handler: the error holds the tensors of the attempt.
-            for parameter in self.objective.parameters():
-                parameter.grad = None
+            self._optimiser.zero_grad(set_to_none=True)
             restore(before)
-            if accelerated_:  # a graph takes memory of its own: first without one
-                accelerated_[0].stand_in = None
+            if graphed:  # a graph takes memory of its own: first without one
+                graphed[0].stand_in = None
             else:
                 self.micro_batches *= 2
                 self._divide(self.micro_batches)
@@ -215,82 +306,82 @@ class Loop:
                 self.say(f"the GPU's memory is too small for {len(batch)} images: {note}")
             torch.cuda.empty_cache()
 
-    def _gradients(self, take: Stepper, batch: Batch, step: int) -> list[Losses]:
+    def _gradients(self, batch: Batch, step: int) -> list[Losses]:
+        """Gradients, and what each part of the batch cost; no parameter has moved yet."""
+        device, parts = self.world.device, self.phase.optimiser.accumulate
+        self.objective.train()
+        self._optimiser.zero_grad(set_to_none=True)
+        if self._faster is not None:
+            self._faster.begin_step()
         # Dropout is seeded per step and process, so that nothing of it needs saving.
-        name = self.phase.seeded_as or self.phase.name
+        name, costs = self.phase.seeded_as or self.phase.name, []
         seed = derive(self.seed, name, "step", step, self.world.rank)
-        with own_generator(seed, self.world.device):
-            return take.gradients(batch, step)
+        with own_generator(seed, device):
+            for part in range(parts):
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                    losses: Losses = self._module(batch.part(part, parts), step)
+                (losses.total / parts).backward()  # type: ignore[no-untyped-call]
+                costs.append(losses.detached())
+        return costs
 
-    def _too_little_memory(self, step: int) -> str:
-        found = f"{phase_name(self.phase.name)}: step {step} found too little of the GPU's memory"
-        if self.world.size > 1:
-            return f"{found}; set train.micro_batches, or {LOWER}, in a new run folder"
-        return (
-            f"{found}, perhaps because other work takes more of it now; the same command goes on "
-            f"at the last checkpoint and sees what fits; or {LOWER}, in a new run folder"
-        )
-
-    def _after(self, optimiser: torch.optim.Optimizer, progress: Position, done: int) -> Position:
+    def _after(self, position: Position, done: int) -> Position:
         """Validation, records and checkpoint that are due after `done` steps."""
         last = done == self.phase.steps
-        progress = Position(done, progress.best_step, progress.best_score)
+        position = replace(position, step=done)
         if self.validate and (done % self.phase.evaluate_every == 0 or last):
-            progress = self._validated(progress)
+            position = self._validated(position, self.validate)
         if done % self.phase.checkpoint_every == 0 or last:
-            self._record(optimiser, done)
+            self._record(done)
             if self.world.main:
+                optimiser = None if last else self._optimiser
+                work = Work(self.clock(), self.micro_batches)
                 save_checkpoint(
-                    self._checkpoint,
-                    self.objective,
-                    None if last else optimiser,
-                    progress,
-                    self._average,
-                    seconds=self.clock(),
-                    micro_batches=self.micro_batches,
+                    self._checkpoint, self.objective, optimiser, position, self._average, work
                 )
-                self._drop_beaten(progress)
+                for path in self.folder.all_best(self.phase.name):
+                    if position.best_step is None or path != self._best(position.best_step):
+                        path.unlink()
             self.world.wait()
             self._since = time.perf_counter()  # nor is that of a checkpoint training time
-        return progress
+        return position
 
-    def _validated(self, progress: Position) -> Position:
-        assert self.validate is not None
-        started = time.perf_counter()
+    def _validated(self, position: Position, validate: Validate) -> Position:
+        """The position after a validation, and the weights on disk if they are the best so far."""
+        started, step, average = time.perf_counter(), position.step, self._average
         self.objective.eval()
         self._agree()
-        with self._average.applied() if self._average is not None else nullcontext():
+        with average.applied() if average is not None else nullcontext():
             self._agree()  # an average has statistics of its own
-            found = self.validate(progress.step)
-            mean = found.top1
+            validated = validate(step)
+            score = validated.top1
             # Before its window an average has nothing to offer that could be kept.
-            ready = self._average is None or self._average.ready
-            better = (mean is not None and ready) and (
-                progress.best_score is None or mean > progress.best_score
-            )
-            if better and self.phase.keep == "best" and self.world.main:
-                save_weights(self._best(progress.step), self.objective)
-        if self._average is not None:
-            self._average.validated(progress.step, found.loss)
+            best = -math.inf if position.best_score is None else position.best_score
+            if score is not None and score > best and (average is None or average.ready):
+                position = Position(step, step, score)
+                if self.phase.keep == "best" and self.world.main:
+                    save_tensors(self._best(step), self.objective.state_dict())
+        if average is not None:
+            average.validated(step, validated.loss)
         if self.world.main:
-            for score in found.scores:
-                self.folder.append(score)
+            for one in validated.scores:
+                self.folder.append(one)
         self._since += time.perf_counter() - started  # its time is not training time
-        return Position(progress.step, progress.step, mean) if better else progress
+        return position
 
     def _agree(self) -> None:
         """Running statistics of batch norm are each process's own: all take the first one's."""
         for buffer in self.objective.buffers():
             self.world.broadcast(buffer)
 
-    def _record(self, optimiser: torch.optim.Optimizer, done: int) -> None:
+    def _record(self, done: int) -> None:
+        """Append the mean losses since the last record; refuse to go on where one is not finite."""
         risk, penalty, penalised, images = self.world.sum(self._sums).cpu().tolist()
         seconds = max(time.perf_counter() - self._since, 1e-9)
+        lr = self._optimiser.param_groups[0]["lr"]
         if not math.isfinite(risk + penalty):
             raise RunError(
                 f"the loss of phase '{self.phase.name}' was not finite before step {done}; lower "
-                f"the learning rate ({optimiser.param_groups[0]['lr']:g}) or set "
-                f"train.optimiser.clip, in a new run folder"
+                f"the learning rate ({lr:g}) or set train.optimiser.clip, in a new run folder"
             )
         if self.world.main:
             loss = Loss(
@@ -298,7 +389,7 @@ class Loop:
                 step=done,
                 risk=risk / images,
                 penalty=penalty / penalised if penalised else None,
-                lr=optimiser.param_groups[0]["lr"],
+                lr=lr,
                 images_per_second=round(images / seconds, 1),
             )
             self.folder.append(loss)
@@ -307,15 +398,3 @@ class Loop:
     def _reset(self) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
         self._since = time.perf_counter()
-
-    def _add(self, losses: Losses, images: float, *, penalised: bool) -> None:
-        """An adversary's own loss in its turns is not a penalty of the model."""
-        self._sums[0] += losses.risk * images
-        self._sums[3] += images
-        if losses.penalty is not None and penalised:
-            self._sums[1] += losses.penalty * images
-            self._sums[2] += images
-
-
-def _note(progress: Position) -> str:
-    return "" if progress.best_score is None else f"best validation {progress.best_score:.1%}"

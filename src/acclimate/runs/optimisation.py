@@ -1,8 +1,8 @@
-"""One step of an optimiser: its parameters, learning rate, precision, clipping and turns."""
+"""What moves the weights: batch shares, optimiser and schedule; and averages along the way."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,72 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from acclimate.config import AverageConfig, OptimiserConfig, RunConfig, TrainConfig
+from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, DamagedFile
+from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import below, fill
-from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import ChosenAlgorithm
 from acclimate.learn.embeddings import find_embedding
-from acclimate.learn.objective import Adversary, Losses, Objective
-from acclimate.runs.compiling import FasterBody
-
-
-@dataclass(frozen=True)
-class Stepper:
-    """Steps an objective; `module` is the objective, or what shares its gradients out.
-
-    The learning rate and the random state are those that it finds.
-    """
-
-    objective: Objective
-    module: nn.Module
-    optimiser: torch.optim.Optimizer
-    settings: OptimiserConfig
-    device: torch.device
-    bf16: bool
-    faster: FasterBody | None = None
-
-    def gradients(self, batch: Batch, step: int) -> list[Losses]:
-        """Gradients, and what each part of the batch cost; no parameter has moved yet."""
-        parts = self.settings.accumulate
-        self.objective.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.faster is not None:
-            self.faster.begin_step()
-        return [self._gradients(batch.part(part, parts), step, parts) for part in range(parts)]
-
-    def move(self, step: int) -> None:
-        moving = int(adversary_moves(self.objective, step))
-        resting = [group for i, group in enumerate(self.optimiser.param_groups) if i != moving]
-        for parameter in (p for group in resting for p in group["params"]):
-            parameter.grad = None  # optimisers leave parameters without a gradient alone
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.objective.parameters(), self.settings.clip)
-        self.optimiser.step()
-
-    def _gradients(self, part: Batch, step: int, parts: int) -> Losses:
-        device = self.device.type
-        with torch.autocast(device, dtype=torch.bfloat16) if self.bf16 else nullcontext():
-            losses: Losses = self.module(part, step)
-        (losses.total / parts).backward()  # type: ignore[no-untyped-call]
-        return losses.detached()
-
-
-def adversary_moves(objective: Objective, step: int) -> bool:
-    return objective.adversary is not None and objective.adversary.moves(step)
-
-
-def steps_of(objective: Objective, moves: int) -> int:
-    """In which the model itself moves so many times."""
-    adversary = objective.adversary
-    return moves if adversary is None else moves * (adversary.steps + 1)
-
-
-def uses_bf16(train: TrainConfig, device: torch.device) -> bool:
-    if train.precision == "auto":
-        return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return train.precision == "bf16"
+from acclimate.learn.objective import Adversary
 
 
 def check_batches(
@@ -100,17 +41,17 @@ def check_batches(
 def check_shares(
     per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
 ) -> None:
-    """Every process and every part must get equally many images of each domain, and a part enough
-    for the objective to see more than single images of a domain."""
+    """Refuse a batch unless every process and every part gets equally many images of each domain,
+    and a part at least the `least_rows` that the objective compares."""
+    share, parts = per_domain // world.size, optimiser.accumulate
     if per_domain % world.size:
         raise ConfigError(
             f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
             f"make train.per_domain and embedding.per_domain multiples of {world.size}"
         )
-    share, parts = per_domain // world.size, optimiser.accumulate
     if share % parts:
         raise ConfigError(
-            f"{share} images of a domain cannot be worked off in {parts} equal parts; make the "
+            f"{share} images of a domain cannot be divided into {parts} equal parts; make the "
             f"optimiser's accumulate a divisor of {share}"
         )
     if per_domain // parts < least_rows:
@@ -129,13 +70,10 @@ def make_optimiser(
     own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
     groups = [_group(own, settings)]
     if adversary is not None:
-        theirs_own = adversary.optimiser
-        against = replace(
-            settings,  # schedule, warm-up and kind are the run's
-            lr=settings.lr if theirs_own.lr is None else theirs_own.lr,
-            weight_decay=theirs_own.weight_decay,
-            beta1=theirs_own.beta1,
-        )
+        other = adversary.optimiser
+        lr = settings.lr if other.lr is None else other.lr
+        # Schedule, warm-up and kind are the run's.
+        against = replace(settings, lr=lr, weight_decay=other.weight_decay, beta1=other.beta1)
         groups.append(_group(theirs, against))
     # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
     fused = all(parameter.is_cuda for parameter in own)
@@ -144,17 +82,16 @@ def make_optimiser(
 
 
 def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
-    assert settings.lr is not None, "the plan decides the learning rate"
-    shared = {"params": parameters, "settings": settings, "lr": settings.lr}
-    shared["weight_decay"] = settings.weight_decay
+    own: dict[str, Any] = {"momentum": settings.momentum}
     if settings.name == "adam":
-        return shared | {"betas": (settings.beta1, 0.999)}
-    return shared | {"momentum": settings.momentum}
+        own = {"betas": (settings.beta1, 0.999)}
+    own |= {"params": parameters, "lr": settings.lr, "weight_decay": settings.weight_decay}
+    return own | {"settings": settings}
 
 
 def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
     """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
-    assert settings.lr is not None
+    assert settings.lr is not None, "the plan decides the learning rate"
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     if settings.schedule == "constant":
@@ -163,52 +100,32 @@ def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
     return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
 
-class WeightMean:
+def _floating(module: nn.Module) -> list[Tensor]:
+    return [value for value in module.state_dict().values() if value.is_floating_point()]
+
+
+class WeightMean(AveragedModel):
     """The mean of a module's floating-point state over steps, the last with `least` or more."""
 
     def __init__(self, module: nn.Module, least: float = 0.0) -> None:
-        self.least = least
-        self.model = AveragedModel(module, avg_fn=self._averaged, use_buffers=True)
+        def averaged(mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+            if not new.is_floating_point():
+                return new
+            return torch.lerp(mean, new, max(1 / (int(count) + 1), least))
 
-    @property
-    def count(self) -> int:
-        return int(self.model.n_averaged)
-
-    def add(self, module: nn.Module) -> None:
-        self.model.update_parameters(module)
+        super().__init__(module, avg_fn=averaged, use_buffers=True)
 
     def merge(self, other: "WeightMean") -> None:
         """Take in the mean of other steps."""
-        total = self.count + other.count
-        if other.count:
-            pairs = zip(_floating(self.model.module), _floating(other.model.module), strict=True)
-            for (_, own), (_, new) in pairs:
-                own.lerp_(new, other.count / total)
-            self.model.n_averaged.fill_(total)
+        count, total = int(other.n_averaged), int(self.n_averaged + other.n_averaged)
+        if count:
+            for own, new in zip(_floating(self.module), _floating(other.module), strict=True):
+                own.lerp_(new, count / total)
+            self.n_averaged.fill_(total)
 
     def copy_to(self, module: nn.Module) -> None:
-        for (_, own), (_, mean) in zip(
-            _floating(module), _floating(self.model.module), strict=True
-        ):
+        for own, mean in zip(_floating(module), _floating(self.module), strict=True):
             own.copy_(mean)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.model.state_dict())
-
-    def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        fill(self.model, dict(tensors), path)
-
-    def _averaged(self, mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
-        if not new.is_floating_point():
-            return new
-        return torch.lerp(mean, new, max(1 / (int(count) + 1), self.least))
-
-
-@torch.no_grad()
-def _floating(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, value in module.state_dict().items():
-        if value.is_floating_point():
-            yield name, value
 
 
 class Average:
@@ -221,19 +138,19 @@ class Average:
 
     window: tuple[int, int] | None = None  # steps of a mean that is kept whatever scored best
 
-    def __init__(self, module: nn.Module, *, decay: float | None = None, after: int = 0) -> None:
+    def __init__(self, module: nn.Module, *, decay: float = 1.0, after: int = 0) -> None:
         self.module, self.after = module, after
-        self.mean = WeightMean(module, 0.0 if decay is None else 1 - decay)
+        self.mean = WeightMean(module, 1 - decay)
 
     @property
     def ready(self) -> bool:
         """Whether there is anything that could be validated, and kept."""
-        return self.mean.count > 0
+        return bool(self.mean.n_averaged)
 
     def update(self, done: int) -> None:
         """Take in the weights after `done` steps."""
         if done > self.after:
-            self.mean.add(self.module)
+            self.mean.update_parameters(self.module)
 
     def validated(self, done: int, loss: float | None) -> None:
         """Hear the validation loss after `done` steps."""
@@ -241,14 +158,14 @@ class Average:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Inside, the module has the weights to validate, and afterwards its own again."""
-        own = {name: value.detach().clone() for name, value in _floating(self.module)}
+        before = [value.detach().clone() for value in _floating(self.module)]
         self.apply()
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, value in _floating(self.module):
-                    value.copy_(own[name])
+                for own, value in zip(_floating(self.module), before, strict=True):
+                    own.copy_(value)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -258,10 +175,10 @@ class Average:
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint; `restore` takes it back."""
-        return self.mean.tensors()
+        return dict(self.mean.state_dict())
 
     def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        self.mean.restore(tensors, path)
+        fill(self.mean, tensors, path)
 
 
 def make_average(module: nn.Module, config: AverageConfig, steps: int) -> Average | None:
@@ -291,7 +208,7 @@ class Valley:
 def find_valley(
     losses: Sequence[float], *, patience: int, tolerance: int, ratio: float
 ) -> Valley | None:
-    """Algorithm 1 of the paper, on the losses so far; None as long as no valley has begun.
+    """Algorithm 1 of the SWAD paper, on the losses so far; None as long as no valley has begun.
 
     It begins at the first validation that none of the `patience` − 1 after it goes below; their
     mean times `ratio` is the limit. It ends before the first `tolerance` in a row above the limit.
@@ -315,7 +232,8 @@ class Swad(Average):
     """The mean over every step of the valley; validation sees the weights themselves.
 
     Steps are taken in by stretches, each up to a validation. Those that will be kept or dropped
-    together are one mean, so that only a few copies of the weights are held.
+    together are one mean, so that only a few copies of the weights are held. `mean` is that of the
+    steps since the last validation.
     """
 
     ready = True  # the weights themselves are validated
@@ -326,7 +244,6 @@ class Swad(Average):
         self.losses: list[float] = []
         self.steps: list[int] = []  # of the validations
         self.stretches: list[tuple[int, int, WeightMean]] = []  # from and to which validation
-        # `mean` is that of the steps since the last validation.
 
     @property
     def valley(self) -> Valley | None:
@@ -344,18 +261,15 @@ class Swad(Average):
         before = self.steps[valley.first - 1] if valley.first else 0
         return before + 1, self.steps[-1 if valley.open else valley.last]
 
-    @property
-    def _over(self) -> bool:
-        valley = self.valley
-        return valley is not None and not valley.open
-
     def update(self, done: int) -> None:
-        if not self._over:
-            self.mean.add(self.module)
+        valley = self.valley
+        if valley is None or valley.open:
+            super().update(done)
 
     @torch.no_grad()
     def validated(self, done: int, loss: float | None) -> None:
-        if loss is None or self._over:
+        valley = self.valley
+        if loss is None or (valley is not None and not valley.open):
             return
         self.stretches.append((len(self.losses), len(self.losses), self.mean))
         self.losses.append(loss)
@@ -384,25 +298,21 @@ class Swad(Average):
             self.stretches[0][2].copy_to(self.module)
 
     def tensors(self) -> dict[str, Tensor]:
-        held = {f"mean/{name}": value for name, value in self.mean.tensors().items()}
-        for place, (first, last, mean) in enumerate(self.stretches):
-            named = {"place": torch.tensor([first, last]), **mean.tensors()}
-            held |= {f"stretches/{place}/{name}": value for name, value in named.items()}
-        losses = torch.tensor(self.losses, dtype=torch.float64)
-        return {"losses": losses, "steps": torch.tensor(self.steps, dtype=torch.int64), **held}
+        means = {"mean": self.mean} | {f"{a}-{b}": mean for a, b, mean in self.stretches}
+        return {
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "steps": torch.tensor(self.steps, dtype=torch.int64),
+            **{f"{k}/{name}": v for k, m in means.items() for name, v in m.state_dict().items()},
+        }
 
     def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        try:
-            self.losses, self.steps = tensors["losses"].tolist(), tensors["steps"].tolist()
-            self.mean.restore(below(tensors, "mean/"), path)
-            self.stretches = []
-            while stored := below(tensors, f"stretches/{len(self.stretches)}/"):
-                first, last = stored.pop("place").tolist()
-                mean = WeightMean(self.module)
-                mean.restore(stored, path)
-                self.stretches.append((first, last, mean))
-        except (KeyError, TypeError, ValueError):
-            raise DamagedFile(path) from None
+        self.losses, self.steps = tensors["losses"].tolist(), tensors["steps"].tolist()
+        fill(self.mean, below(tensors, "mean/"), path)
+        names = {name.split("/")[0] for name in tensors} - {"losses", "steps", "mean"}
+        for first, last in sorted(tuple(map(int, name.split("-"))) for name in names):
+            mean = WeightMean(self.module)
+            fill(mean, below(tensors, f"{first}-{last}/"), path)
+            self.stretches.append((first, last, mean))
 
 
 def _join(stretches: Sequence[tuple[int, int, WeightMean]]) -> tuple[int, int, WeightMean]:

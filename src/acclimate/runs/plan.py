@@ -1,21 +1,20 @@
 """What a run will do, worked out and checked before any of it starts."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from acclimate.adapt.methods import method_settings, scored_chains
-from acclimate.config import AlgorithmName, ModelConfig, OptimiserConfig, RunConfig, TrainConfig
+from acclimate.config import AlgorithmName, ModelConfig, OptimiserConfig, RunConfig
 from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
 from acclimate.data.batches import label_counts, label_prior, label_shifts
 from acclimate.data.images import decode
-from acclimate.data.manifest import Manifest, image_counts, left_out_sentence, without_small
+from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
@@ -24,90 +23,6 @@ from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """What was chosen; `why` is a line for people, "" where there was nothing to choose."""
-
-    choice: Literal["none", "backbone"]
-    why: str = ""
-
-
-def choose_backbone(config: RunConfig, side: int | None, device: str | None) -> tuple[str, Freeze]:
-    """Which one, for images of `side` px (None: rows of features), and whether it learns."""
-    if side is not None:
-        side = config.data.image_size or side
-    name = config.model.backbone
-    if name == "auto":
-        name = default_backbone(side)
-    return name, choose_freeze(replace(config.model, backbone=name), side, device)
-
-
-def settled(config: RunConfig, manifest: Manifest, device: str | None) -> RunConfig:
-    """`config` with what depends on the device decided, as a run there would decide it."""
-    if config.model.freeze != "auto":
-        return config
-    _, freeze = choose_backbone(config, typical_side(config, manifest, manifest.domains), device)
-    return replace(config, model=replace(config.model, freeze=freeze.choice))
-
-
-def choose_freeze(model: ModelConfig, side: int | None, device: str | None) -> Freeze:
-    """For images of `side` px (None: rows of features) and a `model` whose backbone is known.
-
-    A `device` of None is one that cannot be seen from here; there, nothing is frozen unasked.
-    """
-    weights = model.weights or (model.pretrained and model.backbone not in WITHOUT_WEIGHTS)
-    if side is None:
-        return Freeze("none")  # features already
-    if model.freeze == "backbone" and not weights:
-        raise ConfigError(
-            f"model.freeze is backbone, and '{model.backbone}' has no pretrained weights to keep; "
-            f"give --weights FILE, or use --set model.freeze=none"
-        )
-    if model.freeze != "auto":
-        return Freeze(model.freeze)
-    if not weights or side <= SMALL:
-        return Freeze("none")
-    if device is None or pick_device(device).type != "cpu":
-        return Freeze(
-            "none",
-            f"all of {model.backbone} is trained, as there is a GPU; for heads on its features "
-            f"alone, --set model.freeze=backbone",
-        )
-    return Freeze(
-        "backbone",
-        f"{model.backbone} keeps its pretrained weights, as this is a CPU and images have {side} "
-        f"px: its features are extracted once and the rest is trained on them; to train all of "
-        f"it, --set model.freeze=none",
-    )
-
-
-def typical_side(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
-) -> int | None:
-    """The median longer side of a few readable training images; None for rows of features."""
-    if manifest.has_features:
-        return None
-    rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
-    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
-    sides: list[int] = []
-    for row in rows:
-        try:
-            source = manifest.image_source(int(row))
-            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
-        except ImageError:
-            continue
-        if len(sides) == sample:
-            break
-    if not sides:
-        raise ManifestError(
-            f"none of {len(rows)} images tried in {manifest.source} can be "
-            f"read; check that the files are images and that the root is right"
-        )
-    return int(np.median(sides))
-
-
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
 FEW_TO_TRAIN = 5  # domains, for whole models to be rehearsed unasked
@@ -124,14 +39,7 @@ class Plan:
     train_domains: tuple[str, ...]
     val_domains: tuple[str, ...]
     test_domains: tuple[str, ...]
-    freezing: str = ""  # why the backbone learns or not, for people
-    dropped: str = ""  # which domains are too small, for people
-    rehearsing: str = ""  # what rehearsal takes beyond a minute, for people
-
-    @property
-    def decided(self) -> list[str]:
-        """What was decided for the user, and why, in lines."""
-        return [line for line in (self.dropped, self.freezing, self.rehearsing) if line]
+    decided: tuple[str, ...] = ()  # what was decided for the user, and why, in lines
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -205,39 +113,24 @@ def make_plan(
     """
     algorithm = check_components(config)
     manifest, small = without_small(manifest, config.data.min_images)
-    config = _without(config, small)
+    left_out = left_out_sentence(small, config.data.min_images) if small else ""
+    val, test = (
+        tuple(name for name in names if name not in small)
+        for names in (config.val_domains, config.test_domains)
+    )
+    config = replace(config, val_domains=val, test_domains=test)
     manifest.check(check_files=check_files)
     val, test = _unseen(config, manifest)
     reserved = {name for name, role in manifest.roles().items() if role != "train"}
     train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
     _check_training_domains(algorithm, manifest, train)
-    if config.adapt.rehearse and algorithm.adaptive:
-        raise ConfigError(
-            f"{algorithm.name} adapts by its own embedding and is not rehearsed; leave out "
-            f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
-        )
     manifest = _learnable(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
-    resolved, why = _resolved(config, manifest, train, device)
-    resolved, rehearsing = _with_depth(resolved, algorithm, manifest, train, device)
-    if resolved.train.domains_per_step < algorithm.build.least_domains:
-        raise ConfigError(
-            f"{algorithm.name} compares domains and needs {algorithm.build.least_domains} in each "
-            f"batch; raise train.domains_per_step from {resolved.train.domains_per_step}"
-        )
-    _check_validations(resolved.train)
-    dropped = left_out_sentence(small, config.data.min_images) if small else ""
-    return Plan(resolved, algorithm, manifest, train, val, test, why, dropped, rehearsing)
-
-
-def _without(config: RunConfig, names: Container[str]) -> RunConfig:
-    """The settings without unseen domains that are left out."""
-    val = tuple(name for name in config.val_domains if name not in names)
-    return replace(
-        config,
-        val_domains=val,
-        test_domains=tuple(name for name in config.test_domains if name not in names),
-    )
+    config, freezing = _resolve(config, manifest, train, device)
+    config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
+    _check_batches(config, algorithm)
+    decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
+    return Plan(config, algorithm, manifest, train, val, test, decided)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -281,27 +174,38 @@ def _check_training_domains(
             + ("use --algorithm erm, or add domains" if algorithm.adaptive else "add domains")
         )
     fewest = 2 if algorithm.adaptive else 1
-    rows = {name: len(manifest.rows(domain=name, split="train")) for name in train}
-    small = [name for name in train if rows[name] < fewest]
-    if small:
-        name = small[0]
-        raise ManifestError(
-            f"domain '{name}' of {manifest.source} has {count(rows[name], 'row')} in split 'train' "
-            f"and needs {fewest}; {_remedy(manifest, train, small, least)}"
+    for name in train:
+        rows = manifest.rows(domain=name, split="train")
+        if len(rows) < fewest:
+            bound = len(manifest.one_row_each(manifest.rows(domain=name))) + 1
+            raise ManifestError(
+                f"domain '{name}' of {manifest.source} has {count(len(rows), 'row')} in split "
+                f"'train' and needs {fewest}; add images, or leave out such domains with "
+                f"--min-images {bound}"
+            )
+
+
+def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:
+    """What scoring will need, now instead of after training."""
+    least = 2 if config.adapt.source == "held-out" else 1  # one to adapt on, one to score
+    for name in unseen:
+        rows = manifest.rows(domain=name) if name in manifest.domains else np.arange(0)
+        images = len(manifest.one_row_each(rows))
+        if images < least:
+            other = ", or use --set adapt.source=test" if images else ""
+            raise ManifestError(
+                f"unseen domain '{name}' of {manifest.source} has {count(images, 'image')} that "
+                f"can be scored, and {least} are needed; add images, or leave it out{other}"
+            )
+
+
+def _check_batches(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
+    train, least = config.train, algorithm.build.least_domains
+    if train.domains_per_step < least:
+        raise ConfigError(
+            f"{algorithm.name} compares domains and needs {least} in each batch; raise "
+            f"train.domains_per_step from {train.domains_per_step}"
         )
-
-
-def _remedy(manifest: Manifest, train: Sequence[str], small: Sequence[str], least: int) -> str:
-    """One that leaves enough domains, if there is one."""
-    images = image_counts(manifest)
-    bound = max(images[name] for name in small) + 1
-    if sum(images[name] >= bound for name in train) < least:
-        return "add images"
-    return f"add images, or leave out such domains with --min-images {bound}"
-
-
-def _check_validations(train: TrainConfig) -> None:
-    """SWAD finds its window among validations, and must have enough of them."""
     validations = -(-train.steps // train.evaluate_every)
     if train.average.kind == "swad" and validations < train.average.patience:
         raise ConfigError(
@@ -309,22 +213,6 @@ def _check_validations(train: TrainConfig) -> None:
             f"{count(train.steps, 'step')} have {validations}; lower train.evaluate_every from "
             f"{train.evaluate_every}"
         )
-
-
-def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:
-    """What scoring will need, now instead of after training."""
-    held_out = config.adapt.source == "held-out"
-    for name in unseen:
-        rows = manifest.rows(domain=name) if name in manifest.domains else np.arange(0)
-        images = len(manifest.one_row_each(rows))
-        if images < (2 if held_out else 1):
-            remedy = "add images, or use --set adapt.source=test" if images else "leave it out"
-            raise ManifestError(
-                f"unseen domain '{name}' of {manifest.source} has {count(images, 'image')} that "
-                f"can be scored"
-                + (", and adapting on held-out ones takes one more; " if images else "; ")
-                + remedy
-            )
 
 
 def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Manifest:
@@ -345,95 +233,123 @@ def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> M
     )
 
 
-def _resolved(
+def _typical_side(
+    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
+) -> int | None:
+    """The median longer side of a few readable training images; None for rows of features."""
+    if manifest.has_features:
+        return None
+    rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
+    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
+    sides: list[int] = []
+    for row in rows:
+        try:
+            source = manifest.image_source(int(row))
+            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
+        except ImageError:
+            continue
+        if len(sides) == sample:
+            break
+    if not sides:
+        raise ManifestError(
+            f"none of {len(rows)} images tried in {manifest.source} can be "
+            f"read; check that the files are images and that the root is right"
+        )
+    return int(np.median(sides))
+
+
+def settled(config: RunConfig, manifest: Manifest, device: str | None) -> RunConfig:
+    """`config` with what depends on the device decided, as a run there would decide it."""
+    if config.model.freeze != "auto":
+        return config
+    side = _typical_side(config, manifest, manifest.domains)
+    model, _ = choose_model(config, side, device)
+    return replace(config, model=replace(config.model, freeze=model.freeze))
+
+
+def choose_model(
+    config: RunConfig, side: int | None, device: str | None
+) -> tuple[ModelConfig, str]:
+    """The model for images of `side` px (None: rows of features), with its backbone and whether
+    that learns decided; and why, in a line, where there was something to choose.
+
+    A `device` of None is one that cannot be seen from here; there, nothing is frozen unasked.
+    """
+    side = side and (config.data.image_size or side)
+    name = config.model.backbone
+    if name == "auto":
+        name = default_backbone(side)
+    model = replace(config.model, backbone=name)
+    weights = model.weights or (model.pretrained and name not in WITHOUT_WEIGHTS)
+    if side is None:
+        return replace(model, freeze="none"), ""  # features already
+    if model.freeze == "backbone" and not weights:
+        raise ConfigError(
+            f"model.freeze is backbone, and '{name}' has no pretrained weights to keep; "
+            f"give --weights FILE, or use --set model.freeze=none"
+        )
+    if model.freeze != "auto":
+        return model, ""
+    if not weights or side <= SMALL:
+        return replace(model, freeze="none"), ""
+    if device is None or pick_device(device).type != "cpu":
+        return replace(model, freeze="none"), (
+            f"all of {name} is trained, as there is a GPU; for heads on its features alone, "
+            f"--set model.freeze=backbone"
+        )
+    return replace(model, freeze="backbone"), (
+        f"{name} keeps its pretrained weights, as this is a CPU and images have {side} px: its "
+        f"features are extracted once and the rest is trained on them; to train all of it, "
+        f"--set model.freeze=none"
+    )
+
+
+def _resolve(
     config: RunConfig, manifest: Manifest, train: Sequence[str], device: str | None
 ) -> tuple[RunConfig, str]:
-    """The settings with nothing left open, and why the backbone learns or not."""
-    side = typical_side(config, manifest, train)
-    asked = config.data.image_size
-    backbone, freeze = choose_backbone(config, side, device)
-    frozen = freeze.choice == "backbone"
-    pretrained = config.model.pretrained or config.model.weights
-    scratch = backbone in WITHOUT_WEIGHTS or not pretrained
+    """The settings with all but rehearsal decided, and why the backbone learns or not."""
+    data, phi, main = config.data, config.embedding, config.train
+    side = _typical_side(config, manifest, train)
+    model, why = choose_model(config, side, device)
+    frozen = model.freeze == "backbone"
+    scratch = model.backbone in WITHOUT_WEIGHTS or not (model.pretrained or model.weights)
     rate = RATES["frozen" if frozen else "scratch" if scratch else "pretrained"]
     # Images are small when their own side is, or when a small backbone was asked for.
-    size = asked or (min(side, SMALL) if side and backbone == "small-cnn" else 0)
-    augment = config.data.augment
+    small = min(side, SMALL) if side and model.backbone == "small-cnn" else 0
+    size, augment = data.image_size or small, data.augment
     if augment == "auto":
         augment = "none" if side is None or (size or side) <= SMALL else "domainbed"
     if frozen:
         augment = "none"  # an image has one vector of features
-    # Never 1, which is no setting: a plain run of one domain must load again.
-    slots = max(2, min(config.embedding.domains_per_step, len(train)))
-    rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
-    mixup = config.embedding.mixup
+    mixup = phi.mixup
     if mixup == "auto":
         mixup = "on" if len(train) < FEW_DOMAINS else "off"
-    resolved = replace(
-        config,
-        data=replace(config.data, image_size=size, augment=augment),
-        model=replace(config.model, backbone=backbone, freeze=freeze.choice),
-        embedding=replace(
-            config.embedding,
-            mixup=mixup,
-            domains_per_step=slots,
-            steps=config.embedding.steps
-            or _passes(rows, slots * config.embedding.per_domain, STEPS_A),
-            optimiser=_with_rate(config.embedding.optimiser, rate),
-        ),
-        train=_resolved_training(config, rows, len(train), rate),
-    )
-    return resolved, freeze.why
-
-
-def _with_depth(
-    config: RunConfig,
-    algorithm: ChosenAlgorithm,
-    manifest: Manifest,
-    train: Sequence[str],
-    device: str | None,
-) -> tuple[RunConfig, str]:
-    """The settings with the depth of rehearsal decided, and what it means.
-
-    A backbone that learns has seen the domains that play, unless it is trained without them. That
-    takes as much time again for each, and tells most where domains are few and differ much.
-    """
-    adapt, others = config.adapt, len(train) - 1
-    learns = not manifest.has_features and config.model.freeze != "backbone"
-    least = algorithm.build.least_domains
-    depth = adapt.depth
-    if depth == "auto":
-        fits = adapt.rehearse and learns and others >= max(least, 2) and len(train) <= FEW_TO_TRAIN
-        fast = device is not None and pick_device(device).type == "cuda"
-        depth = "whole" if fits and fast else "heads"
-    resolved = replace(config, adapt=replace(adapt, depth=depth))
-    if not adapt.rehearse or depth == "heads" or others < 1:
-        return resolved, ""
-    if others < least:
-        raise ConfigError(
-            f"{algorithm.name} needs {least} training domains, and whole rehearsal would train on "
-            f"{others}; use --set adapt.depth=heads"
-        )
-    return resolved, (
-        f"rehearsal trains the model anew without some of the {len(train)} sites, as often as "
-        f"needed for each to play; for heads alone, --set adapt.depth=heads"
-    )
-
-
-def _resolved_training(config: RunConfig, rows: int, domains: int, rate: float) -> TrainConfig:
-    settings = config.train
-    slots = min(settings.domains_per_step or MOST_DOMAINS_PER_STEP, domains)
-    batch = slots * settings.per_domain
-    steps = settings.steps or _passes(rows, batch, STEPS_B)
-    if settings.epochs:
-        steps = max(1, round(settings.epochs * rows / batch))
+    rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
+    # Never 1, which is no setting: a plain run of one domain must load again.
+    slots_a = max(2, min(phi.domains_per_step, len(train)))
+    slots_b = min(main.domains_per_step or MOST_DOMAINS_PER_STEP, len(train))
+    steps = main.steps or _passes(rows, slots_b * main.per_domain, STEPS_B)
+    if main.epochs:
+        steps = max(1, round(main.epochs * rows / (slots_b * main.per_domain)))
     return replace(
-        settings,
-        steps=steps,
-        domains_per_step=slots,
-        evaluate_every=min(settings.evaluate_every, steps),
-        optimiser=_with_rate(settings.optimiser, rate),
-    )
+        config,
+        data=replace(data, image_size=size, augment=augment),
+        model=model,
+        embedding=replace(
+            phi,
+            mixup=mixup,
+            domains_per_step=slots_a,
+            steps=phi.steps or _passes(rows, slots_a * phi.per_domain, STEPS_A),
+            optimiser=_with_rate(phi.optimiser, rate),
+        ),
+        train=replace(
+            main,
+            steps=steps,
+            domains_per_step=slots_b,
+            evaluate_every=min(main.evaluate_every, steps),
+            optimiser=_with_rate(main.optimiser, rate),
+        ),
+    ), why
 
 
 def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
@@ -444,3 +360,42 @@ def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
 
 def _with_rate(optimiser: OptimiserConfig, rate: float) -> OptimiserConfig:
     return optimiser if optimiser.lr is not None else replace(optimiser, lr=rate)
+
+
+def _resolve_rehearsal(
+    config: RunConfig,
+    algorithm: ChosenAlgorithm,
+    manifest: Manifest,
+    train: Sequence[str],
+    device: str | None,
+) -> tuple[RunConfig, str]:
+    """The settings with the depth of rehearsal decided, and what it means.
+
+    A backbone that learns has seen the domains that are held out, unless it is trained without
+    them. That takes as much time again for each, and tells most where domains are few and differ
+    much.
+    """
+    adapt, others, least = config.adapt, len(train) - 1, algorithm.build.least_domains
+    if adapt.rehearse and algorithm.adaptive:
+        raise ConfigError(
+            f"{algorithm.name} adapts by its own embedding and is not rehearsed; leave out "
+            f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
+        )
+    depth = adapt.depth
+    if depth == "auto":
+        learns = not manifest.has_features and config.model.freeze != "backbone"
+        fits = adapt.rehearse and learns and others >= max(least, 2) and len(train) <= FEW_TO_TRAIN
+        fast = device is not None and pick_device(device).type == "cuda"
+        depth = "whole" if fits and fast else "heads"
+    config = replace(config, adapt=replace(adapt, depth=depth))
+    if not adapt.rehearse or depth == "heads" or others < 1:
+        return config, ""
+    if others < least:
+        raise ConfigError(
+            f"{algorithm.name} needs {least} training domains, and whole rehearsal would train on "
+            f"{others}; use --set adapt.depth=heads"
+        )
+    return config, (
+        f"rehearsal trains the model anew without some of the {len(train)} sites, as often as "
+        f"needed for each to play; for heads alone, --set adapt.depth=heads"
+    )

@@ -35,47 +35,152 @@ from acclimate.learn.site import Site
 from acclimate.records.folder import SHARED, RunFolder, write_checksums
 from acclimate.records.records import Finished, Score, Validated
 from acclimate.records.rehearsal import Rehearsal
-from acclimate.runs.checkpoint import Position
-from acclimate.runs.identity import learned_identity, run_identity
-from acclimate.runs.loop import Phase, Validate
+from acclimate.runs.identity import (
+    Baseline,
+    SharedEmbedding,
+    learned_identity,
+    refuse_plain,
+    run_identity,
+)
+from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import Evaluator
-from acclimate.runs.session import Session, session
-from acclimate.runs.shared import Baseline, SharedEmbedding, refuse_plain
+from acclimate.runs.session import Say, Session, session
+
+MAIN = "main"
+
+
+class Rehearsed(NamedTuple):
+    """What rehearsal adds to a finished plain model."""
+
+    site: Site | None = None  # its second path
+    rehearsal: Rehearsal | None = None
+    confusion: Tensor | None = None  # [C, C] of the plain model on new images of its own domains
+
+
+After = Callable[[Session, Predictor], Rehearsed]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    folder: Path
+    finished: Finished
+    already: bool  # the run was complete before this call
+
+
+def train(
+    config: RunConfig,
+    manifest: Manifest,
+    out: Path,
+    *,
+    device: str = "auto",
+    watch: Watch = unwatched,
+    say: Say = lambda line: None,
+    embedding: Path | None = None,
+    plan: Plan | None = None,
+    after: After | None = None,
+) -> RunResult:
+    """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
+
+    `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
+    very same one. `say` is told in a line what was decided for the user, and why. `plan` is what
+    these settings come to, where somebody has made it already, and said what it decides. `after`
+    is called with the finished predictor before it is saved and scored: see `rehearse.training`.
+    """
+    folder, shared = RunFolder(out), None
+    if plan is None:
+        plan = make_plan(folder.settled(config), manifest, device=device)
+        for line in plan.decided if folder.finished is None else ():
+            say(line)
+    if embedding is not None:
+        shared = SharedEmbedding(RunFolder(embedding, SHARED), plan, manifest.digest())
+    identity = run_identity(plan)
+    with session(plan, folder, identity, device=device, watch=watch, say=say, shared=shared) as now:
+        if now is not None:
+            predictor, phi, world = now.predictor, now.embedding, now.world
+            assert predictor is not None
+            for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
+                chain.require(predictor, frozen=plan.frozen)
+            # Step A, and the training domains' μ.
+            table = None if phi is None else learn_embedding(now, phi, shared)
+            # Step B.
+            prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
+            evaluator = Evaluator(
+                plan, now.source, world, predictor, prior, phi, table, ratios=ratios
+            )
+            means = None if table is None else table.means.float().to(world.device)
+            objective = plan.objective(predictor, world).to(world.device)
+            position = train_predictor(now, objective, evaluator.validation, means)
+            # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
+            # there.
+            trained = _save(now, predictor, table, prior, ratios, after)
+            # Final scores.
+            second = None if trained.site is None else trained.start(embedding=True)
+            _finish(now, replace(evaluator, second=second, guard=Guard.of(trained)), position)
+    finished = folder.finished
+    assert finished is not None
+    return RunResult(out, finished, already=now is None)
+
+
+def train_embedding(
+    config: RunConfig,
+    manifest: Manifest,
+    out: Path,
+    *,
+    device: str = "auto",
+    watch: Watch = unwatched,
+    erm: Path | None = None,
+) -> Path:
+    """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
+
+    It resumes by itself, and a finished one is left alone. `erm` is the finished run of that
+    algorithm: a Φ that is made of an ERM model takes its weights instead of training them again.
+    """
+    folder = RunFolder(out, SHARED)
+    plan = make_plan(folder.settled(config), manifest, device=device)
+    refuse_plain(plan)
+    baseline = None if erm is None else Baseline(RunFolder(erm), plan)
+    if baseline is not None and not folder.complete():
+        baseline.check()
+    identity = learned_identity(plan, manifest.digest())
+    with session(plan, folder, identity, device=device, watch=watch) as now:
+        if now is not None:
+            assert now.embedding is not None
+            learn_embedding(now, now.embedding, baseline)
+    return folder.phi
 
 
 def learn_embedding(
-    session: Session, embedding: Embedding, baseline: Baseline | None = None
+    session: Session, embedding: Embedding, known: SharedEmbedding | Baseline | None = None
 ) -> DomainTable:
-    """Learn Φ and the training domains' μ, or load them: the folder keeps both in one file."""
-    path = session.folder.phi
-    if not path.exists():
-        if baseline is not None and isinstance(embedding, FromERM):
-            baseline.adopt(session.folder, embedding, session.quarantine, session.world)
+    """Learn Φ and the training domains' μ, take them over from where they are `known`, or load
+    them: the folder keeps both in one file."""
+    folder, quarantine, world = session.folder, session.quarantine, session.world
+    if not folder.phi.exists() and isinstance(known, SharedEmbedding):
+        known.adopt(folder, embedding, quarantine, world)
+    elif not folder.phi.exists():
+        if isinstance(known, Baseline) and isinstance(embedding, FromERM):
+            known.adopt(folder, embedding, quarantine, world)
         else:
             _learn(session, embedding)
         table = _embed_domains(session, embedding)
-        session.quarantine.refresh()
-        if session.world.main:
-            save_embedding(path, embedding, table)
-        session.world.wait()
-    return load_embedding(path, embedding)
+        quarantine.refresh()
+        if world.main:
+            save_embedding(folder.phi, embedding, table)
+        world.wait()
+    return load_embedding(folder.phi, embedding)
 
 
 def _learn(session: Session, embedding: Embedding) -> None:
-    if isinstance(embedding, FromERM):
-        _learn_baseline(session, embedding)
+    """Train Φ. One that is made of an ERM model trains as the run `erm` does, with validation."""
+    plan, config = session.plan, session.plan.config
+    if not isinstance(embedding, FromERM):
+        settings, seed = config.embedding, derive(config.seed, "embedding")
+        sampler = embedding.sampler(plan.train_rows, settings, seed)
+        every = config.train.checkpoint_every
+        phase = Phase("embedding", settings.steps, settings.optimiser, every)
+        session.loop(embedding, sampler, phase, seed).run()
         return
-    config, domains = session.plan.config, session.plan.train_rows
-    settings, seed = config.embedding, derive(config.seed, "embedding")
-    sampler = embedding.sampler(domains, settings, seed)
-    phase = Phase("embedding", settings.steps, settings.optimiser, config.train.checkpoint_every)
-    session.loop(embedding, sampler, phase, seed).run()
-
-
-def _learn_baseline(session: Session, embedding: FromERM) -> None:
-    """The training of the run `erm`, which chooses its weights by validation as that run does."""
-    plan = session.plan
     evaluator = Evaluator(
         plan, session.source, session.world, embedding.predictor, plan.label_prior().tolist()
     )
@@ -110,12 +215,9 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
         middle = centre.to("cpu", torch.float64)
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
-        found = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        session.folder.write_consistency(found)
+        consistency = measure({name: rows.numpy() for name, rows in points.items()}, seed)
+        session.folder.write_consistency(consistency)
     return DomainTable(states)
-
-
-MAIN = "main"
 
 
 def train_predictor(
@@ -168,112 +270,22 @@ def train_predictor(
     ).run()
 
 
-class Rehearsed(NamedTuple):
-    """What rehearsal adds to a finished plain model."""
-
-    site: Site | None = None  # its second path
-    rehearsal: Rehearsal | None = None
-    confusion: Tensor | None = None  # [C, C] of the plain model on new images of its own domains
-
-
-After = Callable[[Session, Predictor], Rehearsed]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    folder: Path
-    finished: Finished
-    already: bool  # the run was complete before this call
-
-
-def train(
-    config: RunConfig,
-    manifest: Manifest,
-    out: Path,
-    *,
-    device: str = "auto",
-    watch: Watch = unwatched,
-    say: Callable[[str], None] = lambda line: None,
-    embedding: Path | None = None,
-    plan: Plan | None = None,
-    after: After | None = None,
-) -> RunResult:
-    """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
-
-    `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
-    very same one. `say` is told in a line what was decided for the user, and why. `plan` is what
-    these settings come to, where somebody has made it already, and said what it decides. `after`
-    is called with the finished predictor before it is saved and scored: see `rehearse.training`.
-    """
-    folder = RunFolder(out)
-    if plan is None:
-        plan = make_plan(folder.settled(config), manifest, device=device)
-        for line in plan.decided if folder.finished is None else ():
-            say(line)
-    shared = None
-    if embedding is not None:
-        wanted = learned_identity(plan, manifest.digest())
-        shared = SharedEmbedding(RunFolder(embedding, SHARED), wanted)
-    with session(
-        plan, folder, run_identity(plan), device=device, watch=watch, say=say, shared=shared
-    ) as now:
-        if now is not None:
-            _train(now, shared, after)
-    finished = folder.finished
-    assert finished is not None
-    return RunResult(out, finished, already=now is None)
-
-
-def train_embedding(
-    config: RunConfig,
-    manifest: Manifest,
-    out: Path,
-    *,
-    device: str = "auto",
-    watch: Watch = unwatched,
-    erm: Path | None = None,
-) -> Path:
-    """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
-
-    It resumes by itself, and a finished one is left alone. `erm` is the finished run of that
-    algorithm: a Φ that is made of an ERM model takes its weights instead of training them again.
-    """
-    folder = RunFolder(out, SHARED)
-    plan = make_plan(folder.settled(config), manifest, device=device)
-    refuse_plain(plan)
-    baseline = None if erm is None else Baseline(RunFolder(erm), plan)
-    if baseline is not None and not folder.complete():
-        baseline.check()
-    identity = learned_identity(plan, manifest.digest())
-    with session(plan, folder, identity, device=device, watch=watch) as now:
-        if now is not None:
-            assert now.embedding is not None
-            learn_embedding(now, now.embedding, baseline)
-    return folder.phi
-
-
-def _train(now: Session, shared: SharedEmbedding | None, after: After | None) -> None:
-    plan, embedding, table = now.plan, now.embedding, None
-    assert now.predictor is not None
-    for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
-        chain.require(now.predictor, frozen=plan.frozen)
-    if embedding is not None:
-        if shared is not None and not now.folder.phi.exists():
-            shared.adopt(now.folder, embedding, now.quarantine, now.world)
-        table = learn_embedding(now, embedding)
-    prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
-    evaluator = Evaluator(
-        plan, now.source, now.world, now.predictor, prior, embedding, table, ratios=ratios
-    )
-    means = None if table is None else table.means.float().to(now.world.device)
-    objective = plan.objective(now.predictor, now.world).to(now.world.device)
-    progress = train_predictor(now, objective, evaluator.validation, means)
-    now.predictor.eval()
+def _save(
+    now: Session,
+    predictor: Predictor,
+    table: DomainTable | None,
+    prior: tuple[float, ...],
+    ratios: tuple[float, ...],
+    after: After | None,
+) -> Trained:
+    """Rehearse where that is asked for, and write the model."""
+    plan, world = now.plan, now.world
+    predictor.eval()
     rehearsed = Rehearsed()
-    if after is not None and now.world.main:  # one process: others might choose otherwise
-        rehearsed = after(now, now.predictor)
+    if after is not None and world.main:  # one process: others might choose otherwise
+        rehearsed = after(now, predictor)
     if now.extractor is not None:
-        put_on(now.extractor, now.predictor, embedding)
+        put_on(now.extractor, predictor, now.embedding)
     trained = Trained(
         plan.config,
         plan.classes,
@@ -281,8 +293,8 @@ def _train(now: Session, shared: SharedEmbedding | None, after: After | None) ->
         plan.manifest.digest(),
         prior,
         now.size,
-        now.predictor,
-        embedding,
+        predictor,
+        now.embedding,
         table,
         plan.val_domains,
         plan.test_domains,
@@ -291,14 +303,12 @@ def _train(now: Session, shared: SharedEmbedding | None, after: After | None) ->
         ratios,
         rehearsed.confusion,
     )
-    if now.world.main:
-        trained.save(now.folder.path)  # before scoring: whatever fails there, the model is kept
-    now.world.wait()
-    if after is not None and not now.world.main:
-        trained = Trained.load(now.folder.path, now.world.device)
-    second = None if trained.site is None else trained.start(embedding=True)
-    judged = replace(evaluator, second=second, guard=Guard.of(trained))
-    _finish(now, judged, progress)
+    if world.main:
+        trained.save(now.folder.path)
+    world.wait()
+    if after is not None and not world.main:
+        return Trained.load(now.folder.path, world.device)
+    return trained
 
 
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:

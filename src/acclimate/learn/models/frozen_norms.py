@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from acclimate.learn.models.backbones import is_frozen
-
 
 class FrozenNorm(torch.autograd.Function):
     """x [b, c, h, w], weight, bias, mean and 1 / deviation [c] -> normalised x."""
@@ -50,11 +48,9 @@ class FrozenNorm(torch.autograd.Function):
 @contextmanager
 def keep_layout(module: nn.Module) -> Iterator[None]:
     """Use `FrozenNorm` in the frozen batch norms of `module`, on a GPU, while it is trained."""
-    layers = [
-        part
-        for part in module.modules()
-        if type(part) is nn.BatchNorm2d and is_frozen(part) and part.affine and part.weight.is_cuda
-    ]
+    # `freeze_batch_norm` has replaced the `train` of those that are frozen.
+    norms = [m for m in module.modules() if type(m) is nn.BatchNorm2d and "train" in m.__dict__]
+    layers = [layer for layer in norms if layer.affine and layer.weight.is_cuda]
     for layer in layers:
         assert layer.running_mean is not None and layer.running_var is not None
         inverse = (layer.running_var + layer.eps).rsqrt()
