@@ -14,13 +14,12 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
-from acclimate.runs import memory
+from acclimate.runs import memory, training
 from acclimate.runs.checkpoint import micro_batches_of
 from acclimate.runs.compiling import trained_backbones
 from acclimate.runs.loop import Loop, Phase
 from acclimate.runs.memory import StepMemory, fitting_micro_batches, step_memory
 from acclimate.runs.optimisation import Stepper
-from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -131,7 +130,7 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
         elif where == "batches":
             once.setattr(Loader, "batches", runs_out)
         else:
-            once.setattr(Evaluator, "validation", lambda self, number: _fail())
+            once.setattr(training, "validate", lambda subject, step: _fail())
         step_named = 3 if where == "validation" else 5
         with pytest.raises(RunError, match=f"step {step_named} found too little .* goes on at the"):
             train(config, data, tmp_path / "run", device="cpu")
