@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from acclimate.adapt.choice import Guard, rehearsal_of
+from acclimate.adapt.choice import rehearsal_of
 from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
@@ -32,7 +32,7 @@ from acclimate.results.observations import Observation, frames_of
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 from acclimate.runs.plan import Plan, check_components
-from acclimate.runs.scoring import Evaluator
+from acclimate.runs.scoring import Subject, final_scores
 
 AS_SHIPPED = ("prior", "embedding", "embedding+prior")  # with the methods' default settings
 Row = dict[str, Any]
@@ -132,18 +132,8 @@ def _final(
     methods: Sequence[str],
 ) -> Iterator[Score]:
     plan = Plan(config, check_components(config), part, (), (), trained.test_domains or ())
-    second = None if trained.site is None else trained.start(embedding=True)
-    evaluator = Evaluator(
-        plan,
-        source,
-        world,
-        trained.predictor,
-        trained.label_prior,
-        second=second,
-        guard=Guard.of(trained),
-        ratios=trained.label_ratios,
-    )
-    return evaluator.final(step=0, methods=methods)
+    subject = Subject.of(trained, plan, source, world)
+    return (score for score, _ in final_scores(subject, step=0, methods=methods))
 
 
 def row_of(score: Score, method: str, n: int) -> Row:

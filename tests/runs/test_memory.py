@@ -16,6 +16,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
 from acclimate.runs import device as devices
+from acclimate.runs import training
 from acclimate.runs.device import (
     StepMemory,
     available_bytes,
@@ -24,7 +25,6 @@ from acclimate.runs.device import (
     trained_backbones,
 )
 from acclimate.runs.loop import Loop, read_work
-from acclimate.runs.scoring import Evaluator
 from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -133,7 +133,7 @@ def test_what_finds_too_little_memory_later_says_how_to_go_on(
         elif where == "batches":
             once.setattr(Loader, "batches", runs_out)
         else:
-            once.setattr(Evaluator, "validation", lambda self, number: _fail())
+            once.setattr(training, "validate", lambda subject, step: _fail())
         step_named = 3 if where == "validation" else 5
         with pytest.raises(RunError, match=f"step {step_named} ran out .* go on at the"):
             train(config, data, tmp_path / "run", device="cpu")

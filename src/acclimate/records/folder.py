@@ -19,11 +19,13 @@ from acclimate.core.files import (
     read_document,
     write_document,
 )
+from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Record, Records, append, read
 
 RUN = "run.json"  # what this run is: settings, data digest, domains, classes
 EMBEDDING = "embedding.json"  # the same of a Φ that is learned on its own
 RECORDS = "records.jsonl"
+PREDICTIONS = "predictions.parquet"  # the scored rows behind the final scores
 QUARANTINE = "quarantine.jsonl"  # images that could not be read
 PHI = "embedding.safetensors"  # Φ and the training domains' μ, after Step A
 CONSISTENCY = "consistency.json"  # how fast μ settles with n; distances between domains
@@ -215,6 +217,15 @@ class RunFolder:
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""
         return self.phi.exists() if self.kind is SHARED else self.finished is not None
+
+    def predictions(self) -> Predictions | None:
+        """The rows behind the final scores; None where there are none yet."""
+        path = self.path / PREDICTIONS
+        with damage_is(RunError, AGAIN):
+            return Predictions.read(path) if path.exists() else None
+
+    def write_predictions(self, rows: Predictions) -> None:
+        rows.write(self.path / PREDICTIONS)
 
     def quarantined(self) -> tuple[tuple[str, str], ...]:
         """(image, reason) of what could not be read; a damaged line is an entry of its own."""

@@ -7,8 +7,8 @@ second, so that a killed and resumed run reads like an undisturbed one.
 
 import dataclasses
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -68,6 +68,8 @@ class Score:
     adapt_n: int | None = None
     adapt_seed: int | None = None
     loss: float | None = None  # mean cross-entropy
+    # Every metric of `metrics.METRICS` that is one number, by name; these three among them.
+    metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
 
 
 class Validated(NamedTuple):
@@ -105,9 +107,11 @@ def _may_hold(record: type[Any]) -> dict[str, Any]:
     """What each field may hold; 1.0 may have been written as 1."""
     hints = get_type_hints(record)
     names = [field.name for field in dataclasses.fields(record)]
-    return {n: hints[n] | int if hints[n] in (float, float | None) else hints[n] for n in names}
+    wider = {float: float | int, float | None: _NUMBER, Mapping[str, float | None]: Mapping}
+    return {name: wider.get(hints[name], hints[name]) for name in names}
 
 
+_NUMBER = float | int | None
 _FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
 
 
@@ -181,6 +185,10 @@ def _require_kinds(record: Record) -> None:
     for name, allowed in _FIELDS[record.kind].items():
         if not isinstance(getattr(record, name), allowed):
             raise TypeError(name)
+    if isinstance(record, Score):
+        for name, value in record.metrics.items():
+            if not isinstance(value, _NUMBER):
+                raise TypeError(name)
 
 
 def _mend_torn_line(path: Path) -> None:

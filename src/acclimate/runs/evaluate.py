@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
 from acclimate.core.distributed import World, joined
@@ -18,14 +17,16 @@ from acclimate.data.source import Quarantine, open_source
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
+from acclimate.records.predictions import Predictions
 from acclimate.records.records import Score
 from acclimate.runs.plan import Plan, check_components
-from acclimate.runs.scoring import Evaluator
+from acclimate.runs.scoring import Subject, final_scores
 
 
 @dataclass(frozen=True)
 class Evaluation:
     scores: list[Score]
+    predictions: Predictions  # the rows that they are made from
     unreadable: list[str]
     same_data: bool  # as the run's; otherwise training domains may be scored on images trained on
 
@@ -65,24 +66,13 @@ def evaluate_run(
         source = _features(run, trained, plan, quarantine, world, watch, chains) or open_source(
             manifest, trained.size, config.data, quarantine, world.device
         )
-        evaluator = Evaluator(
-            plan,
-            source,
-            world,
-            trained.predictor,
-            trained.label_prior,
-            trained.embedding,
-            trained.table,
-            None if trained.site is None else trained.start(embedding=True),
-            Guard.of(trained),
-            trained.label_ratios,
-        )
-        scores = []
-        for score in evaluator.final(step=0, methods=methods):
+        subject, scores, rows = Subject.of(trained, plan, source, world), [], []
+        for score, predicted in final_scores(subject, step=0, methods=methods):
             scores.append(replace(score, moment="evaluate"))
+            rows.append(predicted)
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
         unreadable = sorted(name for name, _ in quarantine.entries)
-        return Evaluation(scores, unreadable, same_data)
+        return Evaluation(scores, Predictions.joined(rows), unreadable, same_data)
 
 
 def _features(

@@ -5,6 +5,7 @@ Step A can be a job of its own, whose Φ many runs then share.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +30,12 @@ from acclimate.learn.embeddings.state import (
     save_domain_map,
     save_embedding,
 )
-from acclimate.learn.model import Trained, put_on
+from acclimate.learn.model import StartingPoint, Trained, put_on
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
 from acclimate.records.folder import SHARED, RunFolder, write_checksums
-from acclimate.records.records import Finished, Score, Validated
+from acclimate.records.predictions import Predictions
+from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import (
     Baseline,
@@ -44,7 +46,7 @@ from acclimate.runs.identity import (
 )
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.scoring import Evaluator
+from acclimate.runs.scoring import RowScore, Subject, final_scores, validate
 from acclimate.runs.session import Say, Session, session
 
 MAIN = "main"
@@ -105,18 +107,18 @@ def train(
             table = None if phi is None else learn_embedding(now, phi, shared)
             # Step B.
             prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
-            evaluator = Evaluator(
-                plan, now.source, world, predictor, prior, phi, table, ratios=ratios
-            )
+            aware = plan.config.train.prior_aware
+            start = StartingPoint(predictor, phi, table, aware, prior, ratios)
+            subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
             objective = plan.objective(predictor, world).to(world.device)
-            position = train_predictor(now, objective, evaluator.validation, means)
+            position = train_predictor(now, objective, partial(validate, subject), means)
             # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
             # there.
             trained = _save(now, predictor, table, prior, ratios, after)
             # Final scores.
             second = None if trained.site is None else trained.start(embedding=True)
-            _finish(now, replace(evaluator, second=second, guard=Guard.of(trained)), position)
+            _finish(now, replace(subject, second=second, guard=Guard.of(trained)), position)
     finished = folder.finished
     assert finished is not None
     return RunResult(out, finished, already=now is None)
@@ -181,15 +183,14 @@ def _learn(session: Session, embedding: Embedding) -> None:
         phase = Phase("embedding", settings.steps, settings.optimiser, every)
         session.loop(embedding, sampler, phase, seed).run()
         return
-    evaluator = Evaluator(
-        plan, session.source, session.world, embedding.predictor, plan.label_prior().tolist()
-    )
+    start = StartingPoint(embedding.predictor, None, None, prior_aware=False)
+    subject = Subject(plan, session.source, session.world, start)
 
-    def validate(step: int) -> Validated:
+    def validated(step: int) -> Validated:
         # The run's records are of its own predictor.
-        return evaluator.validation(step)._replace(scores=[])
+        return validate(subject, step)._replace(scores=[])
 
-    train_predictor(session, embedding, validate, name="embedding")
+    train_predictor(session, embedding, validated, name="embedding")
 
 
 def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
@@ -311,18 +312,19 @@ def _save(
     return trained
 
 
-def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
-    """Final scores of the kept weights, and the record that ends the run."""
+def _finish(now: Session, subject: Subject, progress: Position) -> None:
+    """Final scores of the kept weights with their rows, and the record that ends the run."""
     train = now.plan.config.train
     kept = progress.kept(train.keep)
     chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
-    scores = list(_watched_scores(now, evaluator, kept))
+    scores = list(_watched_scores(now, subject, kept))
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
-        if evaluator.table is not None:
-            save_domain_map(now.folder.domain_map, _states(evaluator))
-        for score in scores:
+        if subject.start.table is not None:
+            save_domain_map(now.folder.domain_map, _states(subject))
+        now.folder.write_predictions(Predictions.joined([rows for _, rows in scores]))
+        for score, _ in scores:
             now.folder.append(score)
         judges = "validation domains" if now.plan.val_domains else "validation splits"
         now.folder.append(
@@ -339,21 +341,19 @@ def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
     now.world.wait()
 
 
-def _watched_scores(now: Session, evaluator: Evaluator, step: int) -> Iterator[Score]:
+def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowScore]:
     plan, seen = now.plan, set()
     domains = {*plan.train_domains, *plan.val_domains, *plan.test_domains}
-    for score in evaluator.final(step):
+    for score, rows in final_scores(subject, step):
         seen.add(score.domain)
         now.watch("scoring", len(seen), len(domains), score.domain)
-        yield score
+        yield score, rows
 
 
-def _states(evaluator: Evaluator) -> dict[str, tuple[str, DomainState]]:
-    assert evaluator.table is not None
-    plan = evaluator.plan
-    states = {name: ("train", state) for name, state in evaluator.table.states.items()}
-    for name in (*plan.val_domains, *plan.test_domains):
-        state = evaluator.unseen(name).state
-        if state is not None and state.count:
-            states[name] = (plan.role(name), state)
+def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
+    assert subject.start.table is not None
+    states = {name: ("train", state) for name, state in subject.start.table.states.items()}
+    for name, state in subject.states.items():
+        if state.count:
+            states[name] = (subject.plan.role(name), state)
     return states

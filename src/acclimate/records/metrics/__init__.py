@@ -1,0 +1,49 @@
+"""THE table of metrics: functions from `Predictions` to numbers."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from acclimate.records.metrics.accuracy import top_1, top_5, worst_domain
+from acclimate.records.metrics.by_class import (
+    balanced_accuracy,
+    confusion,
+    macro_f1,
+    precision,
+    recall,
+)
+from acclimate.records.metrics.probabilities import brier, calibration_error, nll
+from acclimate.records.predictions import Predictions
+
+__all__ = ["METRICS", "Metric", "metric_values"]
+
+
+class Metric(NamedTuple):
+    of: Callable[[Predictions], Any]  # at least one row -> a number, None where it means nothing
+    larger_is_better: bool
+    about: str
+    in_scores: bool = True  # whether it is one number, and one domain is enough for it
+
+
+METRICS: dict[str, Metric] = {
+    "top-1": Metric(top_1, True, "share of rows whose label is the prediction"),
+    "top-5": Metric(top_5, True, "share of rows whose label is among the five likeliest classes"),
+    "macro-f1": Metric(macro_f1, True, "mean over classes of the F1 score"),
+    "balanced-accuracy": Metric(balanced_accuracy, True, "mean over classes of the recall"),
+    "nll": Metric(nll, False, "mean cross-entropy"),
+    "brier": Metric(brier, False, "mean squared distance of the probabilities from the label"),
+    "ece": Metric(calibration_error, False, "expected calibration error, 15 bins of confidence"),
+    "precision": Metric(precision, True, "share of each class's predictions that are right", False),
+    "recall": Metric(recall, True, "share of each class's rows that are predicted", False),
+    "confusion": Metric(confusion, True, "rows by label and prediction", False),
+    "worst-domain": Metric(worst_domain, True, "top-1 of the domain where it is lowest", False),
+}
+
+
+def metric_values(rows: Predictions) -> dict[str, float | None]:
+    """Every metric that is one number, of the rows of one domain; None where there are no rows."""
+    single = {name: metric for name, metric in METRICS.items() if metric.in_scores}
+    if not len(rows):
+        return dict.fromkeys(single)
+    values = {name: metric.of(rows) for name, metric in single.items()}
+    return {name: v if v is not None and math.isfinite(v) else None for name, v in values.items()}

@@ -1,0 +1,129 @@
+"""Every metric by hand, on six rows of two domains and three classes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
+
+from acclimate.records.metrics import METRICS, metric_values
+from acclimate.records.predictions import Predictions
+
+
+def table(
+    label: list[int], predicted: list[int], *, classes: int = 3, **columns: list[Any]
+) -> Predictions:
+    """Rows of domain d, of which wrong ones have rank 2; `columns` say otherwise."""
+    n = len(label)
+    rank = [1 if one == other else 2 for one, other in zip(label, predicted, strict=True)]
+    numbers = {"p_predicted": [0.5] * n, "p_label": [0.5] * n, "p_squares": [0.4] * n}
+    floats = numbers | {"loss": [0.7] * n} | columns
+    names = {key: columns.get(key, ["d"] * n) for key in ("domain", "split", "method")}
+    whole = {"label": label, "predicted": predicted, "rank": columns.get("rank", rank)}
+    return Predictions(
+        tuple("abcdefgh"[:classes]),
+        row=np.arange(n),
+        **{key: np.array(value, dtype=object) for key, value in names.items()},
+        **{key: np.array(value, dtype=np.int32) for key, value in whole.items()},
+        **{key: np.array(floats[key], dtype=np.float32) for key in (*numbers, "loss")},
+    )
+
+
+# Class a: 3 rows, 2 of them right; b: 2 rows, 1 right; c: 1 row, wrong, and predicted once.
+ROWS = table([0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 0], domain=["p", "q", "p", "q", "p", "p"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("top-1", 3 / 6),
+        ("balanced-accuracy", (2 / 3 + 1 / 2 + 0) / 3),
+        # F1 = 2 right / (rows + predictions): 4/6, 2/4, 0/2.
+        ("macro-f1", (4 / 6 + 2 / 4 + 0) / 3),
+        ("precision", [2 / 3, 1 / 2, 0]),
+        ("recall", [2 / 3, 1 / 2, 0]),
+        ("confusion", [[2, 1, 0], [0, 1, 1], [1, 0, 0]]),
+        ("worst-domain", 1 / 4),  # p: the first row alone; q: both
+    ],
+)
+def test_by_hand(name: str, expected: Any) -> None:
+    np.testing.assert_allclose(METRICS[name].of(ROWS), expected)
+
+
+def test_top_5_says_something_from_six_classes_on() -> None:
+    ranks = [1, 1, 2, 5, 6, 7]
+    six = table([0] * 6, [0, 0, 1, 1, 1, 1], classes=7, rank=ranks)
+    assert METRICS["top-5"].of(six) == 4 / 6
+    assert METRICS["top-5"].of(ROWS) is None
+
+
+def test_nll_and_brier_by_hand() -> None:
+    """Two rows of three classes: (0.7, 0.2, 0.1) of class a, and (0.5, 0.3, 0.2) of class b."""
+    rows = table(
+        [0, 1],
+        [0, 0],
+        p_label=[0.7, 0.3],
+        p_squares=[0.49 + 0.04 + 0.01, 0.25 + 0.09 + 0.04],
+        loss=[-np.log(0.7), -np.log(0.3)],
+    )
+    assert METRICS["nll"].of(rows) == pytest.approx(-(np.log(0.7) + np.log(0.3)) / 2, rel=1e-6)
+    first = (1 - 0.7) ** 2 + 0.2**2 + 0.1**2
+    second = 0.5**2 + (1 - 0.3) ** 2 + 0.2**2
+    assert METRICS["brier"].of(rows) == pytest.approx((first + second) / 2, rel=1e-6)
+
+
+def test_calibration_error_by_hand() -> None:
+    """Of four rows near 0.75 (one bin) two are right, and the one at 1 (the last bin) is."""
+    rows = table([0] * 5, [0, 0, 1, 1, 0], p_predicted=[0.74, 0.76, 0.76, 0.74, 1.0])
+    assert METRICS["ece"].of(rows) == pytest.approx(4 / 5 * 0.25 + 1 / 5 * 0, rel=1e-6)
+    # Errors of two bins do not cancel each other.
+    apart = table([0, 0], [0, 1], p_predicted=[0.6, 0.4])
+    assert METRICS["ece"].of(apart) == pytest.approx((0.4 + 0.4) / 2, rel=1e-6)
+
+
+def test_classes_that_do_not_occur() -> None:
+    """Class c has no rows and is not predicted: it counts in no mean."""
+    rows = table([0, 0, 1], [0, 1, 1])
+    assert np.isnan(METRICS["recall"].of(rows)[2]) and np.isnan(METRICS["precision"].of(rows)[2])
+    assert METRICS["balanced-accuracy"].of(rows) == (1 / 2 + 1) / 2
+    assert METRICS["macro-f1"].of(rows) == pytest.approx(2 / 3)
+
+
+def test_as_scikit_learn_has_them() -> None:
+    rng = np.random.default_rng(0)
+    y, p = rng.integers(0, 7, 300).tolist(), rng.integers(0, 8, 300).tolist()
+    rows = table(y, p, classes=8)
+    assert METRICS["macro-f1"].of(rows) == pytest.approx(f1_score(y, p, average="macro"))
+    kept = [place for place in range(300) if p[place] < 7]  # it warns of classes without rows
+    known = rows.where(np.isin(np.arange(300), kept))
+    expected = balanced_accuracy_score([y[i] for i in kept], [p[i] for i in kept])
+    assert METRICS["balanced-accuracy"].of(known) == pytest.approx(expected)
+    assert np.array_equal(METRICS["confusion"].of(rows), confusion_matrix(y, p, labels=range(8)))
+
+
+def test_what_a_score_says() -> None:
+    """One number each; None without rows, and where it is not finite."""
+    values = metric_values(ROWS)
+    assert list(values) == [name for name, metric in METRICS.items() if metric.in_scores]
+    assert values["top-1"] == 0.5 and all(
+        type(v) is float for k, v in values.items() if k != "top-5"
+    )
+    none = np.zeros(6, dtype=bool)
+    assert metric_values(ROWS.where(none)) == dict.fromkeys(values)
+    broken = table(
+        [0, 1], [0, 0], **dict.fromkeys(("p_predicted", "p_squares", "loss"), [np.nan] * 2)
+    )
+    assert {name for name, value in metric_values(broken).items() if value is not None} == {
+        "top-1",
+        "macro-f1",
+        "balanced-accuracy",
+    }
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric(name: str) -> None:
+    """It says what it is, and does not depend on the order of rows."""
+    metric, order = METRICS[name], np.array([4, 2, 0, 5, 1, 3])
+    assert metric.about and not metric.about.endswith(".")
+    if name != "top-5":
+        np.testing.assert_allclose(metric.of(ROWS.where(order)), metric.of(ROWS))
