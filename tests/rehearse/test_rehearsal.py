@@ -413,9 +413,9 @@ def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[RehearsalData]:
 def test_a_trained_backbone_is_rehearsed_on_its_features(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features and logits are the model's own; five new images of a site are too few to hold out."""
-    staged = watch_stages(monkeypatch)
     """Features and logits are the model's own; five new images of a site are too few."""
+    staged = watch_stages(monkeypatch)
+    manifest = Manifest.from_folder(tree)
     train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
     trained, stage = Trained.load(tmp_path / "run"), staged[0]
     assert not stage.exact
