@@ -11,8 +11,8 @@ import torch
 from acclimate.adapt import export as exporting
 from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.adapt.export import (
-    _AnyDomain,
     _as_adapted,
+    _Conditioned,
     _examples,
     _reference,
     _states,
@@ -45,7 +45,7 @@ def opened(path: Path) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_conditioned_form_is_every_adapted_classifier(kind: str) -> None:
     trained = make_trained(kind)
-    network = _AnyDomain(trained).eval()
+    network = _Conditioned(trained).eval()
     (rows, _), found = _examples(trained.predictor, trained.size), []
     for state in _states(trained):
         about = [torch.from_numpy(value) for value in site_inputs(trained, state).values()]

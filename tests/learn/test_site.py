@@ -11,13 +11,13 @@ from torch import nn
 from acclimate.config import SiteConfig
 from acclimate.data import source
 from acclimate.learn.models import Backbone, Preprocess
-from acclimate.learn.site import FeatureRows, Site, batch_size, fit_plain, fit_site
+from acclimate.learn.site import Features, Site, batch_size, fit_plain, fit_site
 
 SMALL = SiteConfig(steps=60, batch=64, width=16, dim=4, dropout=0.0)
 NAMES = [f"site-{number}" for number in range(6)]
 
 
-def convention(seed: int = 0, per_domain: int = 80) -> FeatureRows:
+def convention(seed: int = 0, per_domain: int = 80) -> Features:
     """Two classes whose names swap in every other domain, which shows in another feature."""
     rng = np.random.default_rng(seed)
     x, y, domains = [], [], []
@@ -31,7 +31,7 @@ def convention(seed: int = 0, per_domain: int = 80) -> FeatureRows:
         x.append(rows)
         y.append(np.abs(label - swapped))
     stacked = torch.from_numpy(np.concatenate(x)).float(), torch.from_numpy(np.concatenate(y))
-    return FeatureRows(*stacked, domains, 2)
+    return Features(*stacked, domains, 2)
 
 
 def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
@@ -40,8 +40,7 @@ def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
 
 def test_knowing_frequencies_adds_the_log_of_their_ratio() -> None:
     y = torch.tensor([0, 0, 0, 1, 1, 1])
-    rows = FeatureRows(torch.zeros(6, 2), y, [np.array([0, 1, 2, 3]), np.array([4, 5])], 2)
-    assert rows.frequencies.tolist() == [[0.75, 0.25], [0.0, 1.0]]
+    rows = Features(torch.zeros(6, 2), y, [np.array([0, 1, 2, 3]), np.array([4, 5])], 2)
     assert rows.prior.tolist() == [0.375, 0.625]
     # One image more, shared out as in all domains: (3 + 0.375) / 5 in place of 3 / 4.
     expected = [[3.375 / 5 / 0.375, 1.625 / 5 / 0.625], [0.375 / 3 / 0.375, 2.625 / 3 / 0.625]]
@@ -71,7 +70,7 @@ def test_an_image_that_many_rows_show_is_there_once() -> None:
 
 
 def test_a_class_that_no_domain_has_stays_put() -> None:
-    rows = FeatureRows(torch.zeros(2, 1), torch.tensor([0, 0]), [np.array([0, 1])], 2)
+    rows = Features(torch.zeros(2, 1), torch.tensor([0, 0]), [np.array([0, 1])], 2)
     assert rows.shifts().tolist() == [[0.0, 0.0]]
 
 
@@ -105,21 +104,17 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert not all(torch.equal(a, other.tensors()[name]) for name, a in one.tensors().items())
 
 
-def test_over_a_backbone_it_is_the_same_on_its_features() -> None:
+def test_phi_on_a_backbone_takes_images() -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 3))
     backbone = Backbone(body, 3, Preprocess((0.5,) * 3, (0.2,) * 3, 4)).eval()
     site = fit_site(convention(), NAMES, SMALL, seed=0)
     images = torch.rand(5, 3, 4, 4)
-    over, mu = site.over(backbone), site.table.means[0].float()
     with torch.no_grad():
         features = backbone(images)
-        assert torch.equal(over.embedding.phi(images), site.embedding.phi(features))
-        direct = site.predictor(features, mu.expand(5, -1)).logits
-        assert torch.equal(over.predictor(images, mu.expand(5, -1)).logits, direct)
-        folded = over.predictor.fold(mu)(images).logits
-    torch.testing.assert_close(folded, direct, rtol=1e-4, atol=1e-5)
-    assert site.predictor(features, mu.expand(5, -1)).logits.shape == (5, 2)  # left as it was
+        expected = site.embedding.phi(features)
+        assert torch.equal(site.embedding_on(backbone).phi(images), expected)
+        assert torch.equal(site.embedding.phi(features), expected)  # left as it was
 
 
 def test_it_comes_back_from_its_tensors() -> None:

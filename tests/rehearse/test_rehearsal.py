@@ -1,4 +1,4 @@
-"""Training domains play new site: on features made by hand, and as the end of a run."""
+"""Domains held out in turn: on features made by hand, and as the end of a run."""
 
 import re
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from acclimate.data.images import load
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import Images
 from acclimate.learn.model import Trained
-from acclimate.learn.site import FeatureRows
+from acclimate.learn.site import Features
 from acclimate.records.folder import RunFolder, runs_below
 from acclimate.rehearse import rehearsal as module
 from acclimate.rehearse import training as retraining
-from acclimate.rehearse.rehearsal import Stage, rehearse
+from acclimate.rehearse.folds import RehearsalData, make_folds
+from acclimate.rehearse.rehearsal import rehearse
 from acclimate.rehearse.training import train
 from acclimate.runs import plan as plans
 from acclimate.runs.evaluate import evaluate_run
@@ -52,18 +53,19 @@ def rows_of(sites: int, per_site: int, *, swapped: bool = False, shifted: bool =
     return np.concatenate(x).astype("f4"), np.concatenate(y)
 
 
-def stage(sites: int, per_site: int = 80, **kind: bool) -> Stage:
+def make_data(sites: int, per_site: int = 80, **kind: bool) -> RehearsalData:
     x, y = rows_of(sites, per_site, **kind)
     domains = [np.arange(site * per_site, (site + 1) * per_site) for site in range(sites)]
-    rows = FeatureRows(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
+    features = Features(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
     every = np.ones(len(y), dtype=bool)
     names = [f"site-{site}" for site in range(sites)]
-    return Stage(rows, names, np.arange(len(y)), every, every, layers=False, exact=True)
+    images = np.arange(len(y))
+    return RehearsalData(features, names, images, every, every, layers=False, exact=True)
 
 
 @pytest.mark.slow
 def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
-    found = rehearse(stage(6, swapped=True), SMALL, seed=0)
+    found = rehearse(make_data(6, swapped=True), SMALL, seed=0)
     assert found is not None
     assert found.chosen[20] == "embedding"
     assert found.promise("embedding", 20).gain > 0.2
@@ -71,7 +73,7 @@ def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
 
 @pytest.mark.slow
 def test_frequencies_that_shift_are_left_to_the_prior() -> None:
-    found = rehearse(stage(12, 120, shifted=True), SMALL, seed=0)
+    found = rehearse(make_data(12, 120, shifted=True), SMALL, seed=0)
     assert found is not None
     assert found.chosen[20].endswith("prior")
     assert found.promise("prior", 20).gain > 0.02
@@ -79,62 +81,52 @@ def test_frequencies_that_shift_are_left_to_the_prior() -> None:
 
 
 def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
-    found = rehearse(stage(3), SMALL, seed=0)
+    found = rehearse(make_data(3), SMALL, seed=0)
     assert found is not None
     assert {promise.frequencies for promise in found.promises} == {"as they are", "drawn anew"}
     assert {promise.chain for promise in found.promises} == {"none", "prior"}  # two to learn from
 
 
-def test_one_domain_has_nobody_to_play_for() -> None:
-    assert rehearse(stage(1), SMALL, seed=0) is None
+def test_one_domain_cannot_be_held_out() -> None:
+    assert rehearse(make_data(1), SMALL, seed=0) is None
 
 
-def test_too_few_images_to_play_with() -> None:
-    assert rehearse(stage(4, per_site=8), SMALL, seed=0) is None
+def test_too_few_images_to_hold_out() -> None:
+    assert rehearse(make_data(4, per_site=8), SMALL, seed=0) is None
 
 
 @pytest.mark.slow
-def test_a_domain_too_small_to_play_is_learned_from() -> None:
-    given = stage(5)
+def test_a_domain_too_small_to_hold_out_is_learned_from() -> None:
+    given = make_data(5)
     few = given.scored.copy()
-    few[given.rows.domains[2][6:]] = False
-    found = rehearse(
-        Stage(given.rows, given.names, given.images, given.fitted, few, layers=False, exact=True),
-        SMALL,
-        seed=0,
-    )
+    few[given.features.domains[2][6:]] = False
+    found = rehearse(replace(given, scored=few), SMALL, seed=0)
     assert found is not None
     assert found.domains == 4
     assert "embedding" in found.chains
 
 
 def test_domains_that_share_every_image_leave_nothing_to_learn_from() -> None:
-    given = stage(2)
+    given = make_data(2)
     same = np.tile(np.arange(80), 2)
-    shared = Stage(
-        given.rows, given.names, same, given.fitted, given.scored, layers=False, exact=True
-    )
-    assert rehearse(shared, SMALL, seed=0) is None
+    assert rehearse(replace(given, images=same), SMALL, seed=0) is None
 
 
 def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 of every site shows one image, and site 1 holds each image of site 0's first ten."""
-    given = stage(4)
+    given = make_data(4)
     images = given.images.copy()
     images[[0, 80, 160, 240]] = 10_000
     images[80:90] = images[0:10]
-    fitted: list[FeatureRows] = []
+    fitted: list[Features] = []
     fit = module.fit_plain
 
-    def watched(rows: FeatureRows, *args: Any, **kwargs: Any) -> Any:
+    def watched(rows: Features, *args: Any, **kwargs: Any) -> Any:
         fitted.append(rows)
         return fit(rows, *args, **kwargs)
 
     monkeypatch.setattr(module, "fit_plain", watched)
-    shared = Stage(
-        given.rows, given.names, images, given.fitted, given.scored, layers=False, exact=True
-    )
-    rehearse(shared, SMALL, seed=0)
+    rehearse(replace(given, images=images), SMALL, seed=0)
     assert len(fitted) == 4
     for rows in fitted:
         index = np.concatenate(rows.domains)
@@ -146,25 +138,17 @@ def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPa
 
 def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every image has two labels: what was adapted on is not scored under the other one."""
-    given = stage(4)
-    doubled = Stage(
-        given.rows,
-        given.names,
-        given.images // 2,
-        given.fitted,
-        given.scored,
-        layers=False,
-        exact=True,
-    )
-    split = module._Scene._split
+    given = make_data(4)
+    doubled = replace(given, images=given.images // 2)
+    split = module.HeldOutDomain._split
     seen_twice = []
 
-    def watched(scene: Any, rng: Any, *, anew: bool) -> Any:
-        seen, scored = split(scene, rng, anew=anew)
-        seen_twice.append(np.isin(scene.images[scored], scene.images[seen]).any())
+    def watched(domain: Any, rng: Any, *, anew: bool) -> Any:
+        seen, scored = split(domain, rng, anew=anew)
+        seen_twice.append(np.isin(domain.images[scored], domain.images[seen]).any())
         return seen, scored
 
-    monkeypatch.setattr(module._Scene, "_split", watched)
+    monkeypatch.setattr(module.HeldOutDomain, "_split", watched)
     found = rehearse(doubled, SMALL, seed=0)
     assert found is not None
     assert max(found.chosen) == 20  # 40 images, of which 20 can adapt
@@ -175,31 +159,15 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_the_temperature_is_that_of_the_model_itself() -> None:
     """A model that says the same four times as loud is cooled four times as much."""
-    given = stage(6, 120)
-    new = np.zeros(len(given.rows.y), dtype=bool)
-    for rows in given.rows.domains:
+    given = make_data(6, 120)
+    new = np.zeros(len(given.features.y), dtype=bool)
+    for rows in given.features.domains:
         new[rows[::3]] = True
-    plain = module.fit_plain(given.rows, SMALL, layers=False, seed=0)
+    plain = module.fit_plain(given.features, SMALL, layers=False, seed=0)
     with torch.no_grad():
-        logits = plain(given.rows.x).logits
-    found = [
-        rehearse(
-            Stage(
-                given.rows,
-                given.names,
-                given.images,
-                ~new,
-                given.scored,
-                layers=False,
-                exact=True,
-                logits=scale * logits,
-                second=False,
-            ),
-            SMALL,
-            seed=0,
-        )
-        for scale in (1.0, 4.0)
-    ]
+        logits = plain(given.features.x).logits
+    data = replace(given, fitted=~new, second=False)
+    found = [rehearse(replace(data, logits=scale * logits), SMALL, seed=0) for scale in (1.0, 4.0)]
     quiet, loud = (one.temperatures["none"] for one in found if one is not None)
     assert loud / quiet == pytest.approx(4, rel=0.15)  # steps of the grid
 
@@ -298,12 +266,12 @@ def test_images_of_the_test_split_are_left_for_the_final_scores(
     table = sites.table.set_column(
         sites.table.column_names.index("split"), "split", pa.array(splits.tolist())
     )
-    staged: list[Stage] = []
+    staged: list[RehearsalData] = []
     rehearsing = module.rehearse
 
-    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        staged.append(stage)
-        return rehearsing(stage, *args, **kwargs)
+    def watched(data: RehearsalData, *args: Any, **kwargs: Any) -> Any:
+        staged.append(data)
+        return rehearsing(data, *args, **kwargs)
 
     monkeypatch.setattr(module, "rehearse", watched)
     train(rehearsed(tiny), replace(sites, table=table), tmp_path / "run")
@@ -429,13 +397,13 @@ def test_killed_in_rehearsal_it_resumes_to_the_same(
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
 
 
-def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[RehearsalData]:
     """What runs rehearse on from now on."""
-    staged: list[Stage] = []
+    staged: list[RehearsalData] = []
 
-    def watched(stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        staged.append(stage)
-        return rehearse(stage, *args, **kwargs)
+    def watched(data: RehearsalData, *args: Any, **kwargs: Any) -> Any:
+        staged.append(data)
+        return rehearse(data, *args, **kwargs)
 
     monkeypatch.setattr(module, "rehearse", watched)
     return staged
@@ -445,7 +413,7 @@ def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
 def test_a_trained_backbone_is_rehearsed_on_its_features(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features and logits are the model's own; five new images of a site are too few to play."""
+    """Features and logits are the model's own; five new images of a site are too few."""
     staged = watch_stages(monkeypatch)
     manifest = Manifest.from_folder(tree)
     train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
@@ -458,7 +426,7 @@ def test_a_trained_backbone_is_rehearsed_on_its_features(
     site = adapt(trained, paths)
     expected = torch.from_numpy(site.predict_proba(paths))
     torch.testing.assert_close(stage.logits[rows].softmax(1), expected, rtol=1e-4, atol=1e-5)
-    assert stage.rows.x.shape[1] == trained.predictor.backbone.features
+    assert stage.features.x.shape[1] == trained.predictor.backbone.features
     assert site.notes == (
         "too few sites or images to rehearse with: the plain model is used as it is",
     )
@@ -478,7 +446,7 @@ def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
     twice = replace(once, table=both.set_column(place, "domain", domains))
     train(tiny("erm", **{"adapt.rehearse": True, **SITE}), twice, tmp_path / "run")
     (stage,) = staged
-    assert len(stage.rows.x) == len(np.unique(once.image_ids))
+    assert len(stage.features.x) == len(np.unique(once.image_ids))
     trained = Trained.load(tmp_path / "run")
     rows = np.concatenate([every[5:8], len(once) + every[5:8]])
     pixels = torch.stack(
@@ -486,7 +454,7 @@ def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
     )
     with torch.no_grad():
         features = trained.predictor.backbone(pixels.float() / 255)
-    torch.testing.assert_close(stage.rows.at(rows), features, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(stage.features.at(rows), features, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_of_features_are_their_own_whatever_image_they_are_of(
@@ -500,14 +468,14 @@ def test_rows_of_features_are_their_own_whatever_image_they_are_of(
         names[own] = [f"{number}.jpg" for number in range(len(own))]
     of_images = replace(sites, table=sites.table.append_column("image", pa.array(names)))
     train(rehearsed(tiny, **{"train.steps": 2}), of_images, tmp_path / "run")
-    rows = np.concatenate(staged[0].rows.domains)
-    assert torch.equal(staged[0].rows.at(rows), torch.from_numpy(sites.features()[rows]))
+    rows = np.concatenate(staged[0].features.domains)
+    assert torch.equal(staged[0].features.at(rows), torch.from_numpy(sites.features()[rows]))
 
 
-def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np.ndarray]:
+def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[RehearsalData, np.ndarray]:
     """A fifth of each site is held back from fitting; others draw from few pictures, painted anew
     for each."""
-    given = stage(sites, per_site)
+    given = make_data(sites, per_site)
     rng = np.random.default_rng(1)
     shown = rng.integers(pictures, size=len(given.images))
     back = np.arange(len(shown)) % 5 == 0
@@ -515,50 +483,50 @@ def shared_pictures(sites: int, per_site: int, pictures: int) -> tuple[Stage, np
     return replace(given, fitted=~back, pictures=shown), shown
 
 
-def test_heads_know_no_picture_that_plays_however_it_is_painted() -> None:
+def test_heads_know_no_held_out_picture_however_it_is_painted() -> None:
     given, shown = shared_pictures(4, 80, pictures=2000)
-    arranged, splits = module.splits(given, seed=0)
+    arranged, folds = make_folds(given, seed=0)
     assert (arranged.scored == given.scored).all()
-    assert len(splits) == 4
-    for split in splits:
-        (held,) = split.held
-        theirs = shown[given.rows.domains[held]]
-        assert (split.apart == ~np.isin(shown, theirs)).all()
+    assert len(folds) == 4
+    for fold in folds:
+        (held,) = fold.held_out
+        theirs = shown[given.features.domains[held]]
+        assert (fold.apart == ~np.isin(shown, theirs)).all()
 
 
-def test_where_domains_share_their_pictures_others_play() -> None:
+def test_where_domains_share_their_pictures_others_are_held_out() -> None:
     given, _ = shared_pictures(4, 1000, pictures=100)
-    arranged, splits = module.splits(given, seed=0)
+    arranged, folds = make_folds(given, seed=0)
     assert (arranged.scored == ~given.fitted).all()
-    assert all(split.apart[given.fitted].all() for split in splits)
-    few, _ = shared_pictures(4, 80, pictures=20)  # 16 others each: too few to play
-    arranged, splits = module.splits(few, seed=0)
+    assert all(fold.apart[given.fitted].all() for fold in folds)
+    few, _ = shared_pictures(4, 80, pictures=20)  # 16 others each: too few to hold out
+    arranged, folds = make_folds(few, seed=0)
     assert (arranged.scored == few.scored).all()
     assert (arranged.images == few.images).all()  # painted otherwise is another picture
 
 
-def watch_scenes(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """By domain, what the plain model says of those of its rows that play, once it has played."""
-    scenes: dict[str, torch.Tensor] = {}
-    trials = module._Scene.trials
+def watch_held_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """By held-out domain, the logits of the plain model for its rows."""
+    logits: dict[str, torch.Tensor] = {}
+    trials = module.HeldOutDomain.trials
 
-    def watched(scene: Any, *args: Any) -> Any:
-        scenes[scene.name] = scene.plain
-        return trials(scene, *args)
+    def watched(domain: Any, *args: Any) -> Any:
+        logits[domain.name] = domain.logits["none"]
+        return trials(domain, *args)
 
-    monkeypatch.setattr(module._Scene, "trials", watched)
-    return scenes
+    monkeypatch.setattr(module.HeldOutDomain, "trials", watched)
+    return logits
 
 
 @pytest.mark.slow
-def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
+def test_whole_rehearsal_uses_what_training_without_a_domain_gives(
     sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenes = watch_scenes(monkeypatch)
+    logits = watch_held_out(monkeypatch)
     config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 20})
     seen: list[str] = []
     train(config, sites, tmp_path / "run", watch=lambda phase, *_: seen.append(phase))
-    assert set(scenes) == {f"site-{i}" for i in range(6)}
+    assert set(logits) == {f"site-{i}" for i in range(6)}
     assert any(phase.startswith("rehearsal 6 of 6, ") for phase in seen)
     assert not (tmp_path / "run" / retraining.FOLDER).exists()
     unseen = {"test_domains": ["site-3", "site-6", "site-7"], "adapt.rehearse": False}
@@ -566,21 +534,21 @@ def test_whole_rehearsal_plays_with_what_training_without_a_domain_gives(
     alone = Trained.load(tmp_path / "without").predictor
     x = torch.from_numpy(sites.features()[sites.rows(domain="site-3")])
     with torch.no_grad():
-        torch.testing.assert_close(scenes["site-3"], alone(x).logits)
+        torch.testing.assert_close(logits["site-3"], alone(x).logits)
 
 
-def test_a_fold_keeps_its_place_whoever_of_it_can_play() -> None:
-    """Images may turn out unreadable between its training and the playing."""
-    whole = stage(20, per_site=12)  # several to a fold
-    before = module.splits(whole, seed=0)[1]
-    assert any(len(split.held) > 1 for split in before)
+def test_a_fold_keeps_its_place_whichever_of_its_domains_are_large_enough() -> None:
+    """Images may turn out unreadable between its training and its use."""
+    whole = make_data(20, per_site=12)  # several to a fold
+    before = make_folds(whole, seed=0)[1]
+    assert any(len(fold.held_out) > 1 for fold in before)
     unread = np.ones(len(whole.images), dtype=bool)
-    for split in before:
-        unread[whole.rows.domains[split.held[0]]] = False
-    unread[whole.rows.domains[before[1].held[1]]] = False
-    after = module.splits(replace(whole, scored=whole.scored & unread), seed=0)[1]
-    places = {tuple(s.held[1:]): retraining._place(Path("run"), s) for s in before}
-    found = {tuple(s.held): retraining._place(Path("run"), s) for s in after}
+    for fold in before:
+        unread[whole.features.domains[fold.held_out[0]]] = False
+    unread[whole.features.domains[before[1].held_out[1]]] = False
+    after = make_folds(replace(whole, scored=whole.scored & unread), seed=0)[1]
+    places = {tuple(s.held_out[1:]): retraining.fold_folder(Path("run"), s) for s in before}
+    found = {tuple(s.held_out): retraining.fold_folder(Path("run"), s) for s in after}
     assert len(after) == len(before)
     assert len(set(places.values())) == len(before)
     for held, place in found.items():
@@ -613,7 +581,7 @@ def test_killed_in_a_fold_it_resumes_to_the_same(
 
 
 @pytest.mark.slow
-def test_a_backbone_that_is_trained_anew_has_not_seen_who_plays(
+def test_a_backbone_that_is_trained_anew_has_not_seen_the_held_out(
     tree: Path, tiny: Tiny, tmp_path: Path
 ) -> None:
     manifest = Manifest.from_folder(tree)
@@ -653,20 +621,20 @@ def test_few_sites_and_a_gpu_are_rehearsed_whole(
 
 def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -> None:
     """On new rows of the domains that both know, in the mean over folds."""
-    given = stage(4, 80)
+    given = make_data(4, 80)
     new = np.arange(len(given.images)) % 4 == 0
-    y = given.rows.y
+    y = given.features.y
     own = torch.nn.functional.one_hot(y, 3).float()  # always right
     found = rehearse(replace(given, fitted=~new, logits=own), SMALL, seed=0)
     assert found is not None
     shares = []
-    for split in module.splits(replace(given, fitted=~new), seed=0)[1]:
-        part = given.rows.among(split.kept, ~new & split.apart)
+    for fold in make_folds(replace(given, fitted=~new), seed=0)[1]:
+        part = given.features.among(fold.kept, ~new & fold.apart)
         plain = module.fit_plain(part, SMALL, layers=False, seed=0)
-        rows = np.concatenate([given.rows.domains[d] for d in split.kept])
+        rows = np.concatenate([given.features.domains[d] for d in fold.kept])
         rows = rows[new[rows]]
         with torch.no_grad():
-            wrong = plain(given.rows.x[rows]).logits.argmax(1) != y[rows]
+            wrong = plain(given.features.x[rows]).logits.argmax(1) != y[rows]
         shares.append(float(wrong.double().mean()))
     assert found.ahead == pytest.approx(np.mean(shares))
     assert found.ahead > 0.05
@@ -676,7 +644,7 @@ def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -
 
 
 @pytest.mark.slow
-def test_a_trained_backbone_plays_with_the_head_it_has(
+def test_a_trained_backbone_is_rehearsed_with_the_head_it_has(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its logits on the scale of the conditioned head's, so that both count alike."""
@@ -686,12 +654,12 @@ def test_a_trained_backbone_plays_with_the_head_it_has(
     images[y == 1, 2:6, 2:6] += 120
     names = np.repeat([f"site-{i}" for i in range(5)], 60)
     manifest = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
-    scenes = watch_scenes(monkeypatch)
+    logits = watch_held_out(monkeypatch)
     settings = {"train.steps": 60, "train.optimiser.lr": 0.01, **SITE}
     train(tiny("erm", **{"adapt.rehearse": True, **settings}), manifest, tmp_path / "run")
     trained = Trained.load(tmp_path / "run")
     assert trained.site is not None and trained.site.scale is not None
-    assert set(scenes) == set(names)
+    assert set(logits) == set(names)
     spreads = []
     for number, name in enumerate(trained.site.table.states):
         rows = manifest.rows(domain=name, split="val")
@@ -701,7 +669,7 @@ def test_a_trained_backbone_plays_with_the_head_it_has(
             plain = trained.predictor.head(features).logits
             mu = trained.site.table.means[number]
             conditioned = trained.site.predictor.fold(mu)(features).logits
-        torch.testing.assert_close(scenes[name], trained.site.scale * plain, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(logits[name], trained.site.scale * plain, rtol=1e-3, atol=1e-4)
         spreads.append((conditioned.std(1, correction=0), plain.std(1, correction=0)))
     both = [torch.cat(part).mean() for part in zip(*spreads, strict=True)]
     assert trained.site.scale == pytest.approx(float(both[0] / both[1]), rel=1e-3)

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, choose_method, outlook
+from acclimate.adapt.choice import Guard, adapt_by_choice, choose_method, outlook
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.methods import (
     Chain,
     base_predictor,
     chain_of,
     find_chain,
+    holds_mu,
     nothing_to_embed,
 )
 from acclimate.adapt.methods.chain import adapt_model, embed
@@ -39,7 +40,8 @@ from acclimate.data.source import (
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, Predictor, accelerate, engine_used, takes_features
+from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
+from acclimate.learn.models.predictors import Passed
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
@@ -87,30 +89,13 @@ class Changes:
 def changes_on(
     images: Images, before: Predictor, after: Predictor, classes: Sequence[str]
 ) -> Changes:
-    guesses = [
-        torch.stack([logits.argmax(1).cpu() for logits in side_by_side(x, before, after)])
-        for x in images.batches()
-    ]
+    """How predictions of `images` differ; a backbone that both share sees each image once."""
+    guesses = []
+    for x in images.batches():
+        batch = Passed(x)
+        guesses.append(torch.stack([batch.logits(p).argmax(1).cpu() for p in (before, after)]))
     was, now = torch.cat(guesses, dim=1)
     return Changes.between(was, now, classes)
-
-
-def side_by_side(x: Tensor, *predictors: Predictor) -> list[Tensor]:
-    """Logits of each; what they have below their heads in common sees the images once."""
-    lowest = [predictor.backbone.extractor or predictor.backbone for predictor in predictors]
-    if x.ndim < 3 or any(network is not lowest[0] for network in lowest):
-        return [predictor(x).logits for predictor in predictors]
-    features = lowest[0](x)
-    return [_of_features(predictor, features) for predictor in predictors]
-
-
-def _of_features(predictor: Predictor, features: Tensor) -> Tensor:
-    """Logits, from what its lowest network makes of images."""
-    assert isinstance(predictor, Plain), "a conditioned predictor is folded before it predicts"
-    if predictor.backbone.extractor is not None:
-        features = predictor.backbone(features)
-    logits: Tensor = predictor.head(features).logits
-    return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,12 +243,12 @@ class Adapted:
         """Of the readable of `images`, by batches: their places, and logits of this classifier and
         of those `beside` it."""
         device = next(self.predictor.parameters()).device
-        most = self.trained.config.data.max_pixels
-        source, rows = opened(images, self.predictor, self.size, most, quarantine)
+        source, rows = open_images(images, self.trained, quarantine)
         for places, stored in readable(source, rows, watch):
-            found = side_by_side(to_float(stored, device), self.predictor, *beside)
-            require_finite(found[0], "a prediction")
-            yield places, found
+            batch = Passed(to_float(stored, device))
+            logits = [batch.logits(predictor) for predictor in (self.predictor, *beside)]
+            require_finite(logits[0], "a prediction")
+            yield places, logits
 
 
 def _shares(logits: Tensor) -> np.ndarray:
@@ -288,85 +273,71 @@ def adapt(
     rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
     """
     quarantine = NoQuarantine() if quarantine is None else quarantine
-    most = trained.config.data.max_pixels
-    # A mistake is told of before an image is opened.
-    named = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
-    source, rows = opened(images, trained.predictor, trained.size, most, quarantine)
-    noted: list[Tensor] = []
-    read = _noted((stored for _, stored in readable(source, rows, watch)), noted)
-    return _remembered(_by(trained, read, named, settings or {}, into, quarantine), noted)
+    # A wrong method is reported before an image is opened.
+    chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
+    source, rows = open_images(images, trained, quarantine)
+    hashes: list[Tensor] = []
+    batches = _read(trained, readable(source, rows, watch), chain, hashes)
+    if chain is not None and not chain.methods:  # nothing looks at the images twice
+        site = _adapt_by(trained, batches, chain, into, quarantine)
+        return _remember_images(site, hashes)
+    stored = list(batches)
+    if not stored:
+        raise nothing_readable(quarantine)
+    seen = Images(torch.cat(stored), next(trained.predictor.parameters()).device)
+    if chain is not None:
+        site = _adapt_by(trained, stored, chain, into, quarantine)
+    else:
 
+        def by(chain: Chain) -> tuple[Adapted, DomainState | None]:
+            site = _adapt_by(trained, stored, chain, into, quarantine)
+            return site, site.state
 
-def _by(
-    trained: Trained,
-    read: Iterable[Tensor],
-    named: Chain | None,
-    settings: Mapping[str, Any],
-    into: DomainState | None,
-    quarantine: Quarantine,
-) -> Adapted:
-    """By the chain that was asked for, or by one that is chosen."""
-    if named is None or named.head_only:
-        read = _as_features(trained, read)
-    if named is not None and not named.methods:
-        return _adapted(trained, read, named, into, quarantine)
-    stored = list(read)
-    if named is not None:
-        return _compared(_adapted(trained, stored, named, into, quarantine), stored)
-    choice, guard = choose_method(trained, sum(map(len, stored)), into), Guard.of(trained)
-    device = next(trained.predictor.parameters()).device
-    while True:
-        wanted = {**choice.settings, **settings}
-        chain = find_chain(choice.method, trained.config.adapt, wanted)
-        site = _adapted(trained, stored, chain, into, quarantine)  # refuses where nothing was read
-        seen, simpler = Images(torch.cat(stored), device), None
-        if guard is not None and into is None:
-            simpler = guard.reconsidered(choice, site.state, seen)
-        if simpler is None:
-            break
-        choice = simpler
-    assert site.state is not None
-    table = trained.start(embedding=True).table if chain.embedding else None
-    trust, notes = outlook(guard, site.predictor, site.state, table, seen), choice.why
-    if guard is not None and into is not None:
-        against = guard.objection(chain.name, site.state, seen)
-        notes = notes if against is None else (*notes, against)
-    return _compared(replace(site, notes=notes, trust=trust), stored)
+        choice, guard = choose_method(trained, len(seen), into), Guard.of(trained)
+        site, choice = adapt_by_choice(
+            choice, guard, seen, trained.config.adapt, by, settings=settings, into=into
+        )
+        assert site.state is not None
+        table = trained.start(embedding=True).table if holds_mu(site.state) else None
+        trust = outlook(guard, site.predictor, site.state, table, seen)
+        site = replace(site, notes=choice.why, trust=trust)
+    if site.method != "none":
+        before = unadapted(trained).predictor
+        site = replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
+    return _remember_images(site, hashes)
 
 
 @torch.no_grad()
-def _as_features(trained: Trained, read: Iterable[Tensor]) -> Iterator[Tensor]:
-    """What a frozen backbone makes of images: whatever looks at them again goes on from there."""
+def _read(
+    trained: Trained,
+    batches: Iterable[tuple[np.ndarray, Tensor]],
+    chain: Chain | None,
+    hashes: list[Tensor],
+) -> Iterator[Tensor]:
+    """Batches of images as stored, or, where no method changes a frozen backbone, its features of
+    them. The images' hashes are appended to `hashes`."""
     extractor = trained.predictor.backbone.extractor
     device = next(trained.predictor.parameters()).device
-    for stored in read:
-        yield stored if extractor is None else extractor(to_float(stored, device))
+    for _, stored in batches:
+        hashes.append(image_hashes(stored))
+        if extractor is None or not (chain is None or chain.head_only):
+            yield stored
+        else:
+            yield extractor(to_float(stored, device))
 
 
-def _compared(site: Adapted, stored: Sequence[Tensor]) -> Adapted:
-    """With what adaptation changed on the images that it is of."""
-    if site.method == "none":
-        return site
-    device = next(site.predictor.parameters()).device
-    before = unadapted(site.trained).predictor
-    seen = Images(torch.cat(list(stored)), device)
-    return replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
-
-
-def _adapted(
+def _adapt_by(
     trained: Trained,
-    read: Iterable[Tensor],
+    batches: Iterable[Tensor],
     chain: Chain,
     into: DomainState | None,
     quarantine: Quarantine,
 ) -> Adapted:
-    """By `chain`, from images as a source stores them."""
-    state = _start(trained, chain, into)
-    before = state.count
-    start = trained.start(embedding=chain.embedding)
-    kept: list[Tensor] = []
+    """The classifier that `chain` makes of batches of images."""
+    start, state = trained.start(embedding=chain.embedding), _begin(trained, chain, into)
     device = next(trained.predictor.parameters()).device
-    for stored in read:
+    before, kept = state.count, []
+    for stored in batches:
         state = embed(start, Images(stored, device), chain, state)
         if chain.methods:
             kept.append(stored)
@@ -377,26 +348,18 @@ def _adapted(
     return apply_state(trained, state)
 
 
-def _noted(read: Iterable[Tensor], hashes: list[Tensor]) -> Iterator[Tensor]:
-    """Images as they come, written down by their hashes on the way."""
-    for stored in read:
-        hashes.append(image_hashes(stored))
-        yield stored
-
-
-def _remembered(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
-    """With what its state has seen, and a word on what it saw more than once."""
+def _remember_images(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
+    """The state keeps the images' hashes; images that it has seen before are noted."""
     assert site.state is not None
     state, repeats = site.state.having_seen(torch.cat(list(hashes)))
-    found = replace(site, state=state)
     if not repeats:
-        return found
+        return replace(site, state=state)
     were = "was" if repeats == 1 else "were"
     note = (
         f"note: {count(repeats, 'image')} {were} seen before in this state, or given twice, and "
         f"count again; leave them out if they are no new images"
     )
-    return replace(found, notes=(*site.notes, note))
+    return replace(site, state=state, notes=(*site.notes, note))
 
 
 def unadapted(trained: Trained) -> Adapted:
@@ -424,7 +387,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     return Adapted(predictor, trained, state, trust)
 
 
-def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:
+def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:
     """The state to fill: an empty one, or the earlier one where images can be added to it."""
     if chain.embedding and not trained.adaptive:
         raise nothing_to_embed(trained.config.algorithm)
@@ -445,13 +408,12 @@ def _start(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
     return into
 
 
-def opened(
-    images: Any, predictor: Predictor, size: int, max_pixels: int, quarantine: Quarantine
-) -> tuple[Source, np.ndarray]:
-    """What users hand over as a source for `predictor`, and all its rows."""
-    features = takes_features(predictor)
+def open_images(images: Any, trained: Trained, quarantine: Quarantine) -> tuple[Source, np.ndarray]:
+    """What users hand over as a source for a model, and all its rows."""
+    features, size = takes_features(trained.predictor), trained.size
     given = Given.rows(images, size) if features else Given.images(images)
-    config = DataConfig(max_pixels=max_pixels, cache_gib=0.0)  # every image is read once
+    # Every image is read once, so that none is held.
+    config = DataConfig(max_pixels=trained.config.data.max_pixels, cache_gib=0.0)
     return open_source(given, size, config, quarantine), np.arange(len(given))
 
 

@@ -13,23 +13,24 @@ A file is written only after it gave the probabilities that PyTorch gives.
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from acclimate.adapt.classifier import Adapted, apply_state
-from acclimate.adapt.methods import base_predictor, chain_of
+from acclimate.adapt.classifier import Adapted, apply_state, unadapted
+from acclimate.adapt.methods import METHODS, Chain, Method, chain_of
+from acclimate.adapt.methods.chain import adapt_model
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.core.files import write_atomically
 from acclimate.core.randomness import stream
-from acclimate.data.source import to_float
-from acclimate.learn.embeddings import DomainState, Payload
+from acclimate.data.source import Images, to_float
+from acclimate.learn.embeddings import DomainState
 from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Paired, Predictor, takes_features
@@ -53,61 +54,49 @@ class Exported:
     metadata: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """What is to be exported, and pairs of inputs and probabilities that it must reproduce."""
+class _Case(NamedTuple):
+    """Inputs, and the probabilities that a graph must reproduce for them."""
 
-    form: str
-    network: nn.Module
-    inputs: dict[str, Tensor]  # an example of each; all but the first are defaults
-    cases: "list[_Case]"
-
-
-@dataclass(frozen=True)
-class _Case:
     inputs: dict[str, np.ndarray]
     expected: np.ndarray
     tolerance: float
 
     @classmethod
     def of(
-        cls, predictor: Predictor, rows: dict[str, np.ndarray], about: Mapping[str, np.ndarray]
+        cls, predictor: Predictor, name: str, rows: np.ndarray, about: Mapping[str, np.ndarray]
     ) -> "_Case":
         """What `predictor` gives for `rows`. Where it rounds heavily, as behind batch norms whose
         inputs hardly vary, so may the graph."""
-        (given,) = rows.values()
-        expected = _reference(predictor, given)
-        exact = _reference(copy.deepcopy(predictor).double(), given)
+        expected = _reference(predictor, rows)
+        exact = _reference(copy.deepcopy(predictor).double(), rows)
         rounding = float(np.abs(expected - exact).max())
-        return cls({**rows, **about}, expected, max(TOLERANCE, ROUNDINGS * rounding))
+        return cls({name: rows, **about}, expected, max(TOLERANCE, ROUNDINGS * rounding))
 
 
 def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Exported:
     """The classifier of one domain as a file, .onnx or .pt2; `name` says which domain it is."""
-    path = _checked(path)
+    path = _require_format(path)
     predictor = _on_cpu(site.predictor)
-    rows = _examples(predictor, site.size)
-    cases = [_Case.of(predictor, {_input(predictor): part}, {}) for part in rows]
-    network = _OneDomain(predictor)
-    graph = _Graph("adapted", network, {_input(predictor): torch.from_numpy(rows[0])}, cases)
+    name_of_rows, examples = _input(predictor), _examples(predictor, site.size)
+    cases = [_Case.of(predictor, name_of_rows, rows, {}) for rows in examples]
     about = {"name": name or None, "images": None if site.state is None else site.state.count}
-    return _write(graph, site.trained, path, {"site": json.dumps(about), "method": site.method})
+    facts = {"site": json.dumps(about), "method": site.method, "form": "adapted"}
+    inputs = {name_of_rows: torch.from_numpy(examples[0])}
+    return _write(_Network(predictor), inputs, cases, site.trained, path, facts)
 
 
 def export_conditioned(trained: Trained, path: str | Path) -> Exported:
     """One file for all domains; `site_inputs` gives what it takes for one of them."""
-    path = _checked(path)
-    rows = _examples(trained.predictor, trained.size)
-    data = _input(trained.predictor)
+    path = _require_format(path)
+    name, examples = _input(trained.predictor), _examples(trained.predictor, trained.size)
     cases = []
     for state in _states(trained):
-        predictor = _on_cpu(_as_adapted(trained, state))
-        inputs = site_inputs(trained, state)
-        cases += [_Case.of(predictor, {data: part}, inputs) for part in rows]
+        predictor, about = _on_cpu(_as_adapted(trained, state)), site_inputs(trained, state)
+        cases += [_Case.of(predictor, name, rows, about) for rows in examples]
     defaults = {key: torch.from_numpy(value) for key, value in site_inputs(trained, None).items()}
-    examples = {data: torch.from_numpy(rows[0]), **defaults}
-    graph = _Graph("conditioned", _AnyDomain(trained), examples, cases)
-    return _write(graph, trained, path, {"site": json.dumps(None), "method": "conditioned"})
+    inputs = {name: torch.from_numpy(examples[0]), **defaults}
+    facts = {"site": json.dumps(None), "method": "conditioned", "form": "conditioned"}
+    return _write(_Conditioned(trained), inputs, cases, trained, path, facts)
 
 
 def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.ndarray]:
@@ -133,21 +122,20 @@ def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.nda
             own, further = method.shift(state.payloads[name].tensors)
             temperature, shift = temperature * own, shift / own + further
         prior = (prior.log() + shift).softmax(0)  # log 0 stays: no such class in training
-    found: dict[str, Any] = {"prior": prior, "temperature": torch.tensor(temperature)}
-    if trained.adaptive:
-        start = trained.start(embedding=True)
-        assert start.table is not None
-        mu = start.table.means.mean(0)
+    inputs = {"prior": prior, "temperature": torch.tensor(temperature)}
+    table = trained.start(embedding=True).table
+    if table is not None:
+        mu = table.means.mean(0)
         if embedding and state is not None:
             mu = state.mean
         elif trained.table is None:
             mu = torch.full_like(mu, torch.nan)  # a plain model is not adapted by its second path
-        found = {"site": mu, **found}
-    return {key: value.detach().float().cpu().numpy() for key, value in found.items()}
+        inputs = {"site": mu, **inputs}
+    return {key: value.detach().float().cpu().numpy() for key, value in inputs.items()}
 
 
 def write_site_inputs(trained: Trained, state: DomainState, path: Path) -> dict[str, np.ndarray]:
-    """The same as a file for `numpy.load`."""
+    """Write `site_inputs` as a file for `numpy.load`, and return them."""
     inputs = site_inputs(trained, state)
     content = BytesIO()
     np.savez(content, **inputs)  # type: ignore[arg-type]
@@ -155,7 +143,9 @@ def write_site_inputs(trained: Trained, state: DomainState, path: Path) -> dict[
     return inputs
 
 
-class _OneDomain(nn.Module):
+class _Network(nn.Module):
+    """Probabilities of the classifier of one domain."""
+
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
         self.predictor = predictor
@@ -165,7 +155,7 @@ class _OneDomain(nn.Module):
         return logits.float().softmax(1)
 
 
-class _AnyDomain(nn.Module):
+class _Conditioned(nn.Module):
     """Bayes' correction on F(x, μ), or on a plain model with, or without, its second path."""
 
     log_train: Tensor
@@ -173,29 +163,21 @@ class _AnyDomain(nn.Module):
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
-        self.predictor = _on_cpu(trained.predictor)
-        pair = None if trained.site is None else trained.start(embedding=True).predictor
-        self.pair: Paired | None = None if pair is None else _on_cpu(pair)
+        self.predictor = _on_cpu(trained.start(embedding=True).predictor)
         train = torch.tensor(trained.label_prior)
         self.register_buffer("log_train", train.clamp(min=SMALLEST).log())
         self.register_buffer("learned", train > 0)
 
     def forward(self, rows: Tensor, *about: Tensor) -> Tensor:
         *site, prior, temperature = about
-        logits = self._logits(_scaled(rows), *site)
+        features = self.predictor.backbone(_scaled(rows))
+        logits = self.predictor.on_features(features, *site).logits
+        if isinstance(self.predictor, Paired):  # without μ it is the plain model
+            plain = self.predictor.plain(features).logits
+            logits = torch.where(site[0].isnan().any(), plain, logits)
         ratio = prior.clamp(min=SMALLEST).log() - self.log_train
         shifted = logits.float() / temperature + torch.where(self.learned, ratio, 0.0)
         return shifted.softmax(1)
-
-    def _logits(self, x: Tensor, site: Tensor | None = None) -> Tensor:
-        logits: Tensor
-        if self.pair is None or site is None:
-            logits = self.predictor(x, site).logits
-            return logits
-        features = self.pair.backbone(x)
-        logits = self.pair.on_features(features, site).logits
-        # Not adapted by its second path: the plain model.
-        return torch.where(site.isnan().any(), self.pair.plain(features).logits, logits)
 
 
 def _scaled(rows: Tensor) -> Tensor:
@@ -203,32 +185,27 @@ def _scaled(rows: Tensor) -> Tensor:
 
 
 def _as_adapted(trained: Trained, state: DomainState | None) -> Predictor:
-    if state is None:
-        start = trained.start(embedding=False)
-        return base_predictor(start.predictor, start.table, None)
-    return apply_state(trained, state).predictor
+    return (unadapted(trained) if state is None else apply_state(trained, state)).predictor
 
 
 def _states(trained: Trained) -> Iterator[DomainState | None]:
-    """No domain, and domains of every chain that the conditioned form serves."""
+    """No domain, and domains adapted to by every chain that the conditioned form serves."""
     yield None
-    draw = stream(0, "export", "sites")
-    classes = len(trained.classes)
-    frequencies = [torch.from_numpy(draw.dirichlet(np.ones(classes))) for _ in range(2)]
-    temperature = torch.tensor(1.5, dtype=torch.float64)
-    prior = {"prior": frequencies[0], "base": frequencies[1], "temperature": temperature}
-    for payloads in ({}, {"prior": Payload(prior, mergeable=False)}):
-        if payloads:
-            yield _state(trained, torch.zeros(0, dtype=torch.float64), payloads)
-        if trained.adaptive:
-            table = trained.start(embedding=True).table
-            assert table is not None
-            noise = torch.from_numpy(draw.normal(size=table.means.shape[1]))
-            yield _state(trained, table.means[0] + noise, payloads)
-
-
-def _state(trained: Trained, mu: Tensor, payloads: Mapping[str, Payload]) -> DomainState:
-    return DomainState(trained.digest(), mu, mu.square(), 1, mu, payloads=payloads)
+    rows = torch.from_numpy(_examples(trained.predictor, trained.size)[0])
+    images = Images(rows, next(trained.predictor.parameters()).device)
+    steps: list[dict[str, Method]] = [{}]
+    for name, kind in {name: row.method for name, row in METHODS.items()}.items():
+        if kind is not None and kind.changes == "bias":
+            # As rehearsal sets it, or a handful of images might leave one class alone.
+            settings = dict([{}, *kind.rehearsed(many_domains=False)][-1])
+            warm = {"temperature": 1.5} if kind.calibrates else {}
+            steps.append({name: kind(kind.Config(**settings, **warm))})
+    for methods in steps:
+        for embedding in (False, True) if trained.adaptive else (False,):
+            if methods or embedding:
+                start, chain = trained.start(embedding=embedding), Chain(embedding, methods)
+                state = adapt_model(start, images, chain)[1]
+                yield replace(state, model=trained.digest())
 
 
 def _input(predictor: Predictor) -> str:
@@ -239,17 +216,14 @@ def _examples(predictor: Predictor, size: int) -> list[np.ndarray]:
     """A batch and a single row: noise, a ramp, black and white; or features like training's."""
     draw = stream(0, "export", "rows")
     if takes_features(predictor):
-        mean, std = (t.detach().cpu().numpy() for t in _statistics(predictor))
+        statistics = predictor.backbone.mean, predictor.backbone.std
+        mean, std = (value.detach().cpu().numpy() for value in statistics)
         rows = (mean + std * draw.normal(size=(5, size))).astype(np.float32)
     else:
         rows = draw.integers(0, 256, size=(5, 3, size, size)).astype(np.uint8)
         rows[1] = np.linspace(0, 255, size).astype(np.uint8)
         rows[2], rows[3] = 0, 255
     return [rows[:4], rows[4:]]
-
-
-def _statistics(predictor: Predictor) -> tuple[Tensor, Tensor]:
-    return predictor.backbone.mean, predictor.backbone.std
 
 
 def _on_cpu(network: Any) -> Any:
@@ -265,8 +239,8 @@ def _reference(predictor: Predictor, rows: np.ndarray) -> np.ndarray:
     return logits.softmax(1).numpy()
 
 
-def _checked(path: str | Path) -> Path:
-    """Its ending says what it is; what is missing for that is told of before any work."""
+def _require_format(path: str | Path) -> Path:
+    """The ending says the format; what is missing for it is reported before any work."""
     path = Path(path)
     if path.suffix not in ENDINGS:
         raise ConfigError(
@@ -277,26 +251,38 @@ def _checked(path: str | Path) -> Path:
     return path
 
 
-def _write(graph: _Graph, trained: Trained, path: Path, about: Mapping[str, str]) -> Exported:
-    first = next(iter(graph.inputs))
-    metadata = {**_metadata(trained, first), **about, "form": graph.form}
-    program = traced(graph.network, graph.inputs, {first})
+def _write(
+    network: nn.Module,
+    inputs: Mapping[str, Tensor],
+    cases: Sequence[_Case],
+    trained: Trained,
+    path: Path,
+    about: Mapping[str, str],
+) -> Exported:
+    """Trace `network`, compare the file's content with PyTorch in all `cases`, and write it.
+
+    `inputs` holds an example of each input; those after the first are defaults.
+    """
+    first = next(iter(inputs))
+    metadata = {**_metadata(trained, first), **about}
+    program = traced(network, inputs, {first})
+    run: Run
     if path.suffix == ".pt2":
         content = as_pt2(program, metadata)
-        run = _program(content, list(graph.inputs))
+        run = _load_program(content, list(inputs))
     else:
-        model = as_onnx(program, graph.inputs, OUTPUT)
-        _name_sizes(model, graph, len(trained.classes))
-        _describe(model, metadata)
+        model = as_onnx(program, inputs, OUTPUT)
+        _describe(model, inputs, len(trained.classes), metadata)
         content = model.SerializeToString()
         run = OnnxSession(content)
-    difference = _compared(run, graph, path)
+    difference = _compare(run, cases, path)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    inputs = {name: _shape(value, free=name == first) for name, value in graph.inputs.items()}
-    return Exported(path, graph.form, inputs, difference, metadata)
+    shapes = {name: _shape(value, free=name == first) for name, value in inputs.items()}
+    return Exported(path, metadata["form"], shapes, difference, metadata)
 
 
 def _metadata(trained: Trained, first: str) -> dict[str, str]:
+    """What a file says of itself."""
     from acclimate import __version__
 
     size = trained.size
@@ -319,47 +305,46 @@ def _metadata(trained: Trained, first: str) -> dict[str, str]:
     }
 
 
-def _describe(model: Any, metadata: Mapping[str, str]) -> None:
-    for key, value in metadata.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
-
-
-def _name_sizes(model: Any, graph: _Graph, classes: int) -> None:
-    """Free batches are called `n`, and all inputs but the first have a default, so that whoever
-    leaves them out gets the model as it is."""
+def _describe(
+    model: Any, inputs: Mapping[str, Tensor], classes: int, metadata: Mapping[str, str]
+) -> None:
+    """Free batches are called `n`, all inputs but the first have a default, so that whoever leaves
+    them out gets the model as it is; and the metadata."""
     (numpy_helper,) = require("onnx.numpy_helper", purpose="to export to ONNX")
-    first, *others = graph.inputs
+    first, *others = inputs
     for value in (*model.graph.input, *model.graph.output):
         if value.name in (first, OUTPUT):
             value.type.tensor_type.shape.dim[0].dim_param = "n"
         if value.name == OUTPUT:
             value.type.tensor_type.shape.dim[1].dim_value = classes
     for name in others:
-        model.graph.initializer.append(numpy_helper.from_array(graph.inputs[name].numpy(), name))
+        model.graph.initializer.append(numpy_helper.from_array(inputs[name].numpy(), name))
+    for key, text in metadata.items():
+        model.metadata_props.add(key=key, value=text)
 
 
-def _program(content: bytes, names: list[str]) -> Run:
+def _load_program(content: bytes, names: Sequence[str]) -> Run:
     module = torch.export.load(BytesIO(content)).module()
 
+    @torch.no_grad()
     def run(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        with torch.no_grad():
-            found: Tensor = module(*(torch.from_numpy(inputs[name]) for name in names))
-        return found.numpy()
+        probabilities: Tensor = module(*(torch.from_numpy(inputs[name]) for name in names))
+        return probabilities.numpy()
 
     return run
 
 
-def _compared(run: Run, graph: _Graph, path: Path) -> float:
+def _compare(run: Run, cases: Sequence[_Case], path: Path) -> float:
+    """The largest difference to PyTorch; one beyond the tolerance is refused."""
     largest = 0.0
-    for case in graph.cases:
-        found = run(case.inputs)
-        if found.shape != case.expected.shape or not np.isfinite(found).all():
+    for case in cases:
+        given = run(case.inputs)
+        if given.shape != case.expected.shape or not np.isfinite(given).all():
             raise ExportError(
-                f"{path} was not written: its probabilities are {list(found.shape)} or not finite, "
+                f"{path} was not written: its probabilities are {list(given.shape)} or not finite, "
                 f"where PyTorch's are {list(case.expected.shape)}; try .pt2, or another torch"
             )
-        difference = float(np.abs(found - case.expected).max())
+        difference = float(np.abs(given - case.expected).max())
         if difference > case.tolerance:
             raise ExportError(
                 f"{path} was not written: a probability differs from PyTorch's by "

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from acclimate.adapt.classifier import Adapted, opened
+from acclimate.adapt.classifier import Adapted, open_images
 from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.tensors import require_finite
@@ -70,8 +70,7 @@ class ManyDomains:
     @torch.no_grad()
     def predict_proba(self, images: Any, domains: Sequence[str]) -> np.ndarray:
         """Class probabilities: [n, C]."""
-        most = self.trained.config.data.max_pixels
-        source, rows = opened(images, self._plain[0], self.trained.size, most, NoQuarantine())
+        source, rows = open_images(images, self.trained, NoQuarantine())
         which = self._numbers(domains, len(rows))
         found = np.zeros((len(rows), len(self.classes)), np.float32)
         for places, stored in readable(source, rows):

@@ -102,11 +102,11 @@ class Trained:
         known: dict[str, Any] = {"label_prior": self.label_prior, "ratios": self.label_ratios}
         if embedding and self.site is not None:
             assert isinstance(self.predictor, Plain)
-            backbone, over = self.predictor.backbone, self.site
+            backbone, phi = self.predictor.backbone, self.site.embedding
             if not takes_features(self.predictor):
-                over = self.site.over(backbone.extractor or backbone)
-            paired = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
-            return StartingPoint(paired, over.embedding, over.table, prior_aware=True, **known)
+                phi = self.site.embedding_on(backbone.extractor or backbone)
+            pair = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
+            return StartingPoint(pair, phi, self.site.table, prior_aware=True, **known)
         aware = self.config.train.prior_aware
         return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware, **known)
 
@@ -169,29 +169,32 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
             f"{folder}: its weights were pruned after the sweep chose another run; train it "
             f"again, or use the selected run"
         )
-    path = folder / WEIGHTS
+    path, rehearsed = folder / WEIGHTS, described.values.get("rehearsal")
+    _require(isinstance(rehearsed, bool), described.path)
     try:
         tensors, _ = read_tensors(path)
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing; {AGAIN}") from None
+        rehearsal = stored(folder / REHEARSAL) if rehearsed else None
+    except FileNotFoundError as missing:
+        raise RunError(f"{missing.filename or path} is missing; {AGAIN}") from None
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains = described.texts("classes"), described.texts("train_domains")
-    digest = described.text("digest")
+    digest, count = described.text("digest"), len(classes)
     predictor, embedding = _networks(config, described, tensors, path)
-    table, site = None, None
+    table, site, confusion = None, None, tensors.get(CONFUSION)
+    _require(confusion is None or confusion.shape == (count, count), path)
     if embedding is not None:
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(domains, states, digest, embedding.dim, path)
-        _agree(table, described)
+        # The digest of weights leaves the domains out.
+        _require(described.text("domains") == _table_digest(table), path)
     if parts := below(tensors, "site."):
-        site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path)
-        site = site.to(device)
-    found = Trained(
+        site = Site.from_tensors(parts, domains, count, config.adapt.site, digest, path).to(device)
+    trained = Trained(
         config,
         classes,
         domains,
         described.text("data"),
-        _frequencies(described, len(classes)),
+        _frequencies(described, count),
         _size(described, config),
         predictor,
         embedding,
@@ -199,33 +202,44 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         described.texts("val_domains"),
         described.texts("test_domains"),
         site,
-        _rehearsal(described),
+        rehearsal,
         _ratios(described),
-        _confusion(tensors, len(classes), path),
+        confusion,
     )
-    if found.digest() != digest:  # worked out before they are a GPU's
-        raise DamagedFile(path)
+    _require(trained.digest() == digest, path)  # worked out before the weights are a GPU's
     if embedding is not None:
         ready(embedding, device).eval()
     ready(predictor, device).eval()
     accelerate(predictor.backbone, None if embedding is None else embedding.backbone)
-    return found
+    return trained
+
+
+def _require(condition: bool, path: Path) -> None:
+    """Refuse a file that says what no training would have written."""
+    if not condition:
+        raise DamagedFile(path)
+
+
+def _frequencies(described: Fields, classes: int) -> tuple[float, ...]:
+    prior = described.numbers("label_prior")
+    whole = len(prior) == classes and min(prior) >= 0 and abs(sum(prior) - 1) <= 1e-6
+    _require(whole, described.path)
+    return prior
 
 
 def _ratios(described: Fields) -> tuple[float, ...] | None:
     if "label_ratios" not in described:
         return None
-    found = described.numbers("label_ratios")
-    if len(found) != len(RATIOS) or min(found) < 0:
-        raise DamagedFile(described.path)
-    return found
+    ratios = described.numbers("label_ratios")
+    _require(len(ratios) == len(RATIOS) and min(ratios) >= 0, described.path)
+    return ratios
 
 
-def _confusion(tensors: Mapping[str, Tensor], classes: int, path: Path) -> Tensor | None:
-    found = tensors.get(CONFUSION)
-    if found is not None and found.shape != (classes, classes):
-        raise DamagedFile(path)
-    return found
+def _size(described: Fields, config: RunConfig) -> int:
+    features = config.model.backbone == "mlp"
+    size = described.whole("size", least=1, most=MOST_FEATURES if features else MOST_SIDE)
+    _require(not features or size == described.whole("in_features"), described.path)
+    return size
 
 
 def _networks(
@@ -234,15 +248,18 @@ def _networks(
     """The networks that are described, with their weights."""
     width = described.whole("in_features", least=1) if "in_features" in described else None
     largest = max(width or 1, config.model.width, config.model.hidden, config.embedding.dim)
-    if largest > sum(value.numel() for value in tensors.values()):
-        raise _other_network(path)
     counts = len(described.texts("classes")), len(described.texts("train_domains")), width
-    # Shapes alone first: what is not in the file is not allocated.
-    with torch.device("meta"), own_weights(0):
-        for part, network in zip(_PARTS, _built_whole(config, *counts), strict=True):
-            _require_shapes(network, below(tensors, part), path)
+    fits = largest <= sum(value.numel() for value in tensors.values())
+    if fits:
+        # Shapes alone first: what is not in the file is not allocated.
+        with torch.device("meta"), own_weights(0):
+            networks = _build_whole(config, *counts)
+        parts = zip(("predictor.", "embedding."), networks, strict=True)
+        fits = all(_same_shapes(network, below(tensors, part)) for part, network in parts)
+    if not fits:
+        raise RunError(f"{path} holds weights of another network than {MODEL} describes; {AGAIN}")
     with own_weights(0):
-        predictor, embedding = _built_whole(config, *counts)
+        predictor, embedding = _build_whole(config, *counts)
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:
         shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
@@ -250,10 +267,7 @@ def _networks(
     return predictor, embedding
 
 
-_PARTS = ("predictor.", "embedding.")
-
-
-def _built_whole(
+def _build_whole(
     config: RunConfig, classes: int, domains: int, width: int | None
 ) -> tuple[Predictor, Embedding | None]:
     predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
@@ -262,54 +276,15 @@ def _built_whole(
     return predictor, embedding
 
 
-def _require_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of another network than the one described."""
+def _same_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
     own = {} if network is None else network.state_dict()
-    # The extractor that both have is stored with the predictor.
+    # The extractor that both networks have is stored with the predictor.
     wanted = {key: t.shape for key, t in own.items() if key in tensors or not _extracts(key)}
-    if wanted != {key: t.shape for key, t in tensors.items()}:
-        raise _other_network(path)
-
-
-def _other_network(path: Path) -> RunError:
-    return RunError(f"{path} holds weights of another network than {MODEL} describes; {AGAIN}")
-
-
-def _agree(table: DomainTable, described: Fields) -> None:
-    """The digest of weights leaves the domains out."""
-    if described.text("domains") != _table_digest(table):
-        raise DamagedFile(described.path.with_name(WEIGHTS))
+    return wanted == {key: t.shape for key, t in tensors.items()}
 
 
 def _table_digest(table: DomainTable) -> str:
     return tensors_digest(table.tensors().items())
-
-
-def _frequencies(described: Fields, classes: int) -> tuple[float, ...]:
-    found = described.numbers("label_prior")
-    if len(found) != classes or min(found) < 0 or abs(sum(found) - 1) > 1e-6:
-        raise DamagedFile(described.path)
-    return found
-
-
-def _size(described: Fields, config: RunConfig) -> int:
-    features = config.model.backbone == "mlp"
-    size = described.whole("size", least=1, most=MOST_FEATURES if features else MOST_SIDE)
-    if features and size != described.whole("in_features"):
-        raise DamagedFile(described.path)
-    return size
-
-
-def _rehearsal(described: Fields) -> dict[str, Any] | None:
-    """What rehearsal measured, where there was one."""
-    kept = described.values.get("rehearsal")
-    if not isinstance(kept, bool):
-        raise DamagedFile(described.path)
-    path = described.path.with_name(REHEARSAL)
-    try:
-        return stored(path) if kept else None
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing; {AGAIN}") from None
 
 
 def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
@@ -378,8 +353,7 @@ def build_embedding(
 
 def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
     """The backbone of a run that freezes it, in eval mode and without gradients."""
-    extractor = _built(config, None, pretrained=pretrained)
-    return extractor.requires_grad_(False).eval()
+    return _named_backbone(config, None, pretrained=pretrained).requires_grad_(False).eval()
 
 
 def put_on(extractor: Backbone, *networks: Predictor | Embedding | None) -> None:
@@ -390,17 +364,18 @@ def put_on(extractor: Backbone, *networks: Predictor | Embedding | None) -> None
 
 
 def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    """What a run trains: the backbone, or layers on the features of a frozen one."""
     if config.model.freeze == "backbone":
         # On features as on a manifest's: a linear head alone would leave penalties nothing to
         # change, and Φ could only turn and stretch what is there.
         return build_backbone("mlp", in_features=in_features)
-    built = _built(config, in_features, pretrained=pretrained)
+    backbone = _named_backbone(config, in_features, pretrained=pretrained)
     if config.model.freeze_batch_norm != "no":
-        freeze(built, affine=config.model.freeze_batch_norm == "all")
-    return built
+        freeze(backbone, affine=config.model.freeze_batch_norm == "all")
+    return backbone
 
 
-def _built(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+def _named_backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
     model = config.model
     return build_backbone(
         model.backbone,
@@ -414,16 +389,17 @@ def _tensors(
     predictor: nn.Module, embedding: nn.Module | None, site: Site | None
 ) -> list[tuple[str, Tensor]]:
     """All weights; an extractor that both have is the predictor's alone."""
-    parts = {"predictor": predictor, "embedding": embedding}
-    found = [
+    parts = {
+        "predictor": predictor.state_dict(),
+        "embedding": {} if embedding is None else embedding.state_dict(),
+        "site": {} if site is None else site.tensors(),
+    }
+    return [
         (f"{part}.{name}", value)
-        for part, module in parts.items()
-        if module is not None
-        for name, value in module.state_dict().items()
-        if part == "predictor" or not _extracts(name)
+        for part, own in parts.items()
+        for name, value in own.items()
+        if part != "embedding" or not _extracts(name)
     ]
-    further = {} if site is None else site.tensors()
-    return found + [(f"site.{name}", value) for name, value in further.items()]
 
 
 def _extracts(name: str) -> bool:

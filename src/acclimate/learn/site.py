@@ -1,7 +1,7 @@
-"""What a plain model gets beside its own head: Φ and a conditioned head over its features.
+"""The second path of a plain model: Φ and a conditioned head over the features of its backbone.
 
-Both are learned from features of the finished backbone, which stay in memory: seconds, not hours,
-and the plain model stays exactly what it was.
+Both are learned once the backbone is finished, from its features in memory: in seconds, and the
+plain model stays exactly what it was.
 """
 
 import copy
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from acclimate.config import EmbeddingConfig, SiteConfig
 from acclimate.core.distributed import World
@@ -35,24 +35,21 @@ from acclimate.learn.models import (
     Conditioned,
     Plain,
     Predictor,
-    Preprocess,
     build_backbone,
 )
+from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Objective
 from acclimate.learn.ratios import fit_ratios
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
-MOST_FOLDS = 5  # of a rehearsal,
-LEAVE_ONE_OUT = 8  # but up to so many domains, each is a fold of its own
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
-_SHARED = "backbone."
 SCALE = "scale"  # the name of that tensor on disk
 
 
 @dataclass(frozen=True)
-class FeatureRows:
+class Features:
     """Labelled rows of features of several domains, in memory; an image that many rows show is
     there once."""
 
@@ -66,17 +63,12 @@ class FeatureRows:
         """Their features: [k, f]."""
         return self.x[rows] if self.shown is None else self.x[self.shown[rows]]
 
-    def among(self, chosen: Sequence[int], allowed: np.ndarray | None = None) -> "FeatureRows":
+    def among(self, chosen: Sequence[int], allowed: np.ndarray | None = None) -> "Features":
         """Only these domains, and only their rows that are `allowed` [n]."""
         rows = [self.domains[number] for number in chosen]
         if allowed is not None:
             rows = [part[allowed[part]] for part in rows]
         return replace(self, domains=rows)
-
-    @property
-    def frequencies(self) -> Tensor:
-        """Class frequencies of each domain: [N, C] float64."""
-        return torch.from_numpy(self._counts / self._counts.sum(1, keepdims=True))
 
     @property
     def prior(self) -> Tensor:
@@ -95,7 +87,7 @@ class FeatureRows:
     def backbone(self, *, layers: bool = False) -> Backbone:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
-        built = build_backbone("mlp", in_features=width) if layers else _as_they_come(width)
+        built = build_backbone("mlp", in_features=width) if layers else nothing_more(width)
         built.set_statistics(*self._statistics())
         return built.to(self.x.device)
 
@@ -124,30 +116,26 @@ class Site:
     predictor: Conditioned
     scale: float = 1.0
 
-    def over(self, extractor: Backbone) -> "Site":
-        """The same for what `extractor` takes, whose features this one was learned from."""
-        backbone = copy.copy(self.predictor.backbone)
-        backbone._modules = dict(backbone._modules)  # a shallow copy would share the table itself
+    def embedding_on(self, extractor: Backbone) -> Embedding:
+        """Φ for the images that `extractor` takes; Φ was learned from its features."""
+        # Shallow copies, with tables of modules of their own: the weights are shared.
+        backbone, embedding = copy.copy(self.embedding.backbone), copy.copy(self.embedding)
+        backbone._modules = dict(backbone._modules)
         backbone.put_on(extractor)
-        embedding, predictor = copy.copy(self.embedding), copy.copy(self.predictor)
-        for network in (embedding, predictor):
-            network._modules = {**network._modules, "backbone": backbone}
-        return replace(self, embedding=embedding, predictor=predictor)
+        embedding._modules = {**embedding._modules, "backbone": backbone}
+        return embedding
 
     def to(self, device: torch.device | str) -> "Site":
-        return replace(
-            self, embedding=self.embedding.to(device), predictor=self.predictor.to(device)
-        )
+        self.embedding.to(device)
+        self.predictor.to(device)
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a file, from which `from_tensors` takes it back; both share the backbone."""
-        own = self.embedding.state_dict().items()
-        return {
-            **{f"embedding.{key}": value for key, value in own if not key.startswith(_SHARED)},
-            **{f"predictor.{key}": value for key, value in self.predictor.state_dict().items()},
-            **{f"domains/{key}": value for key, value in self.table.tensors().items()},
-            SCALE: torch.tensor(self.scale),
-        }
+        """For a file, from which `from_tensors` takes it back."""
+        parts = {"embedding.": self.embedding.state_dict(), "domains/": self.table.tensors()}
+        parts["predictor."] = self.predictor.state_dict()
+        named = {part + key: value for part, own in parts.items() for key, value in own.items()}
+        return {**named, SCALE: torch.tensor(self.scale)}
 
     @classmethod
     def from_tensors(
@@ -159,26 +147,20 @@ class Site:
         model: str,
         path: Path,
     ) -> "Site":
-        """Of what a file at `path` should hold."""
+        """The site that a file at `path` should hold."""
         if not {"predictor.backbone.mean", SCALE} <= tensors.keys():
             raise DamagedFile(path)
-        backbone = _as_they_come(tensors["predictor.backbone.mean"].numel())
+        backbone = nothing_more(tensors["predictor.backbone.mean"].numel())
         embedding, predictor = build_site(backbone, len(names), classes, config)
-        whole = below(tensors, "predictor.")
-        shared = {key: value for key, value in whole.items() if key.startswith(_SHARED)}
-        fill(embedding, {**below(tensors, "embedding."), **shared}, path)
-        fill(predictor, whole, path)
+        fill(embedding, below(tensors, "embedding."), path)
+        fill(predictor, below(tensors, "predictor."), path)
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(names, states, model, embedding.dim, path)
         return cls(embedding.eval(), table, predictor.eval(), float(tensors[SCALE]))
 
 
-def _as_they_come(width: int) -> Backbone:
-    return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
-
-
 def fit_plain(
-    rows: FeatureRows,
+    rows: Features,
     config: SiteConfig,
     *,
     layers: bool,
@@ -198,7 +180,7 @@ def fit_plain(
     return plain.eval()
 
 
-def fit_site(rows: FeatureRows, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
+def fit_site(rows: Features, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
     """Φ by prototypes, then F(x, μ) in prior-aware training."""
     with own_weights(derive(seed, "site")):
         embedding, predictor = build_site(
@@ -238,7 +220,7 @@ def build_site(
 
 
 @torch.no_grad()
-def _embed(embedding: Embedding, rows: FeatureRows, names: Sequence[str]) -> DomainTable:
+def _embed(embedding: Embedding, rows: Features, names: Sequence[str]) -> DomainTable:
     """The domains' states, and Φ standardised by them."""
 
     def states() -> dict[str, DomainState]:
@@ -250,7 +232,7 @@ def _embed(embedding: Embedding, rows: FeatureRows, names: Sequence[str]) -> Dom
     return DomainTable(states())
 
 
-def _erm(predictor: Predictor, rows: FeatureRows, seed: int) -> ERM:
+def _erm(predictor: Predictor, rows: Features, seed: int) -> ERM:
     sizes = {"domains": len(rows.domains), "classes": rows.classes}
     return ERM(predictor, ERMConfig(), **sizes, world=World(), seed=seed)
 
@@ -260,7 +242,7 @@ def batch_size(rows: int, config: SiteConfig) -> int:
     return min(config.batch, max(PASSES * rows // config.steps, LEAST_BATCH))
 
 
-def _sampler(rows: FeatureRows, config: SiteConfig, seed: int) -> DomainSampler:
+def _sampler(rows: Features, config: SiteConfig, seed: int) -> DomainSampler:
     slots = min(len(rows.domains), MOST_DOMAINS_PER_STEP)
     share = max(batch_size(sum(map(len, rows.domains)), config) // slots, 1)
     return DomainSampler(rows.domains, per_domain=share, domains_per_step=slots, seed=seed)
@@ -269,7 +251,7 @@ def _sampler(rows: FeatureRows, config: SiteConfig, seed: int) -> DomainSampler:
 def _fit(
     objective: Objective,
     sampler: Sampler,
-    rows: FeatureRows,
+    rows: Features,
     config: SiteConfig,
     seed: int,
     *,
@@ -279,10 +261,7 @@ def _fit(
     """`config.steps` of AdamW; `mu` and `shift` are those of each domain."""
     device = rows.x.device
     optimiser = torch.optim.AdamW(
-        objective.parameters(),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        fused=True,
+        objective.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
     objective.train()
@@ -303,8 +282,3 @@ def _fit(
         total.backward()
         optimiser.step()
         schedule.step()
-
-
-def folds_of(domains: int) -> int:
-    """How many folds a rehearsal has: where there are few domains, each is its own."""
-    return domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS

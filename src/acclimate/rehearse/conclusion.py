@@ -6,9 +6,11 @@ what it promises at an unseen domain.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from acclimate.records.rehearsal import (
 
 ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
 Tried = tuple[tuple[str, float | str], ...]  # settings, hashable
-_Cell = tuple[str, Tried, str, int, str]  # chain, settings, domain, n, frequencies
+_Key = tuple[str, Tried, str, int, str]  # chain, settings, domain, n, frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +53,12 @@ def conclude(
     explained: Mapping[int, Sequence[float]] | None = None,
     ahead: float = 0.0,
 ) -> Rehearsal:
-    """From every trial, and what label shift explained at each domain, to what will be done.
+    """From every trial, and the share that label shift explained at each domain by the number of
+    images, to the chains that `adapt` will use.
 
-    `ahead` is how much more often the model itself is right than those that stood in for it.
+    `ahead` is how much more accurate the model itself is than those that stood in for it.
     """
-    table = _Gains.of(trials, ahead)
+    table = _Table.of(trials, ahead)
     promises = tuple(
         promise
         for n in table.sizes
@@ -65,7 +68,10 @@ def conclude(
     )
     chosen: dict[int, str] = {}
     for n in table.sizes:
-        chosen[n] = _choose([p for p in promises if p.n == n], table, _at(promises, chosen))
+        # What the chain promised that was chosen for the largest size so far.
+        most = max(chosen, default=0)
+        before = next((p for p in promises if p.n == most and p.chain == chosen[most]), None)
+        chosen[n] = _choose([p for p in promises if p.n == n], table, before)
     return Rehearsal(
         promises=promises,
         chosen=chosen,
@@ -82,21 +88,14 @@ def conclude(
     )
 
 
-def _at(promises: Sequence[Promise], chosen: Mapping[int, str]) -> Promise | None:
-    """What the chain promised that was chosen for the largest size so far."""
-    most = max(chosen, default=0)
-    found = (p for p in promises if p.n == most and p.chain == chosen[most])
-    return next(found, None)
-
-
-def _choose(promises: Sequence[Promise], table: "_Gains", before: Promise | None = None) -> str:
+def _choose(promises: Sequence[Promise], table: "_Table", before: Promise | None = None) -> str:
     """The simplest chain that does as well as the best one, as far as can be told.
 
     A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
     frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
     site. What gains less than the best by no more than the standard error of their difference,
-    domain by domain, is as good as it. Where fewer domains could play than `before`, with fewer
-    images, their silence is no evidence: what was chosen there stays, unless it lost.
+    domain by domain, is as good as it. Where fewer domains could be held out than `before`, with
+    fewer images, that they show no gain is no evidence: that choice stays, unless it lost.
     """
     by_chain: dict[str, list[Promise]] = {}
     for promise in promises:
@@ -133,49 +132,49 @@ def _error(promises: Sequence[Promise]) -> float:
     return fmean(max(p.error or 0.0, FREE) for p in promises)
 
 
+class _Cell(NamedTuple):
+    """Means over the draws of a domain."""
+
+    accuracy: float
+    confidence: float | None
+    scatter: float  # of accuracy less confidence, between draws: see `_hidden_variance`
+
+
 @dataclass(frozen=True)
-class _Gains:
-    """Accuracies by (domain, n, frequencies) of each chain and its settings, and what they show."""
+class _Table:
+    """Accuracies by (domain, n, frequencies) of each chain and its settings."""
 
     domains: tuple[str, ...]
     sizes: tuple[int, ...]
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
     ahead: float
-    accuracy: Mapping[_Cell, float]
-    confidence: Mapping[_Cell, float]
-    scatter: Mapping[_Cell, float]  # of accuracy less confidence, between draws: see `_hidden`
+    cells: Mapping[_Key, _Cell]
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], ahead: float = 0.0) -> "_Gains":
-        cells: dict[_Cell, list[float]] = {}
-        sure: dict[_Cell, list[float]] = {}
+    def of(cls, trials: Sequence[Trial], ahead: float) -> "_Table":
+        draws: dict[_Key, list[Trial]] = defaultdict(list)
+        held_out: dict[int, set[str]] = defaultdict(set)
         for trial in trials:
             key = (trial.chain, trial.settings, trial.domain, trial.n, trial.frequencies)
-            cells.setdefault(key, []).append(trial.accuracy)
-            if trial.confidence is not None:
-                sure.setdefault(key, []).append(trial.confidence)
-        kinds: list[Frequencies] = list(dict.fromkeys(t.frequencies for t in trials))
+            draws[key].append(trial)
+            held_out[trial.n].add(trial.domain)
         domains = tuple(dict.fromkeys(t.domain for t in trials))
-        playing = {n: len({t.domain for t in trials if t.n == n}) for n in {t.n for t in trials}}
-        # What only a few large domains could play says little of the others.
-        few = min(len(domains), ENOUGH_DOMAINS_TO_TELL)
-        sizes = [n for n, count in playing.items() if count >= max(len(domains) / 2, few)]
+        # A size that only a few large domains have says little of the others.
+        few = max(len(domains) / 2, min(len(domains), ENOUGH_DOMAINS_TO_TELL))
         return cls(
             domains,
-            tuple(sorted(sizes)),
-            tuple(kinds),
+            tuple(sorted(n for n, able in held_out.items() if len(able) >= few)),
+            tuple(dict.fromkeys(t.frequencies for t in trials)),
             tuple(sorted({trial.chain for trial in trials}, key=simplicity)),
             ahead,
-            {key: fmean(values) for key, values in cells.items()},
-            {key: fmean(values) for key, values in sure.items()},
-            {key: _hidden(cells[key], values) for key, values in sure.items()},
+            {key: _cell(own) for key, own in draws.items()},
         )
 
     def gain(self, chain: str, settings: Tried, domain: str, n: int, kind: str) -> float | None:
-        mine = self.accuracy.get((chain, settings, domain, n, kind))
-        plain = self.accuracy.get(("none", (), domain, n, kind))
-        return None if mine is None or plain is None else mine - plain
+        mine = self.cells.get((chain, settings, domain, n, kind))
+        plain = self.cells.get(("none", (), domain, n, kind))
+        return None if mine is None or plain is None else mine.accuracy - plain.accuracy
 
     def best(self, chain: str, without: str | None = None) -> Tried:
         """The settings that gained most over all domains (but one); of equal ones, those that were
@@ -192,7 +191,7 @@ class _Gains:
             ]
             return fmean(gains) if gains else -math.inf
 
-        tried = dict.fromkeys(settings for of, settings, *_ in self.accuracy if of == chain)
+        tried = dict.fromkeys(settings for of, settings, *_ in self.cells if of == chain)
         return max(tried, key=worth)
 
     def others_choice(self, chain: str, domain: str) -> Tried:
@@ -209,58 +208,61 @@ class _Gains:
                 (self.gain(one, first, domain, n, kind), self.gain(other, second, domain, n, kind))
                 for kind in self.kinds
             ]
-            found = [a - b for a, b in pairs if a is not None and b is not None]
-            if found:
-                by_domain.append(fmean(found))
+            gaps = [a - b for a, b in pairs if a is not None and b is not None]
+            if gaps:
+                by_domain.append(fmean(gaps))
         if len(by_domain) < 2:
             return FREE
         return max(stdev(by_domain) / math.sqrt(len(by_domain)), FREE)
 
     def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
-        gains, accuracies, beyond, hidden = [], [], [], []
+        """What a chain gained at the held-out domains; None where none has so many images."""
+        gains, cells = [], []
         for domain in self.domains:
             own = self.others_choice(chain, domain)
             gain = self.gain(chain, own, domain, n, kind)
             if gain is not None:
                 gains.append(gain)
-                cell = (chain, own, domain, n, kind)
-                accuracies.append(self.accuracy[cell])
-                if cell in self.confidence:
-                    beyond.append(self.accuracy[cell] - self.confidence[cell])
-                    hidden.append(self.scatter[cell])
+                cells.append(self.cells[chain, own, domain, n, kind])
         if not gains:
             return None
-        low, high = _expected([accuracy + self.ahead for accuracy in accuracies])
+        several, accuracies = len(gains) > 1, [cell.accuracy for cell in cells]
+        beyond = [cell.accuracy - cell.confidence for cell in cells if cell.confidence is not None]
+        told = len(beyond) == len(cells)
+        hidden = fmean(cell.scatter for cell in cells)
+        low, high = _interval([accuracy + self.ahead for accuracy in accuracies])
         return Promise(
             chain=chain,
             n=n,
             frequencies=kind,
             gain=fmean(gains),
-            error=stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None,
+            error=stdev(gains) / math.sqrt(len(gains)) if several else None,
             accuracy=fmean(accuracies),
             low=low,
             high=high,
             domains=len(gains),
-            beyond_confidence=fmean(beyond) + self.ahead if len(beyond) == len(gains) else None,
-            spread=(
-                math.sqrt(stdev(beyond) ** 2 + fmean(hidden))
-                if len(beyond) == len(gains) > 1
-                else None
-            ),
+            beyond_confidence=fmean(beyond) + self.ahead if told else None,
+            spread=math.sqrt(stdev(beyond) ** 2 + hidden) if told and several else None,
         )
 
 
-def _hidden(accuracies: Sequence[float], confidences: Sequence[float]) -> float:
-    """Of the variance of accuracy less confidence between draws of a domain, what their mean leaves
-    out: a new site is one draw."""
-    draws = len(accuracies)
-    if draws < 2 or len(confidences) != draws:
-        return 0.0
-    beyond = [a - c for a, c in zip(accuracies, confidences, strict=True)]
-    return stdev(beyond) ** 2 * (1 - 1 / draws)
+def _cell(draws: Sequence[Trial]) -> _Cell:
+    accuracy = fmean(trial.accuracy for trial in draws)
+    sure = [trial.confidence for trial in draws if trial.confidence is not None]
+    if len(sure) < len(draws):
+        return _Cell(accuracy, None, 0.0)
+    beyond = [trial.accuracy - own for trial, own in zip(draws, sure, strict=True)]
+    return _Cell(accuracy, fmean(sure), _hidden_variance(beyond))
 
 
-def _expected(accuracies: Sequence[float]) -> tuple[float, float]:
+def _hidden_variance(beyond: Sequence[float]) -> float:
+    """Of the variance of accuracy less confidence between draws of a domain, the part that their
+    mean leaves out: a new site is one draw."""
+    draws = len(beyond)
+    return stdev(beyond) ** 2 * (1 - 1 / draws) if draws > 1 else 0.0
+
+
+def _interval(accuracies: Sequence[float]) -> tuple[float, float]:
     """The 90 % interval for the next one, if it is drawn as these were."""
     if len(accuracies) < 2:
         return 0.0, 1.0

@@ -213,8 +213,8 @@ def _apart(plain: Plain) -> tuple[Backbone, Plain]:
 
 
 def nothing_more(width: int) -> Backbone:
-    """Features as they come."""
-    return Backbone(nn.Identity(), width, Preprocess(mean=(0.0,), std=(1.0,), size=0))
+    """A backbone that hands on feature vectors as they come."""
+    return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
 
 
 def over_features(predictor: Plain) -> Plain:

@@ -1,0 +1,199 @@
+"""Leave-one-domain-out: which domains a rehearsal holds out together, and which rows it may use.
+
+Heads are fitted on training rows of the other domains. A held-out domain is adapted to and scored
+on rows that no head has seen, not even as the same picture in another domain.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate.core.progress import unwatched
+from acclimate.core.randomness import stream
+from acclimate.data.source import numbered, readable, to_float
+from acclimate.learn.models import Plain
+from acclimate.learn.site import Features
+from acclimate.runs.plan import Plan
+from acclimate.runs.session import Session
+
+MOST_FOLDS = 5  # of a rehearsal,
+LEAVE_ONE_OUT = 8  # but up to so many domains, each is a fold of its own
+SIZES = (5, 20, 100, 300)  # unlabelled images that a new site might offer
+LEAST_LEFT = 0.5  # of the rows to fit on, once the pictures of held-out domains are left out
+ENOUGH_UNSEEN = 200  # pictures of a domain, for half of them to be adapted on
+
+
+@dataclass(frozen=True)
+class RehearsalData:
+    """Features of the training domains, and what each row may be used for."""
+
+    features: Features
+    names: Sequence[str]  # of the domains
+    images: np.ndarray  # [n]: rows with the same number show the same image
+    fitted: np.ndarray  # [n] bool: rows that heads may be fitted on
+    scored: np.ndarray  # [n] bool: rows that may be held out
+    layers: bool  # whether the plain model learned layers of its own on the features
+    exact: bool  # whether the backbone has not seen the held-out domains
+    logits: Tensor | None = None  # [n, C] of the trained plain model
+    second: bool = True  # whether there is a path by embedding to rehearse
+    prior_aware: bool = False
+    dropout: float = 0.0
+    pictures: np.ndarray | None = None  # as `images`, where a repainted picture is the same one
+
+    def held_out(self, domain: int) -> np.ndarray:
+        """Rows of a domain that adapt to it and score it when it is held out."""
+        rows = self.features.domains[domain]
+        held_out: np.ndarray = rows[self.scored[rows]]
+        return held_out
+
+    def new_rows(self, domains: Iterable[int]) -> np.ndarray:
+        """Rows of these domains that may be held out, and that no head is fitted on."""
+        rows = np.concatenate([self.held_out(domain) for domain in domains])
+        new: np.ndarray = rows[~self.fitted[rows]]
+        return new
+
+    def shown(self, domain: int) -> np.ndarray:
+        """The different images that a domain shows when it is held out."""
+        return np.unique(self.images[self.held_out(domain)])
+
+
+class Fold(NamedTuple):
+    """Domains that are held out together, and what may be learned from meanwhile."""
+
+    number: int  # the same whichever of its domains have images enough
+    held_out: list[int]
+    kept: list[int]
+    apart: np.ndarray  # [n] bool: rows that show nothing of the held-out domains
+
+
+def sizes(images: int) -> list[int]:
+    """Numbers of images to adapt on, of so many; as many at least are left to score."""
+    return [n for n in SIZES if 2 * n <= images]
+
+
+def make_folds(data: RehearsalData, seed: int) -> tuple[RehearsalData, list[Fold]]:
+    """Hold out each domain that has images enough once; the data are arranged for that."""
+    domains = len(data.names)
+    count = domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS
+    order = stream(seed, "rehearsal folds").permutation(domains)
+    parts = [sorted(int(d) for d in order[number::count]) for number in range(count)]
+    data = _keep_apart(data, parts)
+    folds = (_fold(data, number, part) for number, part in enumerate(parts))
+    return data, [fold for fold in folds if fold is not None]
+
+
+def _fold(data: RehearsalData, number: int, part: Sequence[int]) -> Fold | None:
+    """None where nothing is left to hold out or to learn from."""
+    held_out = [d for d in part if sizes(len(data.shown(d)))]
+    if not held_out:
+        return None
+    apart = _apart(data, held_out)
+    others = (d for d in range(len(data.names)) if d not in held_out)
+    kept = [d for d in others if (data.fitted & apart)[data.features.domains[d]].sum() >= 2]
+    return Fold(number, held_out, kept, apart) if kept else None
+
+
+def _apart(data: RehearsalData, held_out: Sequence[int]) -> np.ndarray:
+    """Rows [n] that show no image of the held-out domains."""
+    theirs = np.concatenate([data.shown(d) for d in held_out])
+    return ~np.isin(data.images, theirs)
+
+
+def _keep_apart(data: RehearsalData, parts: Sequence[Sequence[int]]) -> RehearsalData:
+    """Data in which heads know no picture of a held-out domain.
+
+    Heads are not fitted on what a held-out domain shows. Where domains share so many pictures that
+    this would leave little to fit on, pictures that no head is fitted on are held out instead.
+    Where those are too few as well, a repainted picture counts as another one.
+    """
+    if len(parts) < 2:
+        return data
+    by_picture = data if data.pictures is None else replace(data, images=data.pictures)
+    if all(_share_left(by_picture, part) >= LEAST_LEFT for part in parts):
+        return by_picture
+    fitted_on = np.isin(by_picture.images, by_picture.images[data.fitted])
+    unseen = replace(by_picture, scored=data.scored & ~fitted_on)
+    able = sum(len(unseen.shown(d)) >= ENOUGH_UNSEEN for d in range(len(data.names)))
+    return unseen if 2 * able >= len(data.names) else data
+
+
+def _share_left(data: RehearsalData, part: Sequence[int]) -> float:
+    """Of the rows that heads could be fitted on without these domains, the share that shows nothing
+    of theirs."""
+    others = np.concatenate([r for d, r in enumerate(data.features.domains) if d not in part])
+    fitted = others[data.fitted[others]]
+    return float(_apart(data, part)[fitted].mean()) if len(fitted) else 0.0
+
+
+def rehearsal_data(
+    plan: Plan, features: Features | None = None, read: np.ndarray | None = None
+) -> RehearsalData:
+    """What a run is rehearsed on; without features and the rows that could be `read`, the folds can
+    be told already."""
+    manifest, config = plan.manifest, plan.config
+    images, learned_on = manifest.image_ids, manifest.splits == "train"
+    if features is None:
+        domains = [manifest.rows(domain=name) for name in plan.train_domains]
+        labels = torch.from_numpy(manifest.label_index)
+        features = Features(torch.empty(len(manifest), 0), labels, domains, len(plan.classes))
+    if read is None:
+        read = np.ones(len(manifest), dtype=bool)
+    fitted = read & learned_on
+    usable = read & (manifest.splits != "test")  # which are for the final scores alone
+    # Features that were there before training tell of a new domain what they tell of these.
+    exact = plan.on_features or config.adapt.depth == "whole"
+    # A backbone that was trained knows the images it was trained on better than any new ones.
+    seen = np.isin(images, images[learned_on])
+    return RehearsalData(
+        features=features,
+        names=plan.train_domains,
+        images=images,
+        fitted=fitted,
+        scored=usable if exact else usable & ~seen,
+        layers=plan.on_features,
+        exact=exact,
+        second=all(fitted[own].sum() >= 2 for own in features.domains),
+        prior_aware=config.train.prior_aware,
+        dropout=config.model.dropout,
+        pictures=manifest.picture_ids,
+    )
+
+
+@torch.no_grad()
+def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, np.ndarray]:
+    """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
+    could be read: bool [n].
+
+    Features are those of the trained backbone, unless the run learned on features anyway.
+    """
+    plan, device = now.plan, now.world.device
+    domains = [plan.manifest.rows(domain=name) for name in plan.train_domains]
+    rows = np.concatenate(domains)
+    # Rows of features are each their own, whatever image they are said to be of.
+    own = plan.manifest.has_features
+    first, image = numbered(np.arange(len(rows)) if own else plan.manifest.image_ids[rows])
+    x = torch.zeros(len(first), 0, device=device)
+    logits = torch.zeros(len(first), len(plan.classes), device=device)
+    there = np.zeros(len(first), dtype=bool)
+
+    def watch(phase: str, done: int, total: int, note: str) -> None:
+        now.watch("features", done, total, note)
+
+    watching = unwatched if plan.on_features else watch
+    for places, stored in readable(now.source, rows[first], watching):
+        batch = to_float(stored, device)
+        below = predictor.backbone(batch) if batch.ndim > 2 else batch
+        output = predictor.on_features(below) if batch.ndim > 2 else predictor(batch)
+        if not there.any():
+            x = torch.zeros(len(first), below.shape[1], device=device)
+        x[places], logits[places] = below.float(), output.logits.float()
+        there[places] = True
+    count = len(plan.manifest)
+    shown, read = torch.zeros(count, dtype=torch.int64, device=device), np.zeros(count, dtype=bool)
+    shown[rows], read[rows] = torch.from_numpy(image).to(device), there[image]
+    y = torch.from_numpy(plan.manifest.label_index).to(device)
+    return Features(x, y, domains, len(plan.classes), shown), logits[shown], read
