@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from acclimate.build import builder
 from acclimate.cli import app, load_commands
-from acclimate.cli.builders import rows
+from acclimate.cli.build import rows
 from acclimate.core.errors import AcclimateError
 from acclimate.data.manifest import Manifest
 from fixtures.builder_inputs import TINY

@@ -1,18 +1,22 @@
 """`adapt`."""
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Device, Images, Json, MethodSettings, Run
 from acclimate.cli.output import progress_bar, say, say_json
+from acclimate.config import parse_assignments
 from acclimate.core.errors import StateMismatch
-from acclimate.core.files import locked
 from acclimate.core.text import percent
+
+if TYPE_CHECKING:
+    from acclimate.adapt.classifier import Adapted
 
 ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 
@@ -39,8 +43,8 @@ def adapt(
     """Adapt to a new domain from unlabelled images: no labels, no retraining, and no gradient
     unless the method is tent."""
     from acclimate.adapt.classifier import adapt as adapt_to
-    from acclimate.config import parse_assignments
     from acclimate.core.distributed import pick_device
+    from acclimate.core.files import locked
     from acclimate.data.readers import find_images
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
@@ -50,7 +54,10 @@ def adapt(
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     quarantine = Quarantine.lenient(len(paths))
-    with _one_at_a_time(into, out), progress_bar() as watch:
+    # Who goes on from the state that another is about to write waits for it: neither is lost.
+    in_place = into is not None and into.resolve() == out.resolve()
+    lock = locked(out.with_name(f".{out.name}.lock"), "adapting", StateMismatch, wait=True)
+    with lock if in_place else nullcontext(), progress_bar() as watch:
         site = adapt_to(
             trained,
             paths,
@@ -66,63 +73,61 @@ def adapt(
     if json:
         say_json({"state": str(out), "unreadable": quarantine.as_dicts(), **facts})
         return
-    _show(site)
-    for image, reason in quarantine.entries:
-        say(f"skipped {image}: {reason}")
-    say(f"state: {out}")
+    skipped = (f"skipped {image}: {reason}" for image, reason in quarantine.entries)
+    say("\n".join([*_lines(site), *skipped, f"state: {out}"]))
 
 
-def _one_at_a_time(into: Path | None, out: Path) -> AbstractContextManager[None]:
-    """Who goes on from the state that another is about to write waits for it: neither is lost."""
-    if into is None or not _same_place(into, out):
-        return nullcontext()
-    return locked(out.with_name(f".{out.name}.lock"), "adapting", StateMismatch, wait=True)
+def _facts(site: "Adapted") -> dict[str, Any]:
+    assert site.state is not None
+    facts = {
+        "method": site.method,
+        "n": site.state.count,
+        "engine": site.engine,
+        "notes": list(site.notes) or None,
+        "label_prior": site.label_prior,
+        "changes": site.changes and site.changes.to_dict(),
+    }
+    known = {name: value for name, value in facts.items() if value is not None}
+    return known if site.trust is None else known | dataclasses.asdict(site.trust)
 
 
-def _same_place(one: Path, two: Path) -> bool:
-    return one.expanduser().resolve() == two.expanduser().resolve()
-
-
-def _facts(site: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {"method": site.method, "n": site.state.count, "engine": site.engine}
-    if site.notes:
-        facts["notes"] = list(site.notes)
-    if site.trust is not None:
-        facts |= dataclasses.asdict(site.trust)
-    if site.label_prior is not None:
-        facts["label_prior"] = site.label_prior
-    if site.changes is not None:
-        facts["changes"] = site.changes.to_dict()
-    return facts
-
-
-def _show(site: Any) -> None:
-    say(f"adapted on {site.state.count} images by {site.method}")
-    for note in site.notes:
-        say(note)
+def _lines(site: "Adapted") -> Iterator[str]:
+    """What people are told of a site."""
+    assert site.state is not None
+    yield f"adapted on {site.state.count} images by {site.method}"
+    yield from site.notes
     if site.label_prior is not None:
         most = sorted(site.label_prior.items(), key=lambda item: -item[1])[:5]
         shares = ", ".join(f"{name} {percent(share)}" for name, share in most)
-        say(f"classes: {shares}" + (", …" if len(site.label_prior) > len(most) else ""))
+        yield f"classes: {shares}" + (", …" if len(site.label_prior) > len(most) else "")
         if most[0][1] > ONE_CLASS:
-            say(
+            yield (
                 f"note: nearly every image is taken for '{most[0][0]}'; unless that is so, the "
                 f"model is too weak or too sure of itself for this method"
             )
     if site.changes is not None:
-        say(str(site.changes))
-    if site.trust is None:
-        return
-    trust = site.trust
+        yield str(site.changes)
+    if site.trust is not None:
+        yield from _trust_lines(site.trust)
+
+
+def _trust_lines(trust: Any) -> Iterator[str]:
     if trust.expected_accuracy is not None:
-        say(expected_line(*trust.expected_accuracy))
+        yield expected_line(*trust.expected_accuracy)
     if trust.explained_by_labels is not None:
         share = f"{trust.explained_by_labels:.0%}"
-        say(f"label frequencies explain {share} of how predictions change here")
+        yield f"label frequencies explain {share} of how predictions change here"
     if trust.nearest_domain is not None:
-        _show_place(trust)
-    for warning in trust.warnings:
-        say(f"note: {warning}")
+        near = trust.beyond_chance <= trust.typical_distance
+        yield (
+            f"this domain is {'like' if near else 'unlike'} the training domains: "
+            f"{trust.nearest_distance:.2f} from the nearest, {trust.nearest_domain} "
+            f"({1 - trust.warned_share:.0%} of such domains lie within "
+            f"{trust.typical_distance:.2f})"
+        )
+        if trust.expected_error is not None:
+            yield f"uncertainty of its place on that scale: {trust.expected_error:.2g}"
+    yield from (f"note: {warning}" for warning in trust.warnings)
 
 
 def expected_line(low: float, high: float) -> str:
@@ -132,15 +137,3 @@ def expected_line(low: float, high: float) -> str:
     if high - low > TELLS_NOTHING:
         return "expected accuracy at this site: not known; too few sites, or too unlike each other"
     return f"expected accuracy at this site: {percent(low)} to {percent(high)} % (90 % interval)"
-
-
-def _show_place(trust: Any) -> None:
-    near = trust.beyond_chance <= trust.typical_distance
-    inside = f"{100 * (1 - trust.warned_share):.0f} %"
-    say(
-        f"this domain is {'like' if near else 'unlike'} the training domains: "
-        f"{trust.nearest_distance:.2f} from the nearest, {trust.nearest_domain} "
-        f"({inside} of such domains lie within {trust.typical_distance:.2f})"
-    )
-    if trust.expected_error is not None:
-        say(f"uncertainty of its place on that scale: {trust.expected_error:.2g}")

@@ -1,25 +1,33 @@
-"""`build`: a command for each row of the table of builders."""
+"""`build`: a command for each row of the table of builders, with an option for each field."""
 
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from acclimate.cli import app
+from acclimate.cli import app, paper
+from acclimate.cli.options import Json, parameter, with_parameters
+from acclimate.cli.output import progress_bar, say, say_json, say_table, stoppable
+
+if TYPE_CHECKING:  # builders import pyarrow, and no other command waits for them
+    from acclimate.build import Built, Row
+
+Plots = Annotated[bool, typer.Option(help="Plot labels and domains beside OUT.")]
 
 
 class _Builders(TyperGroup):
     """Looks into the table when it is asked, so that no other command waits for builders."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from acclimate.cli.builders import rows
-
         return list(rows())
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        from acclimate.cli.builders import command
-
-        return command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+        return command(cmd_name) if cmd_name in rows() else None
 
 
 app.add_typer(
@@ -28,3 +36,114 @@ app.add_typer(
     help="Make a manifest, the one table that everything reads.",
     no_args_is_help=True,
 )
+
+
+def rows() -> "dict[str, Row]":
+    """Every builder: the product's and the paper's."""
+    from acclimate.build import BUILDERS, Row
+
+    return BUILDERS | {name: Row(*row) for name, row in paper.BUILDERS.items()}
+
+
+def command(name: str) -> TyperCommand:
+    """The command of a builder: Typer makes it of a function with a parameter for each option."""
+    from acclimate.build import builder
+
+    cls = builder(name, rows())
+
+    def build(*, json: bool, plots: bool = False, **given: Any) -> None:
+        asked = _assembled(cls, given)
+        stop = stoppable(asked.when_stopped()) if cls.resumes else nullcontext()
+        with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
+            built = asked.build(watch)
+        pictures = write_plots(built) if plots else []
+        facts = {"plots": [str(path) for path in pictures]} if cls.plotted else {}
+        if json:
+            say_json({**built.as_dict(), **facts})
+        else:
+            _show(built, pictures)
+        if built.problem is not None:
+            raise built.problem
+
+    flags = [_parameter(one, hint) for one, hint in _options(cls)]
+    flags += [parameter("plots", Plots, True)] if cls.plotted else []
+    function = with_parameters(build, [*flags, parameter("json", Json, False)])
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, help=rows()[name].about, epilog=f"Example: {cls.example}")(function)
+    made = typer.main.get_command(alone)
+    assert isinstance(made, TyperCommand)
+    return made
+
+
+def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields that say their purpose, with their types; settings in settings are looked into."""
+    hints = get_type_hints(cls)
+    for one in fields(cls):
+        if is_dataclass(hints[one.name]):
+            yield from _options(hints[one.name])
+        elif "about" in one.metadata:
+            yield one, hints[one.name]
+
+
+def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
+    meta, about = one.metadata, one.metadata["about"]
+    default: Any = inspect.Parameter.empty if one.default is MISSING else one.default
+    if _is_split(hint):
+        hint, default = str, ",".join(map(str, default))
+    elif get_origin(hint) is tuple:
+        hint = list[Path]
+    if meta.get("argument"):
+        info = typer.Argument(help=about, metavar=meta["metavar"], show_default=False)
+    else:
+        least = meta.get("at_least")
+        limit = "" if least in (None, 0, 1) else f" [at least {least:g}]"  # 0 workers are no wish
+        switch = [f"--{one.name.replace('_', '-')}"] if meta.get("flag") else []
+        info = typer.Option(*switch, help=about + limit)
+    return parameter(one.name, Annotated[hint, info], default)
+
+
+def _is_split(hint: Any) -> bool:
+    return get_args(hint) == (int, int, int)
+
+
+def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
+    """The builder with what was given; whatever is no option keeps its default."""
+    from acclimate.build.splits import parse_split
+
+    hints, values = get_type_hints(cls), {}
+    for one in fields(cls):
+        hint = hints[one.name]
+        if is_dataclass(hint):
+            values[one.name] = _assembled(hint, given)
+        elif "about" in one.metadata:
+            value = given[one.name]
+            if _is_split(hint):
+                value = parse_split(value)
+            elif get_origin(hint) is tuple:
+                value = tuple(value or ())
+            values[one.name] = value
+    return cls(**values)
+
+
+def write_plots(built: "Built") -> list[Path]:
+    """Plots of labels and domains in a folder beside the manifest."""
+    from acclimate.data.inspection import inspect as inspect_manifest
+    from acclimate.report.figures.inspection import write_label_plots
+
+    assert built.out is not None
+    found = inspect_manifest(built.manifest)
+    return write_label_plots(found, built.manifest, built.out.with_suffix(".plots"))
+
+
+def _show(built: "Built", pictures: list[Path]) -> None:
+    from acclimate.build.base import in_short
+
+    for part in built.told or [in_short(built.manifest)]:
+        if isinstance(part, str):
+            say(part)
+        else:
+            say_table(part.header, part.rows)
+    plots = (("plot", path) for path in pictures)
+    for what, path in [("manifest", built.out), *built.files, *plots]:
+        if path is not None:
+            say(f"{what}: {path}")

@@ -33,10 +33,10 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a run per domain: top-1, top-5, worst domain, and the controls."""
+    if data is None and (method or settings):
+        asked = "--method" if method else "--set"
+        raise ConfigError(f"{asked} scores anew; name the data to score as well")
     if data is None:
-        if method or settings:
-            asked = "--method" if method else "--set"
-            raise ConfigError(f"{asked} scores anew; name the data to score as well")
         show_run(run, already=True, json=json)
         return
     from acclimate.config import flat, parse_assignments

@@ -1,7 +1,7 @@
 """`export`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,8 +54,8 @@ def export(
         inputs = write_site_inputs(trained, state, out)
         if json:
             say_json({"inputs": str(out), **{key: v.tolist() for key, v in inputs.items()}})
-            return
-        say(f"{', '.join(inputs)} of {domain}, for the conditioned form: {out}")
+        else:
+            say(f"{', '.join(inputs)} of {domain}, for the conditioned form: {out}")
         return
     if conditioned or (state is None and trained.table is not None):
         made = export_conditioned(trained, out)
@@ -65,16 +65,11 @@ def export(
         facts = {"form": made.form, "inputs": made.inputs, "difference": made.difference}
         say_json({"model": str(made.path), **facts, "metadata": made.metadata})
         return
-    _show(made, len(trained.classes))
-
-
-def _show(made: Any, classes: int) -> None:
-    first, *others = made.inputs
+    optional = ", may be left out" if made.path.suffix == ".onnx" else ""
     say(f"{made.form}: {made.metadata['method']}")
-    say(f"input: {first} {made.inputs[first]}")
-    for name in others:
-        optional = ", may be left out" if made.path.suffix == ".onnx" else ""
-        say(f"input{optional}: {name} {made.inputs[name]}")
+    for number, (name, shape) in enumerate(made.inputs.items()):
+        say(f"input{optional if number else ''}: {name} {shape}")
+    classes = len(trained.classes)
     say(f"output: probabilities float32 [n, {classes}]; the classes are in the metadata")
     say(f"licence of the backbone's first weights: {made.metadata['licence']}")
     say(f"largest difference to PyTorch: {made.difference:.1g}")

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,10 +11,8 @@ from acclimate.cli.options import Data, Json
 from acclimate.cli.output import progress_bar, say, say_json, say_some, say_table
 from acclimate.core.text import DASH, percent
 
-_COLUMNS = (
-    *("domain", "rows", "classes", "top class"),
-    *("share", "imbalance", "effective classes", "shift"),
-)
+if TYPE_CHECKING:
+    from acclimate.data.inspection import Inspection
 
 
 @app.command(epilog="Example: acclimate inspect pacs.parquet --plots plots/")
@@ -44,16 +42,18 @@ def inspect(
 
         pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
     if json:
-        extra: dict[str, Any] = {
+        facts = {
+            **found.as_dict(),
             "problems": [sentence for kind in problems for sentence in kind.sentences()],
             "images_read": tried,
             "unreadable": unreadable,
             "rare_formats": rare_formats(manifest),
             "duplicates": [asdict(group) for group in copies],
+            "plots": pictures,
         }
-        say_json({**found.as_dict(), **extra, "plots": pictures})
+        say_json(facts)
         return
-    _show_inspection(found)
+    _show_domains(found)
     for kind in problems:
         say(f"problem: {kind.summary()}")
     for line in (*rare_formats(manifest), *sentences(copies, str(data))):
@@ -67,24 +67,22 @@ def inspect(
         say(f"plot: {picture}")
 
 
-def _show_inspection(found: Any) -> None:
+def _show_domains(found: "Inspection") -> None:
     say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
-    say_table(
-        _COLUMNS,
-        [
-            (
-                domain.domain,
-                str(domain.rows),
-                str(domain.classes),
-                domain.top_class or DASH,
-                percent(domain.top_share),
-                DASH if domain.imbalance is None else f"{domain.imbalance:.1f}",
-                DASH if domain.effective_classes is None else f"{domain.effective_classes:.1f}",
-                DASH if domain.total_variation is None else f"{domain.total_variation:.2f}",
-            )
-            for domain in found.domains
-        ],
-    )
+    rows = [
+        {
+            "domain": one.domain,
+            "rows": str(one.rows),
+            "classes": str(one.classes),
+            "top class": one.top_class or DASH,
+            "share": percent(one.top_share),
+            "imbalance": _rounded(one.imbalance, 1),
+            "effective classes": _rounded(one.effective_classes, 1),
+            "shift": _rounded(one.total_variation, 2),
+        }
+        for one in found.domains
+    ]
+    say_table(list(rows[0]), [list(row.values()) for row in rows])
     say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
     if found.pairwise is not None:
         one, two = found.pairwise.largest_pair
@@ -92,3 +90,7 @@ def _show_inspection(found: Any) -> None:
             f"between two domains it is {found.pairwise.mean:.2f} on average and "
             f"{found.pairwise.largest:.2f} at most ({one} and {two})"
         )
+
+
+def _rounded(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"

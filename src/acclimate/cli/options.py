@@ -1,15 +1,15 @@
-"""Options that several commands share, one by one or as a group."""
+"""Options that several commands share, one by one or as a group made from settings."""
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 
-from acclimate.core.errors import ConfigError
+from acclimate.config import parse_assignments, settings_of
+from acclimate.config.values import Setting
 from acclimate.sweep.settings import LaunchOptions
 
 T = TypeVar("T")
@@ -17,9 +17,6 @@ Data = Annotated[Path, typer.Argument(help="A manifest, a table, or a domain/cla
 Run = Annotated[Path, typer.Argument(help="A finished run folder.")]
 Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched recursively.")]
 State = Annotated[Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")]
-MinImages = Annotated[
-    int | None, typer.Option(help="Leave out domains with fewer images, by name.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 MethodSettings = Annotated[
@@ -37,17 +34,6 @@ def names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for part in given or [] for name in part.split(",") if name.strip())
 
 
-def assignments(given: list[str] | None, flag: str, example: str) -> dict[str, str]:
-    """["key=value"] -> {"key": "value"}; what is written otherwise is refused."""
-    values = {}
-    for assignment in given or []:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{flag} {assignment}: write it as key=value, e.g. {flag} {example}")
-        values[key.strip()] = text.strip()
-    return values
-
-
 def grouped(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command: in place of each parameter named here, the command line has the options
     of that function, and the command gets what the function returns."""
@@ -58,8 +44,8 @@ def grouped(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Cal
         @wraps(command)
         def with_groups(**given: Any) -> None:
             made = {
-                name: groups[name](**{option: given.pop(option) for option in options[name]})
-                for name in groups
+                name: make(**{option: given.pop(option) for option in options[name]})
+                for name, make in groups.items()
             }
             command(**given, **made)
 
@@ -88,35 +74,54 @@ def with_parameters(
     return function
 
 
-def flags_of(settings: type, *, without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """A flag for each field of a dataclass; None stands for one that is not given."""
-    hints, flags = get_type_hints(settings), []
-    for one in fields(settings):
-        if one.name in without:
-            continue
-        kind, about = get_origin(hints[one.name]), one.metadata["about"]
-        hint, names, metavar = hints[one.name] | None, [], None
-        if kind in (tuple, dict):
-            hint = list[str] | None
+def flags_of(
+    settings: Iterable[Setting],
+    *,
+    repeated: str = "",
+    make: Callable[..., T] = dict,  # type: ignore[assignment]
+) -> Callable[..., T]:
+    """A group with an option for each setting, called by the last part of its name.
+
+    The command gets `make` of the values that were given, by the settings' whole names. Lists are
+    joined by commas; `repeated` is one whose entries may hold commas themselves."""
+    rows = {one.name.rpartition(".")[2]: one for one in settings}
+
+    def made(**given: Any) -> T:
+        values = {}
+        for name, row in rows.items():
+            value, kind = given[name], get_origin(row.kind)
+            if value in (None, []):
+                continue
+            if kind is dict:
+                value = parse_assignments(value, flag=_flag(name))
+            elif kind is tuple:
+                value = tuple(value) if name == repeated else names(value)
+            values[row.name] = value
+        return make(**values)
+
+    def option(name: str, row: Setting) -> inspect.Parameter:
+        kind, about = get_origin(row.kind), row.facts["about"]
+        hint = list[str] if kind in (tuple, dict) else row.kind
         if kind is tuple:
-            about += "; repeat for more" if one.name == "test_domains" else "; commas or repeat"
-        if kind is dict:
-            names, metavar = ["--set"] if one.name == "settings" else [], "KEY=VALUE"
-        info = typer.Option(*names, metavar=metavar, help=about[0].upper() + about[1:])
-        flags.append(parameter(one.name, Annotated[hint, info]))
-    return flags
+            about += "; repeat for more" if name == repeated else "; commas or repeat"
+        metavar = "KEY=VALUE" if kind is dict else None
+        info = typer.Option(_flag(name), metavar=metavar, help=about[0].upper() + about[1:])
+        return parameter(name, Annotated[hint | None, info])
+
+    return with_parameters(made, [option(name, row) for name, row in rows.items()])
+
+
+def _flag(name: str) -> str:
+    return "--set" if name == "settings" else f"--{name.replace('_', '-')}"
 
 
 def _launch_options(**given: Any) -> LaunchOptions:
     """Where jobs run. A mistake shows now, before any data are read."""
-    from acclimate.config import flat, parse_assignments
     from acclimate.sweep.launchers import chosen_launcher
 
-    assignments(given["slurm"], "--slurm", "partition=gpu")
-    given["slurm"] = flat(parse_assignments(given["slurm"] or []))
-    options = LaunchOptions(**{name: value for name, value in given.items() if value is not None})
+    options = LaunchOptions(**given)
     chosen_launcher(options)
     return options
 
 
-launch_options = with_parameters(_launch_options, flags_of(LaunchOptions))
+launch_options = flags_of(settings_of(LaunchOptions()), make=_launch_options)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from acclimate.core.progress import Lines, Watch, bar, unwatched
-from acclimate.core.text import printable
+from acclimate.core.text import duration, printable
 
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 
@@ -21,39 +21,49 @@ def first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def say(text: str = "") -> None:
-    if not first_process():
-        return
-    from rich.console import Console  # rich takes longer to import than --help may
-
-    Console(highlight=False, soft_wrap=True, markup=False).print(printable(text))
+def say(text: str = "", *, err: bool = False) -> None:
+    if first_process():
+        typer.echo(printable(text), err=err)
 
 
 def say_some(what: str, entries: Sequence[str], most: int = 3) -> None:
     """The first entries of a list, a line each, and how many more there are."""
-    for entry in entries[:most]:
+    more = [f"and {len(entries) - most} more"] if len(entries) > most else []
+    for entry in [*entries[:most], *more]:
         say(f"{what}: {entry}")
-    if len(entries) > most:
-        say(f"{what}: and {len(entries) - most} more")
 
 
 def remark(line: str) -> None:
     """Beside the progress: results alone go to stdout."""
-    if first_process():
-        typer.echo(printable(line), err=True)
+    say(line, err=True)
 
 
 def say_json(value: Mapping[str, Any]) -> None:
-    if not first_process():
-        return
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    if first_process():
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def say_facts(facts: Mapping[str, Any], *, err: bool = False) -> None:
+    """A line for each fact that is known: {"steps_left": 24} -> `steps left: 24`."""
+    for name, value in facts.items():
+        if value in (None, "", [], {}):
+            continue
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key} {one}" for key, one in value.items())
+        elif isinstance(value, list):
+            value = ("; " if name == "notes" else ", ").join(value)
+        elif name.startswith("seconds"):
+            name, value = name.replace("seconds", "time"), duration(value)
+        say(f"{name.replace('_', ' ')}: {value}", err=err)
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
     """Text to the left, numbers to the right."""
     if not first_process():
         return
-    from rich.console import Console
+    from rich.console import Console  # rich takes longer to import than --help may
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
@@ -82,8 +92,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
     other than the first."""
     if quiet or not first_process():
         yield unwatched
-        return
-    if sys.stderr.isatty():
+    elif sys.stderr.isatty():
         with bar() as watch:
             yield watch
     else:

@@ -1,7 +1,7 @@
 """`predict`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,11 +54,17 @@ def predict(
         found = predictions(site, paths, quarantine, watch)
     write_text(out, found.csv(every_class=probabilities))
     if json:
-        facts: dict[str, Any] = {"predictions": str(out), "images": len(found)}
-        facts |= {"engine": site.engine, "method": site.method, "notes": list(site.notes)}
-        if found.changes is not None:
-            facts["changes"] = found.changes.to_dict()
-        say_json({**facts, "unreadable": quarantine.as_dicts(), "classes": found.counts()})
+        facts = {
+            "predictions": str(out),
+            "images": len(found),
+            "engine": site.engine,
+            "method": site.method,
+            "notes": list(site.notes),
+            "unreadable": quarantine.as_dicts(),
+            "classes": found.counts(),
+        }
+        changes = {} if found.changes is None else {"changes": found.changes.to_dict()}
+        say_json(facts | changes)
         return
     for note in site.notes:
         say(note)

@@ -40,17 +40,9 @@ class Conduct:
     prune: bool = False
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The choices of the sweep's own rule and of each other that can choose, and the test accuracy
-    of each run."""
-
-    by_rule: Mapping[str, Sequence[Choice]]
-    accuracy: Mapping[tuple[str, str, tuple[str, ...]], float]  # by run, method and target
-
-    def top1(self, choice: Choice) -> float | None:
-        """On its target; None where the rule could not choose."""
-        return self.accuracy.get((choice.run or "", choice.method, choice.target))
+# What the sweep's own rule and each other that can choose chose, with the mean accuracy on the
+# target; None where the rule could not choose or the accuracy is not known.
+Choices = Mapping[str, Mapping[Choice, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +50,7 @@ class Conducted:
     """How it went. `unpruned` says why weights were kept that were to go; "" where none were."""
 
     tally: Tally
-    chosen: Chosen
+    chosen: Choices
     unpruned: str = ""
 
 
@@ -97,13 +89,9 @@ def time_left(folder: Path, sweep: Sweep, queue: Queue, workers: int) -> float |
         return None
     means = {algorithm: fmean(values) for algorithm, values in seconds.items()}
     typical = fmean(means.values())
-    ahead = [means.get(job.algorithm, typical) for job in sweep.jobs if _ahead(queue, job.id)]
-    ahead += [typical for phi in sweep.embeddings if _ahead(queue, phi.id)]
-    return sum(ahead) / workers
-
-
-def _ahead(queue: Queue, id: str) -> bool:
-    return queue.states[id] in ("waiting", "running")
+    algorithms = {job.id: job.algorithm for job in sweep.jobs}
+    ahead = [id for id, state in queue.states.items() if state in ("waiting", "running")]
+    return sum(means.get(algorithms.get(id, ""), typical) for id in ahead) / workers
 
 
 def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) -> None:
@@ -114,43 +102,37 @@ def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) 
             write_document(path, asdict(Labels.of(data.name, manifests[data.name])))
 
 
-def choose(folder: Path, sweep: Sweep) -> Chosen:
+def choose(folder: Path, sweep: Sweep) -> Choices:
     """By the sweep's own rule and by each other that the finished runs allow."""
     runs = candidates(folder, sweep)
-    # The sweep's own rule is asked in any case: what it cannot choose is then known by name.
-    able = applicable(runs, expected=sweep.jobs, asked=sweep.rule)
-    rules = [rule for rule in RULES if rule in able or rule == sweep.rule]
-    by_rule = {rule: select(runs, rule, expected=sweep.jobs) for rule in rules}
     unseen = {(run.job.id, run.method): run.unseen for run in runs}
-    accuracy = {}
-    for choice in (choice for choices in by_rule.values() for choice in choices):
-        if choice.run is not None:
-            scores = unseen[choice.run, choice.method]
-            mean = Estimate.of(scores.get(name) for name in choice.target)
-            if mean is not None:
-                accuracy[choice.run, choice.method, choice.target] = mean.mean
-    return Chosen(by_rule, accuracy)
+
+    def top1(choice: Choice) -> float | None:
+        scores = unseen.get((choice.run or "", choice.method), {})
+        mean = Estimate.of(scores.get(name) for name in choice.target)
+        return None if mean is None else mean.mean
+
+    # The sweep's own rule is asked in any case: what it cannot choose is then known by name.
+    rules = {*applicable(runs, expected=sweep.jobs, asked=sweep.rule), sweep.rule}
+    return {
+        rule: {choice: top1(choice) for choice in select(runs, rule, expected=sweep.jobs)}
+        for rule in RULES
+        if rule in rules
+    }
 
 
-def keep(folder: Path, sweep: Sweep, chosen: Chosen, tally: Tally, *, weights: bool) -> str:
+def keep(folder: Path, sweep: Sweep, chosen: Choices, tally: Tally, *, weights: bool) -> str:
     """Write cards of the chosen runs and, unless all `weights` stay, delete those of the others;
     why they could not be deleted, or ""."""
     from acclimate.sweep.cards import prune, write_cards  # torch comes with it
 
-    choices = chosen.by_rule[sweep.rule]
+    choices = [*chosen[sweep.rule]]
     write_cards(folder, sweep, choices, sweep.rule)
     if weights:
         return ""
-    problem = _against_pruning(folder, sweep, choices, tally)
-    if not problem:
-        prune(folder, sweep, {choice.run for choice in choices if choice.run is not None})
-    return problem
-
-
-def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tally: Tally) -> str:
-    """Why pruning might take weights that nothing is left in place of; "" where it does not."""
     if tally.done < tally.jobs:
         return "nothing is pruned before every job is done"
+    runs = set()
     for choice in choices:
         if choice.run is None:
             return f"nothing is pruned, as {sweep.rule} cannot choose: {choice.reason}"
@@ -159,4 +141,6 @@ def _against_pruning(folder: Path, sweep: Sweep, choices: Sequence[Choice], tall
                 f"nothing is pruned, as the weights of the chosen {choice.run} were pruned before; "
                 f"delete its folder and repeat the sweep to have them again"
             )
+        runs.add(choice.run)
+    prune(folder, sweep, runs)
     return ""

@@ -60,7 +60,7 @@ def ablate(
 
     Repeating the command resumes it. Data that an ablation changes are built below --out.
     """
-    from acclimate.cli.sweeps import announce
+    from acclimate.cli.sweep import announce
     from acclimate.config import parse_assignments
     from acclimate.paper.ablations.study import Asked, prepare
     from acclimate.sweep.conduct import Conduct
@@ -88,7 +88,7 @@ def ablate(
 
 
 def _run(out: Path, study: "Prepared", launch: LaunchOptions, *, retry_failed: bool) -> None:
-    from acclimate.cli.sweeps import progress_shown
+    from acclimate.cli.sweep import progress_shown
     from acclimate.paper.ablations.study import write_data
     from acclimate.sweep.conduct import write_labels
     from acclimate.sweep.driver import claim, run_sweep

@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
-from acclimate.cli.output import say, say_json, say_table
+from acclimate.cli.output import say, say_facts, say_json, say_table
 from acclimate.sweep.settings import LaunchOptions
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _list(*, json: bool) -> None:
 
 
 def _announce(parts: "list[Ready]", how: "Conduct", *, json: bool) -> None:
-    from acclimate.cli.sweeps import announcement
+    from acclimate.cli.sweep import announcement
 
     told = {
         one.part.name: announcement(one.folder, one.plan, how)
@@ -102,12 +102,11 @@ def _announce(parts: "list[Ready]", how: "Conduct", *, json: bool) -> None:
         if one.plan is not None
     }
     if json:
-        say_json({"parts": {name: facts for name, (_, facts) in told.items()}})
+        say_json({"parts": told})
         return
-    for name, (lines, _) in told.items():
+    for name, facts in told.items():
         say(f"{name}:")
-        for line in lines:
-            say(f"  {line}")
+        say_facts(facts)
     if not told:
         say("nothing to run: the data are only looked at")
 
@@ -149,7 +148,7 @@ def _run_and_show(wanted: "Wanted", parts: "list[Ready]", how: "Conduct", *, jso
 
 
 def _run(one: "Ready", how: "Conduct", found: _Found) -> None:
-    from acclimate.cli.sweeps import run_announced
+    from acclimate.cli.sweep import run_announced
     from acclimate.paper.ablations.study import write_data
     from acclimate.sweep.driver import claim
 
