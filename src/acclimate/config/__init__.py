@@ -1,7 +1,6 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
-from acclimate.config.gather import gather, layered, parse_assignments, read_toml
-from acclimate.config.presets import RECIPE
+from acclimate.config.presets import RECIPE, gather, layered, parse_assignments, read_toml
 from acclimate.config.settings import (
     AdaptConfig,
     AlgorithmName,

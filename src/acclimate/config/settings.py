@@ -62,16 +62,10 @@ class DataConfig:
     min_images: int = setting(0, "domains with fewer images are left out, by name", at_least=0)
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
-        4.0,
-        "images are kept on a GPU, or in memory where not on disk, when all fit in this many GiB; "
-        "frozen features must fit",
-        at_least=0,
+        4.0, "GiB of images kept on a GPU or in memory; frozen features must fit", at_least=0
     )
     pack_gib: float = setting(
-        32.0,
-        "decoded images are kept on disk, for all runs, when they fit in this many GiB; 0: they "
-        "are not",
-        at_least=0,
+        32.0, "GiB of decoded images kept on disk, for all runs; 0: none", at_least=0
     )
     workers: int = setting(
         0, "decoding threads or, beside a GPU, processes; 0: by cores", at_least=0, at_most=1024
@@ -123,7 +117,7 @@ class OptimiserConfig:
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
     accumulate: int = setting(
-        1, "parts a batch is worked off in, to save memory; penalties are then per part", at_least=1
+        1, "parts whose gradients are accumulated; penalties are then per part", at_least=1
     )
 
 
@@ -157,9 +151,7 @@ class EmbeddingConfig:
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig:
     kind: Literal["none", "ema", "window", "swad"] = setting(
-        "none",
-        "average of the weights along the way: exponential; dense over the last steps; or, as "
-        "SWAD, dense over a window that the validation loss chooses",
+        "none", "mean of the weights: exponential, over the last steps, or over SWAD's window"
     )
     decay: float = setting(0.999, "decay of the exponential average", at_least=0, at_most=1)
     start: float = setting(
@@ -191,11 +183,7 @@ class TrainConfig:
     )
     domains_per_step: int = setting(0, "domains in a batch; 0: all, at most 64", at_least=0)
     evaluate_every: int = setting(300, "steps between validations; also at the end", at_least=1)
-    checkpoint_every: int = setting(
-        100,
-        "steps between checkpoints",
-        at_least=1,
-    )
+    checkpoint_every: int = setting(100, "steps between checkpoints", at_least=1)
     keep: Literal["best", "last"] = setting(
         "best", "weights kept: best on validation domains (or validation splits), or last"
     )
@@ -208,11 +196,9 @@ class TrainConfig:
         "from 10000; on: compiled; off: neither",
     )
     micro_batches: int = setting(
-        0,
-        "micro-batches in which the network sees a batch, to save memory, with one more forward "
-        "pass; the loss stays that of the whole batch; 0: as many as memory asks for",
+        0, "micro-batches of a batch, to save memory; the loss is that of the whole; 0: as needed",
         at_least=0,
-    )
+    )  # fmt: skip
     prior_aware: bool = setting(
         False, "tell training each domain's label frequencies, so that it learns what they leave"
     )

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import (
@@ -187,46 +188,43 @@ def _plain(config: Any) -> dict[str, Any]:
 
 def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: str) -> Any:
     value = _typed(value, hint, name, where)
-    if isinstance(value, int | float):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}")
-        low, high = limits.get("at_least"), limits.get("at_most")
-        if high is None and low is not None and value > LARGEST:
-            raise ConfigError(f"{where}: '{name}' must be at most {LARGEST:g}, not {value!r}")
-        if (low is not None and value < low) or (high is not None and value > high):
+    low, high = limits.get("at_least"), limits.get("at_most")
+    allowed = ""
+    if isinstance(value, float) and not math.isfinite(value):
+        allowed = "a finite number"
+    elif isinstance(value, int | float) and low is not None:
+        if high is None and value > LARGEST:
+            allowed = f"at most {LARGEST:g}"
+        elif value < low or (high is not None and value > high):
             allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
-            raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")
+    if allowed:
+        raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")
     return value
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
     """`value` as the annotated type; integers pass as floats, nothing else is converted."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        if value not in get_args(hint):
-            allowed = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{where}: '{name}' must be one of {allowed}, not {value!r}")
-        return value
+    origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        if value is None:
-            return None
-        inner = next(arg for arg in get_args(hint) if arg is not type(None))
-        return _typed(value, inner, name, where)
-    if origin is tuple:
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-        raise ConfigError(f"{where}: '{name}' must be a list of names, not {value!r}")
-    if origin is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-        raise ConfigError(f"{where}: '{name}' must be a table of settings, not {value!r}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{where}: '{name}' must be a finite number, not {value!r}") from None
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
-    raise ConfigError(f"{where}: '{name}' must be {kind}, not {value!r}")
+        inner = next(option for option in options if option is not type(None))
+        return None if value is None else _typed(value, inner, name, where)
+    if origin is Literal:
+        fits, kind = value in options, f"one of {', '.join(map(str, options))}"
+    elif origin is tuple:
+        names = [value] if isinstance(value, str) else value
+        fits = isinstance(names, list | tuple) and all(isinstance(one, str) for one in names)
+        value, kind = tuple(names) if fits else value, "a list of names"
+    elif origin is dict:
+        fits, kind = isinstance(value, Mapping), "a table of settings"
+    else:
+        if hint is float and type(value) is int:
+            with suppress(OverflowError):  # an integer of hundreds of digits stays one
+                value = float(value)
+        fits = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+        kind = _KINDS[hint]
+    if not fits:
+        raise ConfigError(f"{where}: '{name}' must be {kind}, not {value!r}")
+    return value
