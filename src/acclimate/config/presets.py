@@ -164,17 +164,19 @@ def layered(*sources: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def parse_assignments(assignments: Iterable[str], *, only: str = "") -> dict[str, Any]:
+def parse_assignments(
+    assignments: Iterable[str], *, only: str = "", flag: str = "--set"
+) -> dict[str, Any]:
     """`["train.steps=5", "model.backbone=small-cnn"]` -> nested values, of one group if asked."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(
-                f"--set {assignment}: write it as key=value, e.g. --set train.steps=500"
+                f"{flag} {assignment}: write it as key=value, e.g. --set train.steps=500"
             )
         if not key.strip().startswith(only and f"{only}."):
-            raise ConfigError(f"--set {assignment}: only settings of '{only}' play a part here")
+            raise ConfigError(f"{flag} {assignment}: only settings of '{only}' play a part here")
         values[key.strip()] = _literal(text.strip())
     return nested(values)
 
