@@ -91,11 +91,6 @@ def test_an_update_leaves_the_state_it_came_from() -> None:
     assert second.updated(torch.empty(0, DIM)) is second
 
 
-def test_gradients_end_here() -> None:
-    rows = torch.randn(3, DIM, requires_grad=True)
-    assert not DomainState.empty("m", DIM).updated(rows).mean.requires_grad
-
-
 @QUICK
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
@@ -159,12 +154,6 @@ def test_rescaling_equals_rescaled_features(
     assert_matches(state, (rows - centre.numpy()) / spread)
     # Distances know no centre: the bound is no looser than before.
     assert state.rescaled(centre, spread).bound == pytest.approx(state.bound / spread, rel=1e-9)
-
-
-def test_merging_with_nothing_changes_nothing() -> None:
-    state, nothing = state_of(features(0, 5)), DomainState.empty("m" * 64, DIM)
-    assert same(nothing.merged(state), state)
-    assert same(state.merged(nothing), state)
 
 
 def test_no_more_images_come_out_than_went_in() -> None:
@@ -341,11 +330,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert not same(DomainState.load(path), replace(state, reach=state.reach + 1e-12))
     with safe_open(path, framework="pt") as file:
         assert parse_metadata(file.metadata())["notes"] == '{"n": 5, "radius": null}'
-
-
-def test_a_state_is_a_few_kilobytes(tmp_path: Path) -> None:
-    state_of(np.random.default_rng(0).normal(size=(50, 1024))).save(tmp_path / "s")
-    assert (tmp_path / "s").stat().st_size < 32 * 1024
 
 
 def test_files_that_are_no_state(tmp_path: Path) -> None:
@@ -606,6 +590,7 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
 UNLIKE: dict[str, dict[str, Any]] = {
     "a count too few": {"domains/count": torch.tensor([3])},
     "a reach too many": {"domains/reach": torch.zeros(3, dtype=torch.float64)},
+    "another Φ": {"embedding/centre": torch.zeros(DIM + 1)},
     "wider": {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
     "not finite": {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
     "more": {"domains/more": torch.zeros(2)},
@@ -626,13 +611,6 @@ def test_step_a_s_file_is_read_with_care(change: dict[str, Any], tmp_path: Path)
     path.unlink()
     with refused(RunError, path):
         load_embedding(path, doubled(DIM))
-
-
-def test_an_embedding_of_other_shapes_does_not_fit(tmp_path: Path) -> None:
-    table = DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
-    save_embedding(tmp_path / "phi", doubled(DIM), table)
-    with refused(RunError, tmp_path / "phi"):
-        load_embedding(tmp_path / "phi", doubled(DIM + 1))
 
 
 def test_sampled_rows() -> None:

@@ -84,7 +84,8 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, h, w] in 0..1, or [b, f] in feature mode -> [b, features]."""
         learns = self.training or torch.is_grad_enabled()
-        if not learns and self in _ENGINES and _large(x) and x.dtype == torch.float32:
+        square = _large(x) and x.shape[-1] == x.shape[-2] and x.dtype == torch.float32
+        if square and not learns and self in _ENGINES:
             engine = engine_at(self, x.shape[-1])
             if engine.session is not None:
                 return engine.features(x)
@@ -126,12 +127,6 @@ class Backbone(nn.Module):
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Normalise with `mean` and `std` [f] from now on; where std is 0, or as little as numbers
         like the mean are rounded by, only centre."""
-        for name, value in (("mean", mean), ("std", std)):
-            if value.numel() != self.mean.numel():
-                raise ConfigError(
-                    f"the {name} has {value.numel()} numbers, but the backbone normalises "
-                    f"{self.mean.numel()}; give one per feature"
-                )
         self.mean.copy_(mean.view_as(self.mean))
         constant = std <= torch.finfo(torch.float32).eps * mean.abs()
         self.std.copy_(torch.where(constant, 1.0, std).view_as(self.std))
