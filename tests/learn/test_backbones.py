@@ -23,11 +23,10 @@ from acclimate.core.errors import ConfigError, UnknownName, WeightsError
 from acclimate.learn.models import (
     build_backbone,
     default_backbone,
-    fit_weights,
     freeze_batch_norm,
-    read_weights,
     weights,
 )
+from acclimate.learn.models.weights import fit_weights, read_weights
 from fixtures.errors import refused
 
 # Ours, without pretrained weights
