@@ -70,7 +70,7 @@ def as_onnx(program: Any, inputs: Collection[str], output: str, *, optimise: boo
     state keeps its name in the graph."""
     require("onnx", "onnxscript", purpose="to make an ONNX graph")
     with _quiet():
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             program,
             dynamo=True,
             optimize=optimise,
@@ -78,8 +78,8 @@ def as_onnx(program: Any, inputs: Collection[str], output: str, *, optimise: boo
             input_names=list(inputs),
             output_names=[output],
         )
-    assert made is not None
-    model = made.model_proto
+    assert exported is not None
+    model = exported.model_proto
     parts = (model, model.graph, *model.graph.node, *model.graph.value_info)
     for part in (*parts, *model.graph.input, *model.graph.output, *model.graph.initializer):
         part.ClearField("metadata_props")  # where in which file each node was traced
@@ -138,8 +138,8 @@ class OnnxSession:
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """The first output."""
-        found: np.ndarray = self._session.run(None, dict(inputs))[0]
-        return found
+        output: np.ndarray = self._session.run(None, dict(inputs))[0]
+        return output
 
 
 def require(*packages: str, purpose: str) -> list[Any]:

@@ -39,8 +39,8 @@ class Groups:
         start = count.cumsum(0) - count
         place = torch.arange(len(index), device=index.device) - start[index[order]]
         rank = torch.empty_like(index).index_copy(0, order, place)
-        found = (index, rank, count, order, start)
-        return Groups(*(sent(one, device or domain.device) for one in found))
+        tensors = (index, rank, count, order, start)
+        return Groups(*(sent(tensor, device or domain.device) for tensor in tensors))
 
     def __len__(self) -> int:
         return len(self.count)
