@@ -1,7 +1,8 @@
 """How many modules does one image cross from `train` to predictions.csv, and how many one sweep?
 
 A module counts once one of its functions runs, in the command or in a worker of its own; what runs
-while modules are imported (class bodies, decorators, tables) does not.
+while modules are imported (class bodies, decorators, tables) does not. Packages' `__init__` do not
+count: they hold tables and re-exports.
 
     python benchmarks/modules_crossed.py
 """
@@ -100,7 +101,8 @@ def crossed(home: Path, *commands: list[str]) -> list[str]:
             line = [sys.executable, "-m", "acclimate", *command]
             subprocess.run(line, cwd=home, env=os.environ | hooked, check=True, capture_output=True)
         files = {line for note in Path(notes).iterdir() for line in note.read_text().splitlines()}
-    return sorted(str(Path(file).relative_to(SOURCE)) for file in files)
+    modules = (Path(file).relative_to(SOURCE) for file in files)
+    return sorted(str(module) for module in modules if module.stem != "__init__")
 
 
 def show(title: str, modules: list[str]) -> None:

@@ -30,6 +30,7 @@ from acclimate.learn.objective import Losses
 from acclimate.records.folder import RunFolder
 from acclimate.runs.training import train
 from acclimate.sweep.contenders import ranges
+from fixtures.errors import refused
 from fixtures.objectives import (
     CLASSES,
     DOMAINS,
@@ -53,11 +54,6 @@ def any_precision() -> AbstractContextManager[object]:
 
 @pytest.mark.parametrize("name", names())
 class TestAlgorithm:
-    def test_losses_are_finite_scalars(self, name: str) -> None:
-        losses = make_algorithm(name)(batch_for(name), 0)
-        assert losses.total.shape == ()
-        assert torch.isfinite(losses.total)
-
     def test_gradients_reach_every_parameter(self, name: str) -> None:
         algorithm = make_algorithm(name)
         for step in range(2 if algorithm.adversary else 1):  # each side's turn
@@ -85,18 +81,13 @@ class TestAlgorithm:
     def test_one_class(self, name: str) -> None:
         batch = batch_for(name)
         losses = make_algorithm(name)(replace(batch, y=torch.zeros_like(batch.y)), 0)
-        assert torch.isfinite(losses.total)
+        assert losses.total.shape == () and torch.isfinite(losses.total)
 
     def test_saved_and_loaded_it_scores_the_same(self, name: str) -> None:
         one, two = make_algorithm(name, seed=0), make_algorithm(name, seed=1)
         batch = batch_for(name)
         assert not torch.equal(one(batch, 0).total, two(batch, 0).total)
         two.load_state_dict(one.state_dict())
-        assert torch.equal(one(batch, 0).total, two(batch, 0).total)
-
-    def test_same_seed_same_numbers(self, name: str) -> None:
-        one, two = (make_algorithm(name, seed=3) for _ in range(2))
-        batch = batch_for(name)
         assert torch.equal(one(batch, 0).total, two(batch, 0).total)
 
     def test_no_number_is_read_back_from_the_device(self, name: str) -> None:
@@ -118,20 +109,6 @@ class TestAlgorithm:
             algorithm(batch, step).total.backward()
             optimiser.step()
         assert algorithm(batch, 40).risk.item() < 0.7 * first
-
-
-def test_a_new_algorithm_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from acclimate.learn.algorithms.erm import ERM
-
-    class Twice(ERM):
-        def forward(self, batch: Batch, step: int):  # type: ignore[no-untyped-def]
-            losses = super().forward(batch, step)
-            return replace(losses, risk=2 * losses.risk)
-
-    monkeypatch.setitem(ALGORITHMS, "twice", (Twice, "ERM, twice as loud"))
-    for name in ("twice", "da-twice"):
-        once = make_algorithm(name.replace("twice", "erm"))(batch_for(name), 0)
-        assert torch.equal(make_algorithm(name)(batch_for(name), 0).risk, 2 * once.risk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,23 +232,13 @@ def test_a_new_embedding_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("tables", "message"),
+    ("table", "facts"),
     [
-        (
-            {"prototpe": {"scale": 1}},
-            "there is no setting 'embedding.prototpe'; did you mean 'embedding.prototype'?",
-        ),
-        (
-            {"optimizer": {"lr": 1}},
-            "there is no setting 'embedding.optimizer'; did you mean 'embedding.optimiser'?",
-        ),
-        (
-            {"prototype": {"scale": 1}},
-            "prototype: there is no setting 'embedding.prototype.scale', or any other of its kind",
-        ),
+        ("prototpe", ["embedding.prototpe", "'embedding.prototype'"]),
+        ("optimizer", ["embedding.optimizer", "'embedding.optimiser'"]),
+        ("prototype", ["embedding.prototype.scale"]),
     ],
 )
-def test_settings_of_embeddings_that_are_none(tables: dict[str, Any], message: str) -> None:
-    with pytest.raises(AcclimateError) as caught:
-        embedding_settings(from_dict(EmbeddingConfig, tables, where="test"))
-    assert str(caught.value) == message
+def test_settings_of_embeddings_that_are_none(table: str, facts: list[str]) -> None:
+    with refused(AcclimateError, *facts):
+        embedding_settings(from_dict(EmbeddingConfig, {table: {"scale": 1}}, where="test"))

@@ -106,22 +106,6 @@ def test_the_radius_is_one_for_every_domain() -> None:
     assert 0 < checked < len(found["points"])
 
 
-def test_equal_images_are_no_division_by_zero() -> None:
-    found = measure({name: np.full((5, 2), i) for i, name in enumerate("ab")}, seed=0)
-    assert found["within"] == 0
-    assert found["ratio"] is None
-    assert all((point["error"], point["radius"]) == (0, 0) for point in found["points"])
-
-
-def test_as_the_report_reads_it() -> None:
-    found = measure(clouds({"a": 5, "b": 2}), seed=0)
-    stored = json.loads(json.dumps(found, allow_nan=False))
-    assert stored.keys() == {"points", "domains", "between", "within", "ratio"}
-    assert [p.keys() for p in stored["points"]] == [{"n", "error", "error95", "radius"}] * 3
-    assert stored["domains"][1].keys() == {"domain", "n", "variance", "bound"}
-    assert stored["between"] == found["between"]
-
-
 def test_at_most_so_many_points_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "MOST_POINTS", 7)
     rows = np.arange(100, 200)
@@ -149,12 +133,6 @@ def test_what_is_drawn_is_as_it_has_always_been() -> None:
         [7.0710678, 5.7275649, 3.6769553]
     )
     assert found["within"] == pytest.approx(2.2764980)
-
-
-def test_what_is_given_in_float32_is_measured_in_float64() -> None:
-    given = {name: rows.astype(np.float32) for name, rows in clouds({"a": 7, "b": 5}).items()}
-    wide = {name: rows.astype(np.float64) for name, rows in given.items()}
-    assert measure(given, 0) == measure(wide, 0)
 
 
 def test_at_most_so_many_domains_are_measured() -> None:
@@ -199,11 +177,6 @@ def flat(stored: dict) -> list[float]:
     points = [p[key] for p in stored["points"] for key in ("n", "error", "error95", "radius")]
     spreads = [d[key] for d in stored["domains"] for key in ("n", "variance", "bound")]
     return [-1 if v is None else v for v in (*points, *spreads, stored["between"], stored["ratio"])]
-
-
-def test_plain_runs_have_nothing_to_measure(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny("erm"), features, tmp_path / "run")
-    assert not (tmp_path / "run" / "consistency.json").exists()
 
 
 @pytest.mark.slow

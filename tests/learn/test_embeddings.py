@@ -1,9 +1,7 @@
 """The ablation's embeddings: what each Φ is, what it learns from, and that whole runs use it."""
 
 import dataclasses
-import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +13,10 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.classifier import adapt
-from acclimate.cli import main
 from acclimate.config import (
     EmbeddingConfig,
     OptimiserConfig,
     RunConfig,
-    from_dict,
-    nested,
     setting,
 )
 from acclimate.core.distributed import World
@@ -116,12 +111,6 @@ def test_phi_by_definition(name: str, part: str, dim: int) -> None:
     np.testing.assert_allclose(phi.detach(), reference(embedding, x)[part], rtol=1e-4, atol=1e-5)
 
 
-def test_the_posterior_is_a_distribution() -> None:
-    raw = build("posterior").raw(batch_of().x)
-    torch.testing.assert_close(raw.sum(1), torch.ones(24))
-    assert raw.min() >= 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig:
     depth: int = setting(2, "layers")
@@ -144,37 +133,6 @@ def test_phi_depends_on_the_settings_that_it_uses() -> None:
     assert prototype.keys() == fields
 
 
-@pytest.mark.parametrize("name", ["mean", "posterior"])
-def test_dim_does_not_apply_where_phi_is_an_erm_model_s(name: str) -> None:
-    one, two = (build(name, replace(CONFIG, dim=dim)) for dim in (2, 900))
-    assert one.dim == two.dim
-    assert torch.equal(one.phi(batch_of().x), two.phi(batch_of().x))
-
-
-def test_the_softmax_head_has_as_many_outputs_as_domains_and_phi_does_not_use_it() -> None:
-    embedding, x = build("softmax"), batch_of().x
-    head = embedding.get_submodule("classifier")
-    assert head.weight.shape == (DOMAINS, DIM)
-    before = embedding.phi(x)
-    torch.nn.init.zeros_(head.weight)  # type: ignore[arg-type]
-    assert torch.equal(embedding.phi(x), before)
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_phi_is_centred_and_scaled_by_the_training_domains(name: str) -> None:
-    embedding, x = build(name).eval(), batch_of().x
-    raw = embedding.raw(x).detach().double()
-    means = raw.reshape(DOMAINS, 8, -1).mean(1)
-    embedding.standardise(means)
-    standard = embedding.phi(x).detach().double().reshape(DOMAINS, 8, -1).mean(1)
-    assert standard.mean(0).abs().max() < 1e-5
-    assert float(standard.square().mean().sqrt()) == pytest.approx(1, rel=1e-5)
-    spread = np.sqrt(np.mean((means.numpy() - means.numpy().mean(0)) ** 2))
-    assert float(embedding.spread) == pytest.approx(spread, rel=1e-6)
-    # One spread for all dimensions: standardising is a shift and a scale.
-    torch.testing.assert_close(standard * spread + means.mean(0), means, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_labels_play_no_part_in_a_domain_s_state(name: str, features: Manifest) -> None:
     embedding, source = build(name), FeatureSource(features)
@@ -186,35 +144,10 @@ def test_labels_play_no_part_in_a_domain_s_state(name: str, features: Manifest) 
     assert one.count == len(rows)
 
 
-@pytest.mark.parametrize(("name", "classes"), [("mean", 1), ("posterior", 1), ("softmax", 0)])
-def test_which_labels_the_training_sees(name: str, classes: int) -> None:
-    embedding, batch = build(name), batch_of()
-    loss = embedding(batch, 0).risk
-    relabelled = replace(batch, y=(batch.y + 1) % CLASSES)
-    moved = replace(batch, domain=(batch.domain + 1) % DOMAINS)
-    assert torch.equal(embedding(relabelled, 0).risk, loss) == (not classes)
-    assert torch.equal(embedding(moved, 0).risk, loss) == bool(classes)
-
-
 @pytest.mark.parametrize("name", BASELINES)
-def test_mixup_and_support_do_not_apply(name: str) -> None:
-    other = replace(CONFIG, mixup="on", support=0.9)
-    one, two = build(name), build(name, other)
-    assert torch.equal(one(batch_of(), 3).risk, two(batch_of(), 3).risk)
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_gradients_reach_every_parameter(name: str) -> None:
-    embedding = build(name)
-    embedding(batch_of(), 0).risk.backward()
-    missed = [k for k, p in embedding.named_parameters() if p.grad is None or not p.grad.any()]
-    assert missed == []
-
-
-@pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize("shares", [2, 4])
-def test_shares_of_a_batch_average_to_the_whole(name: str, shares: int) -> None:
+def test_shares_of_a_batch_average_to_the_whole(name: str) -> None:
     """Of processes or of accumulation: loss and gradients."""
+    shares = 4
     whole, parts, batch = build(name), build(name), batch_of()
     loss = whole(batch, 0).risk
     loss.backward()
@@ -239,7 +172,7 @@ def test_bf16_is_left_before_the_loss_and_the_probabilities(name: str) -> None:
 
 class TestSampler:
     @pytest.mark.parametrize("name", BASELINES)
-    @pytest.mark.parametrize(("asked", "slots"), [(2, 2), (3, 3), (9, 3)])
+    @pytest.mark.parametrize(("asked", "slots"), [(2, 2), (9, 3)])
     def test_domains_take_turns(self, name: str, asked: int, slots: int) -> None:
         rows = [np.arange(20), np.arange(20, 50), np.arange(50, 55)]
         config = replace(CONFIG, domains_per_step=asked)
@@ -251,13 +184,9 @@ class TestSampler:
         assert all(row in rows[d] for row, d in zip(chosen, domain, strict=True))
         seen = np.concatenate([sampler.rows(step)[1] for step in range(3)])
         assert np.bincount(seen).tolist() == [slots * 8] * 3
-
-    @pytest.mark.parametrize("name", BASELINES)
-    def test_a_part_needs_no_support_and_query(self, name: str) -> None:
-        """The prototypes refuse parts of one image; here they are as good as any."""
+        # The prototypes refuse parts of one image; here they are as good as any.
         config = replace(CONFIG, per_domain=2, optimiser=OptimiserConfig(accumulate=2))
-        sampler = build(name, config).sampler([np.arange(4)] * 3, config, seed=0)
-        assert sampler.per_domain == 2
+        assert build(name, config).sampler(rows, config, seed=0).per_domain == 2
 
 
 @pytest.mark.parametrize("name", ["none", "random"])
@@ -334,91 +263,6 @@ def test_phi_is_that_of_the_erm_run_on_images(tree: Path, tiny: Tiny, tmp_path: 
     assert phi is not None
     one, two = erm.state_dict(), phi.state_dict()
     assert all(torch.equal(two[key], value) for key, value in one.items())
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_more_domains_a_step_than_there_are(
-    name: str, features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    settings = {"embedding.name": name, "embedding.domains_per_step": 8, "embedding.per_domain": 40}
-    unseen = ["site-2", "site-3", "site-4"]
-    train(tiny("da-erm", test_domains=unseen, **settings), features, tmp_path / "run")
-    assert Trained.load(tmp_path / "run").train_domains == ("site-0", "site-1")
-
-
-def test_by_the_command_line_on_images(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, site, table = tmp_path / "run", tmp_path / "site.safetensors", tmp_path / "p.csv"
-    new = tree / "west"
-    flags = ["--algorithm", "da-erm", "--test-domains", "west", *as_flags(TINY)]
-    for command in (
-        ["train", tree, *flags, "--set", "embedding.name=posterior", "--out", run],
-        ["adapt", run, new, "--out", site],
-        ["predict", run, new, "--domain", site, "--out", table],
-    ):
-        monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, command), "--json"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert not stop.value.code
-        answer = json.loads(capsys.readouterr().out)
-    assert answer["images"] == 24
-    assert Trained.load(run).config.embedding.name == "posterior"
-
-
-def shifted_labels(seed: int = 0) -> Manifest:
-    """40 sites whose classes overlap and whose label frequencies are Dirichlet(0.3)."""
-    rng = np.random.default_rng(seed)
-    centres = 1.2 * rng.normal(size=(4, 4))
-    labels = np.stack([rng.choice(4, size=120, p=rng.dirichlet([0.3] * 4)) for _ in range(40)])
-    X = centres[labels] + 1.5 * rng.normal(size=(40, 120, 4))
-    names = np.array(["ant", "bee", "cat", "dog"])[labels.ravel()]
-    domains = np.repeat([f"site-{site:02d}" for site in range(40)], 120)
-    return Manifest.from_arrays(X.reshape(-1, 4).astype(np.float32), names, domains)
-
-
-SHIFT = TINY | {
-    "test_domains": [f"site-{site}" for site in range(32, 40)],
-    "model.width": 32,
-    "model.hidden": 64,
-    "model.head": "mlp",
-    "embedding.per_domain": 32,
-    "embedding.domains_per_step": 8,
-    "embedding.steps": 100,
-    "train.per_domain": 8,
-    "train.steps": 250,
-    "train.keep": "last",
-    "train.evaluate_every": 250,
-    "train.checkpoint_every": 250,
-    "adapt.points": 60,
-}
-
-
-def accuracy_under_shift(out: Path, algorithm: str, name: str = "prototype") -> dict[str, float]:
-    """Mean top-1 over the eight unseen sites, by method."""
-    settings = SHIFT | {"algorithm": algorithm, "embedding.name": name}
-    train(from_dict(RunConfig, nested(settings), where="test"), shifted_labels(), out)
-    found: dict[str, list[float]] = {}
-    for score in read(out / "records.jsonl").scores:
-        if score.moment == "final" and score.role == "test" and score.top1 is not None:
-            found.setdefault(score.method, []).append(score.top1)
-    return {method: float(np.mean(each)) for method, each in found.items()}
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    return accuracy_under_shift(tmp_path_factory.mktemp("shift") / "plain", "erm")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BASELINES)
-def test_under_label_shift_the_right_embedding_helps(
-    name: str, plain: dict[str, float], tmp_path: Path
-) -> None:
-    adaptive = accuracy_under_shift(tmp_path / "run", "da-erm", name)
-    # Over five seeds: 7 to 42 points above the wrong embedding, 3 to 18 above ERM.
-    assert adaptive["embedding"] > adaptive["wrong-embedding"] + 0.07
-    assert adaptive["embedding"] > plain["none"] + 0.03
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from acclimate.learn import graph
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.graph import NETWORK
 from acclimate.learn.models import Backbone, Preprocess, accelerate, engine_used
-from acclimate.learn.models import engine as engines
 from acclimate.learn.models.backbones import _ENGINES, engine_at
 from fixtures.errors import refused
 
@@ -65,24 +64,24 @@ def test_features_are_pytorchs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(one(images(70)[40:43]), found[40:43])
 
     # Another model of the architecture has the graph from the cache, and its own weights.
-    monkeypatch.setattr(engines, "_graph", None)
+    monkeypatch.setattr(graph, "_graph", None)
     other = backbone(seed=1)
     accelerate(other)
     torch.testing.assert_close(other(images()), other.in_torch(images()), rtol=1e-5, atol=1e-6)
     assert engine_used(other).startswith(NAME)
-    (graph,) = cache.iterdir()
-    content = graph.read_bytes()
+    (file,) = cache.iterdir()
+    content = file.read_bytes()
     assert b".py" not in content and one.body[0].bias.numpy().tobytes() not in content
 
     # A graph that is damaged is made anew.
-    graph.write_bytes(content[:100])
+    file.write_bytes(content[:100])
     monkeypatch.undo()
     monkeypatch.setenv("ACCLIMATE_CACHE", str(cache.parent))
     third = backbone(seed=2)
     accelerate(third)
     third(images())
     assert engine_used(third).startswith(NAME)
-    assert graph.read_bytes() == content
+    assert file.read_bytes() == content
 
 
 def test_what_stays_with_pytorch() -> None:
@@ -114,7 +113,7 @@ def test_a_network_without_a_graph_stays_with_pytorch(monkeypatch: pytest.Monkey
     def fails(*given: object) -> bytes:
         raise NotImplementedError("no such\noperator")
 
-    monkeypatch.setattr(engines, "_graph", fails)
+    monkeypatch.setattr(graph, "_graph", fails)
     one = backbone(channels=2)  # not in the cache
     accelerate(one)
     assert torch.equal(one(images()), one.in_torch(images()))
@@ -125,7 +124,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCLIMATE_ENGINE", "torch")
     one = backbone()
     accelerate(one)
-    assert engine_at(one, SIDE) == engines.Engine()
+    assert engine_at(one, SIDE) == graph.Engine()
     monkeypatch.setenv("ACCLIMATE_ENGINE", "onnx")
     with refused(ConfigError, "ACCLIMATE_ENGINE", "onnx", "torch"):
         engine_at(one, SIDE + 1)
@@ -164,7 +163,7 @@ def test_nothing_is_made_for_each_batch_that_weights_alone_decide() -> None:
     )
     preprocess = Preprocess((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), SIDE)
     made = Backbone(body, 8, preprocess).eval()
-    model = onnx.load_from_string(engines._graph(made, SIDE))
+    model = onnx.load_from_string(graph._graph(made, SIDE))
     held = {tensor.name for tensor in model.graph.initializer}
     assert {f"{NETWORK}{name}" for name in made.state_dict()} - held <= {
         f"{NETWORK}body.{place}.num_batches_tracked" for place in (1, 4)
@@ -177,6 +176,6 @@ def test_nothing_is_made_for_each_batch_that_weights_alone_decide() -> None:
     for parameter in (*made.parameters(), *made.buffers()):
         if parameter.is_floating_point():
             parameter.uniform_(0.5, 1.5)
-    engine = engines.Engine(NAME, engines._open(made, model.SerializeToString()))
+    engine = graph.Engine(NAME, graph._open(made, model.SerializeToString()))
     found = engine.features(images(5))
     torch.testing.assert_close(found, made.in_torch(images(5)), rtol=1e-5, atol=1e-5)

@@ -91,20 +91,15 @@ def test_a_second_extraction_reads_what_the_first_left(
     second = extract(extractor, manifest, tmp_path)
     assert sum(passes) == 96
     assert torch.equal(first.features, second.features)
+    some = extract(extractor, manifest, tmp_path, rows=np.arange(10, 14))
+    assert some.take(np.array([9, 10, 13, 14]))[1].tolist() == [False, True, True, False]
+    with torch.no_grad():
+        extractor.body[0].bias += 1  # other weights have features of their own
+    extract(extractor, manifest, tmp_path)
+    assert sum(passes) == 192 and len({path.parent for path in shards(cache)}) == 2
     about = json.loads((shards(cache)[0].parent / "about.json").read_text())
     facts = {"backbone": "small-cnn", "size": SIDE, "features": 128}
     assert about == {**facts, "engine": "torch"}
-
-
-def test_other_weights_have_features_of_their_own(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
-) -> None:
-    manifest = Manifest.from_folder(tree)
-    extract(extractor, manifest, tmp_path)
-    with torch.no_grad():
-        extractor.body[0].bias += 1
-    extract(extractor, manifest, tmp_path)
-    assert sum(passes) == 192 and len({path.parent for path in shards(cache)}) == 2
 
 
 def test_a_file_that_changed_is_another_image(
@@ -131,14 +126,6 @@ def test_rows_of_one_image_share_its_features(
     columns |= {name: repeated.table[name][:6] for name in ("label", "domain", "split")}
     extract(extractor, replace(repeated, table=pa.table(columns)), tmp_path)
     assert sum(passes) == 8  # three more: content and file are told apart by name
-
-
-def test_rows_that_were_not_asked_for_are_not_there(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
-) -> None:
-    found = extract(extractor, Manifest.from_folder(tree), tmp_path, rows=np.arange(10, 14))
-    assert sum(passes) == 4
-    assert found.take(np.array([9, 10, 13, 14]))[1].tolist() == [False, True, True, False]
 
 
 def test_a_damaged_shard_is_extracted_again(

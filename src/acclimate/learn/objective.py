@@ -132,7 +132,6 @@ class Embedding(Objective):
     centre: Tensor
     spread: Tensor
     least_domains: ClassVar[int] = 2
-    copies = 1  # passes that an image makes through the network in a step
 
     def __init__(
         self,

@@ -12,14 +12,11 @@ all pairs come from one matrix of inner products: ‖a_i − a_j‖² = ⟨a_i,a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
 from acclimate.data.source import sent
-
-P = ParamSpec("P")
 
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # DomainBed's kernels
 
@@ -42,8 +39,8 @@ class Groups:
         start = count.cumsum(0) - count
         place = torch.arange(len(index), device=index.device) - start[index[order]]
         rank = torch.empty_like(index).index_copy(0, order, place)
-        found = (index, rank, count, order, start)
-        return Groups(*(sent(one, device or domain.device) for one in found))
+        tensors = (index, rank, count, order, start)
+        return Groups(*(sent(tensor, device or domain.device) for tensor in tensors))
 
     def __len__(self) -> int:
         return len(self.count)
@@ -63,40 +60,39 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _in_full_precision(
-    penalty: Callable[Concatenate[Tensor, P], Tensor],
-) -> Callable[Concatenate[Tensor, P], Tensor]:
-    @wraps(penalty)
-    def wrapped(x: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+def _penalty(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A penalty whose last argument is the domain of each row, from one of their `Groups`: 0 with a
+    gradient of 0 where there is one domain, and in full precision."""
+
+    @wraps(compute)
+    def penalty(x: Tensor, *others: Tensor) -> Tensor:
+        *labels, domain = others
+        groups = Groups.of(domain, x.device)
+        if len(groups) < 2:
+            return widened(x)[:0].sum()
         with torch.autocast(x.device.type, enabled=False):
-            return penalty(widened(x), *args, **kwargs)
+            return compute(widened(x), *labels, groups)
 
-    return wrapped
+    return penalty
 
 
-@_in_full_precision
-def mmd2(hidden: Tensor, domain: Tensor) -> Tensor:
+@_penalty
+def mmd2(hidden: Tensor, groups: Groups) -> Tensor:
     """Mean over pairs of domains of the squared MMD, biased, in DomainBed's form and scale.
 
     The kernel is the sum over GAMMAS of exp(−γ‖x − y‖²). [b, d], [b] -> []
     """
-    groups = Groups.of(domain, hidden.device)
-    if len(groups) < 2:
-        return _nothing(hidden)
     members, n = groups.members(hidden), groups.count
     kernel = _kernel(_squared_distances(hidden))
     inner = members.T @ kernel @ members / torch.outer(n, n)
     return _mean_over_pairs(inner, groups.count > 0)
 
 
-@_in_full_precision
-def coral(hidden: Tensor, domain: Tensor) -> Tensor:
+@_penalty
+def coral(hidden: Tensor, groups: Groups) -> Tensor:
     """Mean over pairs of domains of ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d²: the mean squared difference
     of their means and that of their covariances, in DomainBed's form and scale. [b, d], [b] -> []
     """
-    groups = Groups.of(domain, hidden.device)
-    if len(groups) < 2:
-        return _nothing(hidden)
     centred, means = _centred(hidden, groups)
     means = means - means.mean(0)  # differences stay, cancellation shrinks
     inner = means @ means.T / hidden.shape[1]
@@ -104,16 +100,13 @@ def coral(hidden: Tensor, domain: Tensor) -> Tensor:
     return _mean_over_pairs(inner, groups.count > 1)
 
 
-@_in_full_precision
-def irm(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+@_penalty
+def irm(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
     """IRMv1's squared gradient by a scale s of the logits at s = 1, mean over domains.
 
     The mean gradient of a domain's even rows times that of its odd ones is an unbiased square.
     [b, c], [b], [b] -> []
     """
-    groups = Groups.of(domain, logits.device)
-    if len(groups) < 2:
-        return _nothing(logits)
     half = 2 * groups.index + groups.rank % 2
     sums = logits.new_zeros(2 * len(groups)).index_add(0, half, _slopes(logits, y))
     even, odd = (groups.count + 1) // 2, groups.count // 2
@@ -123,19 +116,11 @@ def irm(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
     return product
 
 
-@_in_full_precision
-def irm_square(logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+@_penalty
+def irm_square(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
     """As `irm`, by the plain square of a domain's mean gradient: biased, never below 0."""
-    groups = Groups.of(domain, logits.device)
-    if len(groups) < 2:
-        return _nothing(logits)
     sums = groups.members(logits).T @ _slopes(logits, y)
     return (sums / groups.count).square().mean()
-
-
-def _nothing(x: Tensor) -> Tensor:
-    """0 with a gradient of 0."""
-    return x[:0].sum()
 
 
 def _slopes(logits: Tensor, y: Tensor) -> Tensor:

@@ -24,15 +24,15 @@ def fit_ratios(counts: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """
     known = prior > 0
     expected = (counts.sum(1, keepdims=True) * prior)[:, known].ravel()
-    found = counts[:, known].ravel()
-    if len(found) > MOST_CELLS:
-        chosen = stream(0, "ratios").choice(len(found), MOST_CELLS, replace=False)
-        expected, found = expected[chosen], found[chosen]
-    logs = found[:, None] * np.log(RATIOS) - expected[:, None] * RATIOS
+    observed = counts[:, known].ravel()
+    if len(observed) > MOST_CELLS:
+        chosen = stream(0, "ratios").choice(len(observed), MOST_CELLS, replace=False)
+        expected, observed = expected[chosen], observed[chosen]
+    logs = observed[:, None] * np.log(RATIOS) - expected[:, None] * RATIOS
     likelihood = np.exp(logs - logs.max(1, keepdims=True))
     weights = np.full(len(RATIOS), 1 / len(RATIOS))
     for _ in range(ROUNDS):
         shares = likelihood * weights
         weights = (shares / shares.sum(1, keepdims=True)).mean(0)
-    opened: np.ndarray = (1 - OPEN) * weights + OPEN / len(RATIOS)
-    return opened
+    smoothed: np.ndarray = (1 - OPEN) * weights + OPEN / len(RATIOS)
+    return smoothed

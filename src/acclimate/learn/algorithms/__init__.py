@@ -47,14 +47,14 @@ class ChosenAlgorithm:
 
 
 def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm:
-    found = AlgorithmName.of(name)
-    if found.base not in ALGORITHMS:
+    parsed = AlgorithmName.of(name)
+    if parsed.base not in ALGORITHMS:
         raise unknown(f"there is no algorithm '{name}'", name, names())
-    build, about = ALGORITHMS[found.base]
+    build, about = ALGORITHMS[parsed.base]
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
-    if found.adaptive:
+    if parsed.adaptive:
         about += OVER_MU
-    return ChosenAlgorithm(name, build, checked, found.adaptive, about)
+    return ChosenAlgorithm(name, build, checked, parsed.adaptive, about)
 
 
 def names() -> Iterable[str]:

@@ -14,7 +14,7 @@ from acclimate.core.randomness import derive, own_weights
 from acclimate.data.batches import Batch
 from acclimate.data.source import sent
 from acclimate.learn.objective import Adversary, Algorithm, Losses
-from acclimate.learn.penalties import Groups, widened
+from acclimate.learn.penalties import widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,41 +98,29 @@ class DANN(Algorithm):
         self.adversary = Adversary(self.discriminator, against, config.discriminator_steps)
 
     def forward(self, batch: Batch, step: int) -> Losses:
-        adversarys_turn = self.adversary.moves(step)
+        weight, adversarys_turn = self.config.gradient_penalty, self.adversary.moves(step)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not adversarys_turn):
             output = self.predict(batch)
             risk = F.cross_entropy(output.logits, batch.y)
         hidden = widened(output.hidden)
+        scores: Tensor
         if adversarys_turn:
-            return Losses(risk=risk, penalty=self._discrimination(hidden, batch))
-        fixed = {name: p.detach() for name, p in self.discriminator.named_parameters()}
-        scores: Tensor = functional_call(self.discriminator, fixed, (hidden, batch.y))
-        return Losses(risk=risk, penalty=-self.config.penalty * self._mean(scores, batch))
-
-    def _discrimination(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """The discriminator's own loss on features that stay as they are: [b, d] -> []"""
-        weight = self.config.gradient_penalty
-        hidden = hidden.detach().requires_grad_(weight > 0)
-        scores = self.discriminator(hidden, batch.y)
-        loss = self._mean(scores, batch)
-        if weight > 0 and len(Groups.of(batch.domain)) > 1:
-            total = self._losses(scores, batch).sum()
-            (slope,) = torch.autograd.grad(total, hidden, create_graph=True)
-            loss = loss + weight * slope.square().sum(1).mean()
-        return loss
-
-    def _mean(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the domains, 0 where there is only one: [b, m] -> []"""
-        if len(Groups.of(batch.domain)) < 2:
-            return scores[:0].sum()
-        losses = self._losses(scores, batch)
-        return self._balanced(losses, batch.y) if self.conditional else losses.mean()
-
-    @staticmethod
-    def _losses(scores: Tensor, batch: Batch) -> Tensor:
-        """[b, m] -> [b]"""
+            hidden = hidden.detach().requires_grad_(weight > 0)
+            scores = self.discriminator(hidden, batch.y)
+        else:
+            fixed = {name: p.detach() for name, p in self.discriminator.named_parameters()}
+            scores = functional_call(self.discriminator, fixed, (hidden, batch.y))
+        if len(torch.unique(batch.domain)) < 2:
+            return Losses(risk=risk, penalty=scores[:0].sum())  # there is nothing to tell apart
         domain = sent(batch.domain, scores.device)
-        return F.cross_entropy(widened(scores), domain, reduction="none")
+        losses = F.cross_entropy(widened(scores), domain, reduction="none")
+        loss = self._balanced(losses, batch.y) if self.conditional else losses.mean()
+        if not adversarys_turn:
+            return Losses(risk=risk, penalty=-self.config.penalty * loss)
+        if weight > 0:
+            (slope,) = torch.autograd.grad(losses.sum(), hidden, create_graph=True)
+            loss = loss + weight * slope.square().sum(1).mean()
+        return Losses(risk=risk, penalty=loss)
 
     def _balanced(self, losses: Tensor, y: Tensor) -> Tensor:
         """The mean over the classes present of their means: [b], [b] -> []

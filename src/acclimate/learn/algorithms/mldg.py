@@ -50,12 +50,12 @@ class MLDG(Algorithm):
     def forward(self, batch: Batch, step: int) -> Losses:
         groups = Groups.of(batch.domain)
         if len(groups) < 2:
-            return Losses(risk=self._risk(self.predict(batch), batch))
+            return Losses(risk=F.cross_entropy(self.predict(batch).logits, batch.y))
         held_out = self._held_out(groups, step)
         train, test = (batch.take(rows.nonzero()[:, 0]) for rows in (~held_out, held_out))
-        risk = self._risk(self.predict(train), train)
+        risk = F.cross_entropy(self.predict(train).logits, train.y)
         inner: Output = functional_call(self.predictor, self._stepped(risk), (test.x, test.mu))
-        after = self._risk(self.adjusted(inner, test), test)
+        after = F.cross_entropy(self.adjusted(inner, test).logits, test.y)
         return Losses(risk=risk, penalty=self.config.beta * after)
 
     def _held_out(self, groups: Groups, step: int) -> Tensor:
@@ -78,7 +78,3 @@ class MLDG(Algorithm):
         for (name, weight), gradient in zip(own.items(), gradients, strict=True):
             stepped[name] = weight - self.config.inner_lr * self.world.mean(gradient)
         return stepped
-
-    @staticmethod
-    def _risk(output: Output, batch: Batch) -> Tensor:
-        return F.cross_entropy(output.logits, batch.y)

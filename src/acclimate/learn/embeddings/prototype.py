@@ -21,26 +21,20 @@ class Prototype(Embedding):
         # No bias: it cancels in every distance, so its gradient would be rounding noise.
         self.layer = nn.Linear(self.backbone.features, self.dim, bias=False)
         self.mixup, self.support = self.config.mixup == "on", self.config.support
-        self.copies = 2 if self.mixup else 1
 
     def raw(self, x: Tensor) -> Tensor:
         features: Tensor = self.layer(self.backbone(x))
         return features
 
     def forward(self, batch: Batch, step: int) -> Losses:
-        x = batch.x
-        domains = _runs(batch.domain)
+        x, domains = batch.x, len(torch.unique_consecutive(batch.domain))
         if self.mixup:
             x = torch.cat([x, self._mixed(x, domains, step)])
-        phi = self._in_order(self.raw(x).float(), domains)
+        # Everyone's features, real domains before synthetic ones: [m, k, d].
+        parts = self.raw(x).float().chunk(2 if self.mixup else 1)
+        phi = torch.cat([_by_domain(self.world.gather(part), domains) for part in parts])
         support = support_size(phi.shape[1], self.support)
         return Losses(risk=prototype_loss(phi[:, :support], phi[:, support:]))
-
-    def _in_order(self, phi: Tensor, domains: int) -> Tensor:
-        """This process's features -> everyone's, by (real or synthetic) domain: [m, k, d]."""
-        parts = phi.chunk(2) if self.mixup else (phi,)
-        whole = [_by_domain(self.world.gather(part), domains) for part in parts]
-        return torch.cat(whole)
 
     def _mixed(self, x: Tensor, domains: int, step: int) -> Tensor:
         """As many synthetic domains, each r·one + (1−r)·another, r from U(0.2, 0.8).
@@ -74,8 +68,3 @@ def prototype_loss(support: Tensor, query: Tensor) -> Tensor:
 def _by_domain(rows: Tensor, domains: int) -> Tensor:
     """[domains * k, ...] -> [domains, k, ...]"""
     return rows.reshape(domains, -1, *rows.shape[1:])
-
-
-def _runs(domain: Tensor) -> int:
-    """How many domains a batch holds, whose rows lie together."""
-    return int(torch.unique_consecutive(domain).numel())

@@ -115,14 +115,8 @@ class DomainState:
         self._require_width(rows.shape[1])
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
-        return replace(
-            self,
-            total=self.total + rows.sum(0),
-            squares=self.squares + rows.square().sum(0),
-            count=self.count + len(rows),
-            reference=reference,
-            reach=max(self.reach, float((rows - reference).norm(dim=1).max())),
-        )
+        reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
+        return replace(self._counting(rows, 1), reference=reference, reach=reach)
 
     def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
@@ -136,11 +130,15 @@ class DomainState:
         rows = phi.detach().to("cpu", torch.float64)
         if len(rows) > self.count:
             raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
+        return self._counting(rows, -1)
+
+    def _counting(self, rows: Tensor, sign: int) -> "DomainState":
+        """With the sums of `rows` [n, d] added, or taken away where `sign` is -1."""
         return replace(
             self,
-            total=self.total - rows.sum(0),
-            squares=self.squares - rows.square().sum(0),
-            count=self.count - len(rows),
+            total=self.total + sign * rows.sum(0),
+            squares=self.squares + sign * rows.square().sum(0),
+            count=self.count + sign * len(rows),
         )
 
     def rescaled(self, centre: Tensor, spread: float) -> "DomainState":

@@ -21,7 +21,6 @@ from acclimate.learn.models.predictors import (
     over_features,
     takes_features,
 )
-from acclimate.learn.models.weights import fit_weights, read_weights
 
 __all__ = [
     "Backbone",
@@ -36,11 +35,9 @@ __all__ = [
     "build_plain",
     "default_backbone",
     "engine_used",
-    "fit_weights",
     "freeze_batch_norm",
     "list_backbones",
     "may_draw",
     "over_features",
-    "read_weights",
     "takes_features",
 ]

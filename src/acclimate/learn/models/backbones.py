@@ -38,7 +38,7 @@ from acclimate.learn.models.weights import (
 )
 
 if TYPE_CHECKING:
-    from acclimate.learn.models.engine import Engine
+    from acclimate.learn.graph import Engine
 
 SMALL = 64  # pixels: at or below, the activations of an image take little memory
 BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take more memory
@@ -83,9 +83,9 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, h, w] in 0..1, or [b, f] in feature mode -> [b, features]."""
         learns = self.training or torch.is_grad_enabled()
-        if not learns and self in _ENGINES and _large(x) and x.dtype == torch.float32:
+        if not learns and self in _ENGINES and _large(x) and x.shape[-1] == x.shape[-2] and len(x):
             engine = engine_at(self, x.shape[-1])
-            if engine.session is not None:
+            if engine.session is not None and x.dtype == torch.float32:
                 return engine.features(x)
         return self.in_torch(x)
 
@@ -125,12 +125,6 @@ class Backbone(nn.Module):
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Normalise with `mean` and `std` [f] from now on; where std is 0, or as little as numbers
         like the mean are rounded by, only centre."""
-        for name, value in (("mean", mean), ("std", std)):
-            if value.numel() != self.mean.numel():
-                raise ConfigError(
-                    f"the {name} has {value.numel()} numbers, but the backbone normalises "
-                    f"{self.mean.numel()}; give one per feature"
-                )
         self.mean.copy_(mean.view_as(self.mean))
         constant = std <= torch.finfo(torch.float32).eps * mean.abs()
         self.std.copy_(torch.where(constant, 1.0, std).view_as(self.std))
@@ -158,7 +152,7 @@ def engine_used(backbone: Backbone) -> str:
 
 def engine_at(backbone: Backbone, size: int) -> "Engine":
     """The engine for images of `size` px, made and compared when it is first asked for."""
-    from acclimate.learn.models.engine import Engine, choose_engine
+    from acclimate.learn.graph import Engine, choose_engine
 
     engines = _ENGINES.get(backbone)
     return Engine() if engines is None else choose_engine(backbone, size, engines)
@@ -166,7 +160,7 @@ def engine_at(backbone: Backbone, size: int) -> "Engine":
 
 def _large(x: Tensor) -> bool:
     """Whether these are images on a CPU whose activations take much memory."""
-    return x.device.type == "cpu" and x.ndim == 4 and len(x) > 0 and x.shape[-1] > SMALL
+    return x.device.type == "cpu" and x.ndim == 4 and x.shape[-1] > SMALL
 
 
 def infer(forward: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
@@ -123,10 +122,7 @@ def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     faults = [f"{len(names)} {what} ({_few(names)})" for what, names in kinds.items() if names]
-    if faults:
-        raise WeightsError(
-            f"{where} does not fit: {', '.join(faults)}; give a file made for this backbone"
-        )
+    _refuse(faults, where)
     module.load_state_dict({k: tensors.get(k, own[k]) for k in own})
 
 
@@ -139,18 +135,13 @@ def rename_by_order(
     """
     own = module.state_dict()
     given = {name: value for name, value in tensors.items() if not name.startswith(_HEADS)}
-    if len(given) != len(own):
-        raise WeightsError(
-            f"{where} does not fit: {len(given)} tensors instead of {len(own)}; "
-            "give a file made for this backbone"
-        )
-    for (name, value), (target, expected) in zip(given.items(), own.items(), strict=True):
+    faults = [f"{len(given)} tensors instead of {len(own)}"] if len(given) != len(own) else []
+    for (name, value), (target, expected) in zip(given.items(), own.items(), strict=False):
         same_kind = name.rpartition(".")[2] == target.rpartition(".")[2]
         if value.shape != expected.shape or not same_kind:
-            raise WeightsError(
-                f"{where} does not fit: {name} {list(value.shape)} stands where "
-                f"{target} {list(expected.shape)} belongs; give a file made for this backbone"
-            )
+            shapes = list(value.shape), list(expected.shape)
+            faults.append(f"{name} {shapes[0]} stands where {target} {shapes[1]} belongs")
+    _refuse(faults[:1], where)
     return dict(zip(own, given.values(), strict=True))
 
 
@@ -161,21 +152,25 @@ def hub_options(name: str, source: Any) -> dict[str, Any]:
     Looking in the cache first and then asking the host takes seconds; timm itself would retry for
     most of a minute before it gave up.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, try_to_load_from_cache
 
     remedies = ("give --weights FILE", "--backbone efficientnet-lite0")
     if not source or not (source.hf_hub_id or source.url):
         raise no_weights(name, "timm has none", *remedies)
-    cached = _cached_hub(source) if source.hf_hub_id else _cached_download(source.url)
-    if cached is not None:
-        # timm reads a hub's file as a state dict unless told otherwise, a download as configured.
-        custom = source.custom_load == "hf" if source.hf_hub_id else source.custom_load
-        return {"pretrained_cfg_overlay": {"file": str(cached), "custom_load": custom}}
+    if not source.hf_hub_id:  # a plain download, which timm caches and does not repeat
+        return {}
+    repository, _, revision = source.hf_hub_id.partition("@")
+    for file in (source.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+        cached = file and try_to_load_from_cache(repository, file, revision=revision or None)
+        if isinstance(cached, str):
+            # timm reads a hub's file as a state dict unless told otherwise.
+            overlay = {"file": cached, "custom_load": source.custom_load == "hf"}
+            return {"pretrained_cfg_overlay": overlay}
     # The constant is read when huggingface_hub is imported; a later setting counts as well.
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
     if constants.HF_HUB_OFFLINE or offline:
         raise no_weights(name, "HF_HUB_OFFLINE is set and nothing is cached", *remedies)
-    if not reachable(constants.ENDPOINT if source.hf_hub_id else source.url):
+    if not reachable(constants.ENDPOINT):
         raise no_weights(name, "the hub cannot be reached and nothing is cached", *remedies)
     return {}
 
@@ -190,23 +185,6 @@ def reachable(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _cached_hub(source: Any) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    repository, _, revision = source.hf_hub_id.partition("@")
-    names = [source.hf_hub_filename] if source.hf_hub_filename else []
-    for name in [*names, "model.safetensors", "pytorch_model.bin"]:
-        cached = try_to_load_from_cache(repository, name, revision=revision or None)
-        if isinstance(cached, str):
-            return Path(cached)
-    return None
-
-
-def _cached_download(url: str) -> Path | None:
-    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
-    return file if file.is_file() else None
 
 
 def _load(path: Path) -> Mapping[Any, Any]:
@@ -228,6 +206,13 @@ def _load(path: Path) -> Mapping[Any, Any]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     return dict(loaded) if isinstance(loaded, Mapping) else {}
+
+
+def _refuse(faults: Sequence[str], where: str) -> None:
+    if faults:
+        raise WeightsError(
+            f"{where} does not fit: {', '.join(faults)}; give a file made for this backbone"
+        )
 
 
 def _few(names: Sequence[str]) -> str:
