@@ -801,10 +801,6 @@ class TestErrors:
         with refused(ConfigError, "'a'", "'b'"):
             define(sweep_config(), {"a": arrays(), "b": arrays()})
 
-    def test_a_variant_without_its_data(self) -> None:
-        with refused(ConfigError, "'4'", "'pacss'"):
-            define(sweep_config(), {"pacs": arrays()}, data_of_variant={"4": "pacss"})
-
 
 def test_the_time_left_is_learned_from_finished_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -169,7 +169,7 @@ def running(folder: Path, sweep: Sweep, queue: "Queue") -> str:
     from acclimate.results.sweep_folder import SweepFolder
 
     here, phis = SweepFolder(folder), {phi.id for phi in sweep.embeddings}
-    ids = [id for id, state in queue.states.items() if state == "running"]
+    ids = queue.ids("running")
     names = []
     for id in ids[:NAMED]:
         try:

@@ -1,7 +1,8 @@
 """Model cards of the chosen runs, and what may be deleted of the others."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,13 @@ from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
 from acclimate.core.text import markdown, percent
 from acclimate.records.folder import REHEARSAL, RunFolder, is_pruned
-from acclimate.records.records import Score, Started
+from acclimate.records.records import Started
 from acclimate.records.rehearsal import Rehearsal, rows, verdict
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import SweepFolder
 
 SAID_ELSEWHERE = ("algorithm", "test_domains", "val_domains", "model.weights", "model.backbone")
-SHOWN_CLASSES = 20
 
 
 def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str) -> list[Path]:
@@ -66,104 +66,62 @@ def _card(run: RunFolder, sweep: Sweep, choices: Sequence[Choice], rule: str) ->
         ) from None
     records, stored, config = run.records(), run.rehearsal(), identity["config"]
     starts = [record for record in records.all if isinstance(record, Started)]
-    finished = records.finished
-    if finished is None or not starts:
+    if records.finished is None or not starts:
         raise SweepError(f"{run.path}: the run is not finished; repeat the sweep to resume it")
     rehearsal = None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
-    adapts = AlgorithmName.of(config["algorithm"]).adaptive or rehearsal is not None
-    final = [score for score in records.scores if score.moment == "final"]
-    kept = f"step {finished.kept_step}"
-    if finished.kept_from is not None:
-        kept = f"steps {finished.kept_from} to {finished.kept_step}, averaged"
-    sections = {
-        "Model and data": _data(identity),
-        "How it was chosen": _choices(choices, sweep, rule),
-        "Scores on unseen domains": _scores([score for score in final if score.role != "train"]),
-        "Rehearsal": [] if rehearsal is None else _rehearsal(rehearsal),
-        "Use": _use(run.path, adapts=adapts),
-        "Settings that differ from the defaults": _settings(config),
-        "Made": [
-            f"- acclimate {_listed(dict.fromkeys(start.version for start in starts))}, on "
-            f"{_listed(dict.fromkeys(start.device for start in starts))}, from {starts[0].time}: "
-            f"{finished.seconds:.0f} s in {len(starts)} sessions",
-            f"- Weights of {kept}, kept by {finished.kept_by}",
-            f"- Unreadable images that were left out: {finished.quarantined}",
-        ],
+    final = (score for score in records.scores if score.moment == "final")
+    return _template().render(
+        run=identity,
+        config=config,
+        name=run.path.name,
+        first_weights=_first_weights(config["model"]),
+        sweep=sweep,
+        rule=rule,
+        about_rule=RULES[rule],
+        choices=choices,
+        unseen=[score for score in final if score.role != "train"],
+        rehearsal=rehearsal and rows(rehearsal),
+        verdict=rehearsal and verdict(rehearsal),
+        adapts=AlgorithmName.of(config["algorithm"]).adaptive or rehearsal is not None,
+        pruned=is_pruned(run.path),
+        settings=_changed_settings(config),
+        starts=starts,
+        finished=records.finished,
+    )
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    here = Environment(
+        loader=PackageLoader("acclimate.sweep", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML: `md` escapes both
+    )
+    here.filters |= {
+        "md": markdown,
+        "listed": lambda names: ", ".join(map(markdown, names)),
+        "percent": percent,
     }
-    parts = [f"# {config['algorithm']} on {markdown(choices[0].dataset)}"]
-    parts += ["\n".join([f"## {title}", "", *lines]) for title, lines in sections.items() if lines]
-    return "\n\n".join(parts) + "\n"
+    return here.get_template("card.md")
 
 
-def _data(identity: dict[str, Any]) -> Iterable[str]:
-    model, classes = identity["config"]["model"], identity["classes"]
-    untrained = not model["pretrained"] or model["backbone"] in ("small-cnn", "mlp")
-    start = "random" if untrained else "pretrained"
+def _first_weights(model: dict[str, Any]) -> str:
     if model["weights"]:
-        start = markdown(Path(model["weights"]).name)
-    yield f"- Backbone: {model['backbone']}; first weights: {start}"
-    yield f"- Data: {markdown(identity['source'])}, SHA-256 {identity['data']}"
-    yield f"- Trained on: {_listed(identity['train_domains'])}"
-    for title, role in (("Validation domains", "val"), ("Unseen domains", "test")):
-        if identity[f"{role}_domains"]:
-            yield f"- {title}: {_listed(identity[f'{role}_domains'])}"
-    more = f" and {len(classes) - SHOWN_CLASSES} more" if len(classes) > SHOWN_CLASSES else ""
-    yield f"- {len(classes)} classes: {_listed(classes[:SHOWN_CLASSES])}{more}"
-    yield "- It knows these classes and no others: any image is given one of them."
+        return Path(model["weights"]).name
+    untrained = not model["pretrained"] or model["backbone"] in ("small-cnn", "mlp")
+    return "random" if untrained else "pretrained"
 
 
-def _choices(choices: Sequence[Choice], sweep: Sweep, rule: str) -> Iterable[str]:
-    yield f"In the sweep {markdown(sweep.title)}, by {rule} ({RULES[rule]}):"
-    yield ""
-    for choice in choices:
-        variant = f", variant {markdown(choice.variant)}" if choice.variant else ""
-        score = "" if choice.score is None else f" at {percent(choice.score)} %"
-        yield (
-            f"- For {_listed(choice.target)}{variant}, used by {choice.method}, trial "
-            f"{choice.trial}: draw {choice.draw} of {choice.candidates}{score}"
-        )
-
-
-def _scores(unseen: Sequence[Score]) -> Iterable[str]:
-    if not unseen:
-        return ["No domain was held out: how it does on others is not known."]
-    table = ["| domain | role | adapted by | images | top-1 | top-5 |", "|---|---|---|--:|--:|--:|"]
-    for score in unseen:
-        n = "" if score.adapt_n is None else f" ({score.adapt_n} {score.adapted_on})"
-        cells = (score.domain, score.role, score.method + n, str(score.n))
-        table.append(_row((*cells, percent(score.top1), percent(score.top5))))
-    return table
-
-
-def _rehearsal(rehearsal: Rehearsal) -> Iterable[str]:
-    head = "| adapted by (* used) | images | label frequencies | accuracy | gain |"
-    sentences = [f"- {sentence}" for sentence in verdict(rehearsal)]
-    return [*sentences, "", head, "|---|--:|---|--:|--:|", *map(_row, rows(rehearsal))]
-
-
-def _use(folder: Path, *, adapts: bool) -> Iterable[str]:
-    if is_pruned(folder):
-        return ["Its weights were pruned; delete this folder and repeat the sweep to train them."]
-    state = "new-domain.safetensors"
-    adapt = [f"acclimate adapt {folder.name} new-domain/ --out {state}"] if adapts else []
-    domain = f" --domain {state}" if adapts else ""
-    predict = f"acclimate predict {folder.name} new-domain/{domain} --out predictions.csv"
-    return ["```", *adapt, predict, "```"]
-
-
-def _settings(config: dict[str, Any]) -> Iterable[str]:
+def _changed_settings(config: dict[str, Any]) -> dict[str, str]:
+    """Settings that differ from the defaults, as JSON writes them."""
     defaults = flat(as_dict(RunConfig()))
-    table = [
-        f"| `{key}` | {markdown(json.dumps(value))} |"
+    return {
+        key: json.dumps(value)
         for key, value in sorted(flat(config).items())
         if value != defaults.get(key) and key not in SAID_ELSEWHERE
-    ]
-    return ["| setting | value |", "|---|---|", *table] if table else []
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(markdown, cells)) + " |"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(markdown, names))
+    }

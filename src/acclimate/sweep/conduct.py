@@ -90,7 +90,7 @@ def time_left(folder: Path, sweep: Sweep, queue: Queue, workers: int) -> float |
     means = {algorithm: fmean(values) for algorithm, values in seconds.items()}
     typical = fmean(means.values())
     algorithms = {job.id: job.algorithm for job in sweep.jobs}
-    ahead = [id for id, state in queue.states.items() if state in ("waiting", "running")]
+    ahead = queue.ids("waiting", "running")
     return sum(means.get(algorithms.get(id, ""), typical) for id in ahead) / workers
 
 

@@ -143,7 +143,7 @@ def _check_algorithms(config: SweepConfig) -> None:
 def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[str, ...]) -> None:
     """What one algorithm has, the others may lack; what none has is a mistake."""
     for key in flat({"hparams": settings.get("hparams", {})}):
-        if not any(has_setting(name, key) for name in algorithms):
+        if not any(key in _fields(name) for name in algorithms):
             own = {f"hparams.{name}" for a in algorithms for name in as_dict(choose(a).settings)}
             raise unknown(f"{where}: no algorithm here has a setting '{key}'", key, own)
 
@@ -155,7 +155,7 @@ def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     own = {
         name: value
         for name, value in settings["hparams"].items()
-        if has_setting(algorithm, f"hparams.{name}")
+        if f"hparams.{name}" in _fields(algorithm)
     }
     return {**settings, "hparams": own}
 
@@ -166,7 +166,7 @@ def parse_search(search: Mapping[str, str], algorithms: Iterable[str]) -> dict[s
     for key, text in search.items():
         owners = _owners(key, list(algorithms))
         parsed[key] = one = parse_range(text, key)
-        whole = _whole(key, owners[0])
+        whole = _fields(owners[0])[key][0] is int
         ends = [_scaled(one, end, whole=whole) for end in (one.low, one.high)]
         for value in one.options if one.scale == "choice" else ends:
             for owner in owners:
@@ -202,10 +202,9 @@ def ranges(
 ) -> dict[str, Search]:
     """Where each setting of an algorithm is drawn: as declared beside it, by the preset's grids,
     as asked, the later before the earlier. What the user fixed is drawn only where asked."""
-    fields = {**_run_fields(), **_own_fields(algorithm)}
     found = {
         key: search
-        for key, (_, search) in fields.items()
+        for key, (_, search) in _fields(algorithm).items()
         if search is not None and not key.startswith(SHARED)
     }
     if preset:
@@ -218,7 +217,7 @@ def ranges(
     settled = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
     found = {key: search for key, search in found.items() if key not in settled}
     found |= asked or {}
-    return {key: search for key, search in sorted(found.items()) if has_setting(algorithm, key)}
+    return {key: search for key, search in sorted(found.items()) if key in _fields(algorithm)}
 
 
 def draw(
@@ -234,15 +233,8 @@ def draw(
             values[key] = search.options[int(rng.integers(len(search.options)))]
         else:
             value = float(rng.uniform(search.low, search.high))
-            values[key] = _scaled(search, value, whole=_whole(key, algorithm))
+            values[key] = _scaled(search, value, whole=_fields(algorithm)[key][0] is int)
     return nested(values)
-
-
-def has_setting(algorithm: str, key: str) -> bool:
-    """An algorithm has its own hparams, and Φ only if it is adaptive."""
-    if key.startswith(HPARAMS):
-        return key in _own_fields(algorithm)
-    return not key.startswith(SHARED) or AlgorithmName.of(algorithm).adaptive
 
 
 def _scaled(search: Search, value: float, *, whole: bool) -> float | int:
@@ -256,11 +248,10 @@ def _owners(key: str, algorithms: list[str]) -> list[str]:
     refused."""
     if key in OWN:
         raise ConfigError(f"search: '{key}' is for the sweep to set and cannot be drawn")
-    owners = [name for name in algorithms if has_setting(name, key)]
-    plain = set(_run_fields()) - {*OWN, "hparams"}
-    if not owners or not (key.startswith(HPARAMS) or key in plain):
-        own = (_own_fields(name) for name in algorithms)
-        raise unknown(f"search: there is no setting '{key}'", key, plain.union(*own))
+    owners = [name for name in algorithms if key in _fields(name)]
+    if not owners:
+        known = {name for algorithm in algorithms for name in _fields(algorithm)}
+        raise unknown(f"search: there is no setting '{key}'", key, known - {*OWN})
     return owners
 
 
@@ -273,25 +264,17 @@ def _check(key: str, value: Any, algorithm: str) -> None:
         embedding_settings(run.embedding)
 
 
-def _whole(key: str, algorithm: str) -> bool:
-    """Is the setting a whole number?"""
-    fields = _own_fields(algorithm) if key.startswith(HPARAMS) else _run_fields()
-    return fields[key][0] is int
-
-
 @cache
-def _own_fields(algorithm: str) -> dict[str, tuple[Any, Search | None]]:
-    return _fields(choose(algorithm).build.Config(), HPARAMS)
-
-
-@cache
-def _run_fields() -> dict[str, tuple[Any, Search | None]]:
-    found = _fields(RunConfig())
-    for name, settings in embedding_settings(EmbeddingConfig()).items():
-        found |= _fields(settings, f"{SHARED}{name}.")
-    return found
-
-
-def _fields(config: Any, prefix: str = "") -> dict[str, tuple[Any, Search | None]]:
-    """Type and search range of every setting, by its whole name."""
-    return {s.name: (s.kind, s.facts.get("search")) for s in settings_of(config, prefix)}
+def _fields(algorithm: str) -> dict[str, tuple[Any, Search | None]]:
+    """Type and search range of every setting of an algorithm's runs, by its whole name. It has its
+    own hparams, and settings of Φ only if it is adaptive."""
+    own = choose(algorithm).build.Config()
+    settings = [*settings_of(RunConfig()), *settings_of(own, HPARAMS)]
+    for name, component in embedding_settings(EmbeddingConfig()).items():
+        settings += settings_of(component, f"{SHARED}{name}.")
+    adaptive = AlgorithmName.of(algorithm).adaptive
+    return {
+        one.name: (one.kind, one.facts.get("search"))
+        for one in settings
+        if one.name != "hparams" and (adaptive or not one.name.startswith(SHARED))
+    }

@@ -79,12 +79,15 @@ class Queue:
             self._block(id)
 
     def unfinished(self) -> bool:
-        return any(state in ("waiting", "running") for state in self.states.values())
+        return bool(self.ids("waiting", "running"))
+
+    def ids(self, *places: Place) -> list[str]:
+        """Runs and embeddings in those places."""
+        return [id for id, state in self.states.items() if state in places]
 
     def count(self, place: Place) -> int:
-        """Runs in that place; for "running" embeddings as well, as they take slots."""
-        ids = self.states if place == "running" else (job.id for job in self.sweep.jobs)
-        return sum(self.states[id] == place for id in ids)
+        """Runs in that place, without embeddings."""
+        return sum(self.states[job.id] == place for job in self.sweep.jobs)
 
     def _ready(self, id: str, now: float) -> bool:
         if self.states[id] != "waiting" or self._not_before.get(id, now) > now:
@@ -148,13 +151,13 @@ def run_sweep(
             if queue.unfinished():
                 with closing(launch(here.path)) as launcher:
                     _Session(here, sweep, data, queue, launcher, listener).run()
-            failed = (here.failure(id) for id, state in queue.states.items() if state == "failed")
+            failures = map(here.failure, queue.ids("failed"))
             return Tally(
                 jobs=len(sweep.jobs),
                 already=already,
                 done=queue.count("done"),
-                failures=tuple(failure for failure in failed if failure is not None),
-                blocked=tuple(id for id, state in queue.states.items() if state == "blocked"),
+                failures=tuple(failure for failure in failures if failure is not None),
+                blocked=tuple(queue.ids("blocked")),
             )
     except WriteError:
         raise  # it says where and what to do
@@ -214,7 +217,7 @@ class _Session:
             self.listener(self.queue, None)
 
     def _fill_slots(self) -> None:
-        while self.queue.count("running") < self.launcher.slots:
+        while len(self.queue.ids("running")) < self.launcher.slots:
             id = self.queue.next(time.monotonic())
             if id is None:
                 return
@@ -314,12 +317,9 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
 def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
     """What makes the stored sweep another than the wanted one, in words; "" where nothing does."""
     known = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
-    names = {digest: name for name, digest in known.items()}
     for data in (*wanted.datasets, *wanted.draws):
         if known.get(data.name, data.digest) != data.digest:
             return f"its data '{data.name}' differ"
-        if data.name not in known and data.digest in names:
-            return f"it calls the data '{names[data.digest]}', not '{data.name}'"
     asked = {job.id for job in wanted.jobs}
     lost = [job for job in stored.jobs if job.id not in asked]
     if lost:

@@ -56,21 +56,18 @@ def define(
     way has whole trials. `device` is what they will run on (None: machines that cannot be seen from
     here); what depends on it is decided now.
     """
-    own_data, drawn = dict(data_of_variant or {}), dict(drawn or {})
+    own_data, drawn = data_of_variant or {}, drawn or {}
     large, _ = large_enough(config, manifests)
     rule = rule_of(config, large)
     competing = contenders(config, own_data)
-    every = _datasets(config, manifests, own_data)
+    every = _datasets(config, manifests)
     later = {name for names in drawn.values() for name in names} - set(drawn)
     datasets = {name: data for name, data in every.items() if name not in later}
     held = {name: held_out(config, large[name], rule) for name in datasets}
     _refuse_other_groups(config, large, drawn, held, rule)
     cells = [
         _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
-        for name in datasets
-        for groups in held[name]
-        for contender in competing
-        if own_data.get(contender.variant, name) == name
+        for name, groups, contender in _combined(held, competing, own_data)
     ]
     jobs = list(_jobs(config, cells, rule, manifests, device))
     _check_runs(jobs, manifests)
@@ -98,8 +95,8 @@ def count(
 ) -> dict[str, int]:
     """The runs that each selection rule would take for this sweep; rules that do not fit the data
     are left out."""
-    own_data = dict(data_of_variant or {})
-    found = contenders(config, own_data)
+    own_data = data_of_variant or {}
+    competing = contenders(config, own_data)
     large, _ = large_enough(config, manifests)
     counts = {}
     for rule in RULES:
@@ -109,14 +106,24 @@ def count(
         except ConfigError:
             continue
         runs = (
-            _draws(contender, groups, rule)
-            for name in manifests
-            for groups in held[name]
-            for contender in found
-            if own_data.get(contender.variant, name) == name
+            _draws(one, groups, rule) for _, groups, one in _combined(held, competing, own_data)
         )
         counts[rule] = config.trials * sum(runs)
     return counts
+
+
+def _combined(
+    held: Mapping[str, list[tuple[Group, ...]]],
+    competing: Sequence[Contender],
+    own_data: Mapping[str, str],
+) -> Iterator[tuple[str, tuple[Group, ...], Contender]]:
+    """Each contender on each data set and what is held out of it; a variant that has data of its
+    own, on those alone."""
+    for name, all_groups in held.items():
+        for groups in all_groups:
+            for one in competing:
+                if own_data.get(one.variant, name) == name:
+                    yield name, groups, one
 
 
 def notes(
@@ -196,29 +203,18 @@ def _job(cell: _Cell, data: DataSet, settings: Mapping[str, Any], draw: int, tri
     )
 
 
-def _datasets(
-    config: SweepConfig, manifests: Mapping[str, Manifest], own_data: Mapping[str, str]
-) -> dict[str, DataSet]:
-    if not manifests:
-        raise ConfigError("the sweep names no data; give manifests or folders")
-    for label, name in own_data.items():
-        if name not in manifests:
-            raise ConfigError(f"variant '{label}' has no data set '{name}' to run on; add it")
+def _datasets(config: SweepConfig, manifests: Mapping[str, Manifest]) -> dict[str, DataSet]:
     places = {data_name(path): path for path in config.data}
-    by_digest: dict[str, str] = {}
+    datasets: dict[str, DataSet] = {}
     for name, manifest in manifests.items():
-        first = by_digest.setdefault(manifest.digest(), name)
-        if first != name:
-            raise ConfigError(f"'{first}' and '{name}' hold the same data; name one of them")
-    return {
-        name: DataSet(
-            name=name,
-            digest=manifest.digest(),
-            source=places.get(name, manifest.source),
-            domains=manifest.domains,
-        )
-        for name, manifest in manifests.items()
-    }
+        digest, source = manifest.digest(), places.get(name, manifest.source)
+        for other in datasets.values():
+            if other.digest == digest:
+                raise ConfigError(
+                    f"'{other.name}' and '{name}' hold the same data; name one of them"
+                )
+        datasets[name] = DataSet(name=name, digest=digest, source=source, domains=manifest.domains)
+    return datasets
 
 
 def _refuse_other_groups(
@@ -269,21 +265,17 @@ def with_baselines(sweep: Sweep) -> Sweep:
         run = from_dict(RunConfig, job.config, where=job.id)
         return json_digest(baseline_identity(run, sweep.dataset(job.data).digest))
 
-    made_of_erm = {
-        phi.id: phi
-        for phi in sweep.embeddings
-        if issubclass(find_embedding(phi.config["embedding"]["name"]).build, FromERM)
-    }
-    if not made_of_erm:
+    def of_erm(phi: EmbeddingJob) -> bool:
+        return issubclass(find_embedding(phi.config["embedding"]["name"]).build, FromERM)
+
+    if not any(map(of_erm, sweep.embeddings)):
         return sweep
     known = {training(job): job.id for job in sweep.jobs if job.algorithm == "erm"}
-    return replace(
-        sweep,
-        embeddings=tuple(
-            replace(phi, needs=known.get(training(phi))) if phi.id in made_of_erm else phi
-            for phi in sweep.embeddings
-        ),
+    embeddings = (
+        replace(phi, needs=known.get(training(phi))) if of_erm(phi) else phi
+        for phi in sweep.embeddings
     )
+    return replace(sweep, embeddings=tuple(embeddings))
 
 
 def _refuse_equal_names(jobs: list[Job]) -> None:
@@ -303,29 +295,25 @@ def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
     # A plan opens images to learn their size. Once per data set, its settings and backbone is
     # enough; for other held-out domains the rows alone decide.
     rows_only = {name: _without_images(manifest) for name, manifest in manifests.items()}
-    files_checked: set[str] = set()
-    planned: set[tuple[object, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     for job in jobs:
-        model, settings = job.config["model"], job.config
-        vectors = manifests[job.data].has_features
-        network = (model["backbone"], model["pretrained"], model["weights"], vectors, *job.methods)
-        whole = (job.data, repr(settings["data"]), network)
+        settings, manifest = job.config, manifests[job.data]
         algorithm = choose(job.algorithm)
+        model = (settings["model"][key] for key in ("backbone", "pretrained", "weights"))
+        network = ("network", *model, manifest.has_features, *job.methods)
+        images = ("images", job.data, repr(settings["data"]), *network)
         rows = (
-            *(job.data, job.held_out, algorithm.adaptive, algorithm.build.least_domains),
+            *("rows", job.data, job.held_out, algorithm.adaptive, algorithm.build.least_domains),
             *(settings["embedding"]["name"], settings["adapt"]["source"]),
             *(settings["data"]["unseen_classes"], settings["train"]["domains_per_step"]),
-            tuple(settings["val_domains"]),
         )
-        if whole not in planned:
-            manifest = manifests[job.data]
-            plan = _plan(job, manifest, check_files=job.data not in files_checked)
-            files_checked.add(job.data)
-            if network not in planned:
+        if images not in seen:
+            plan = _plan(job, manifest, check_files=("files", job.data) not in seen)
+            if network not in seen:
                 _check_backbone(plan, manifest)
-        elif rows not in planned:
+        elif rows not in seen:
             _plan(job, rows_only[job.data], check_files=False)
-        planned |= {whole, rows, network}
+        seen |= {network, images, rows, ("files", job.data)}
 
 
 def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
