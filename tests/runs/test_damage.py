@@ -75,9 +75,8 @@ def rewritten(path: Path, **changes: Any) -> None:
 def test_classes_in_another_order_are_noticed(run: Path) -> None:
     path = run / "model.json"
     path.write_text(path.read_text().replace('"ant"', '"x"').replace('"bee"', '"ant"'))
-    with pytest.raises(RunError) as error:
+    with refused(RunError, path, "damaged"):
         Trained.load(run)
-    assert str(error.value) == f"{path} is damaged; {AGAIN}"
 
 
 def test_weights_of_another_run_are_noticed(
@@ -85,18 +84,16 @@ def test_weights_of_another_run_are_noticed(
 ) -> None:
     train(tiny(seed=1), features, tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").replace(run / "model.safetensors")
-    with pytest.raises(RunError) as error:
+    with refused(RunError, run / "model.safetensors", "damaged"):
         Trained.load(run)
-    assert str(error.value) == f"{run / 'model.safetensors'} is damaged; {AGAIN}"
 
 
 def test_other_domains_are_noticed(run: Path) -> None:
     path = run / "model.safetensors"
     tensors = load_file(path)
     save_tensors(path, {**tensors, "domains/total": tensors["domains/total"] * 2})
-    with pytest.raises(RunError) as error:
+    with refused(RunError, path, "damaged"):
         Trained.load(run)
-    assert str(error.value) == f"{path} is damaged; {AGAIN}"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +139,8 @@ def test_a_rehearsal_that_was_deleted_is_missed(
     run: Path,
 ) -> None:
     rewritten(run / "model.json", rehearsal=True)
-    with pytest.raises(RunError) as error:
+    with refused(RunError, run / "rehearsal.json", "missing"):
         Trained.load(run)
-    assert str(error.value) == f"{run / 'rehearsal.json'} is missing; {AGAIN}"
 
 
 def test_a_flipped_bit_of_a_state_is_noticed(run: Path, features: Manifest) -> None:
@@ -193,11 +189,8 @@ def test_a_state_that_makes_no_sense(
     save_tensors(path, {key: value.clone() for key, value in sums.items()}, facts)
     assert DomainState.load(path).count == 9
     save_tensors(path, {**sums, **tensors}, {**facts, **metadata})
-    with pytest.raises(AcclimateError) as error:
+    with refused(AcclimateError, path, "acclimate adapt"):
         DomainState.load(path)
-    assert str(error.value) == (
-        f"{path} is no domain state, or is damaged; make one with `acclimate adapt`"
-    )
 
 
 def test_a_flipped_bit_of_a_checkpoint_is_noticed(
@@ -210,9 +203,8 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed(
     assert any("checkpoint-main" in path.name for path in writes)
     (checkpoint,) = run.glob("checkpoint-main*")
     for _ in flips(checkpoint, 12):
-        with pytest.raises(RunError) as error:
+        with refused(RunError, checkpoint, "damaged"):
             train(tiny(), features, run)
-        assert str(error.value) == f"{checkpoint} is damaged; delete it to start this phase again"
     checkpoint.unlink()
     train(tiny(), features, run)
     assert_same_weights(run, made)
@@ -223,9 +215,8 @@ def test_a_flipped_bit_of_a_shared_embedding_is_noticed(
 ) -> None:
     phi = train_embedding(tiny(), features, tmp_path / "phi")
     for number, _ in enumerate(flips(phi, 6)):
-        with pytest.raises(RunError) as error:
+        with refused(RunError, phi, "damaged"):
             train(tiny(), features, tmp_path / f"run{number}", embedding=tmp_path / "phi")
-        assert str(error.value) == f"{phi} is damaged; delete it to repeat Step A"
 
 
 def test_another_digit_in_a_record_is_noticed(run: Path) -> None:
@@ -266,12 +257,8 @@ def test_a_manifest_of_an_earlier_version_opens(features: Manifest, tmp_path: Pa
     assert Manifest.open(path).digest() == features.digest()
     # With the checksum of other rows, it is not what was written.
     pq.write_table(table.slice(1), path)
-    with pytest.raises(ManifestError) as error:
+    with refused(ManifestError, path, "damaged"):
         Manifest.open(path)
-    assert str(error.value) == (
-        f"{path} is damaged; restore it or make it again; or, if you changed it on purpose, write "
-        f"the changed table without its metadata, as a plain one"
-    )
 
 
 def test_a_table_that_claims_more_rows_than_it_can_hold(tmp_path: Path) -> None:

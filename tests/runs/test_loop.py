@@ -292,12 +292,8 @@ def test_parts_of_a_round_need_support_and_query() -> None:
     config = EmbeddingConfig(per_domain=8, optimiser=OptimiserConfig(accumulate=8))
     backbone = build_backbone("mlp", in_features=4)
     embedding = Prototype(backbone, config, domains=2, classes=2, world=World(), seed=0)
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "accumulate is 8", "at least 16"):
         embedding.sampler([np.arange(9), np.arange(9, 20)], config, seed=0)
-    assert str(caught.value) == (
-        "embedding.optimiser.accumulate is 8, and each part needs a support and a query image of "
-        "a domain; make embedding.per_domain at least 16"
-    )
 
 
 def test_long_gradients_are_clipped(manifest: Manifest, tmp_path: Path) -> None:
@@ -328,12 +324,8 @@ class Exploding(Objective):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(manifest: Manifest, tmp_path: Path) -> None:
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, "'main'", "step 2", "(0.5)", "train.optimiser.clip"):
         loop(manifest, tmp_path, Exploding(), phase(OptimiserConfig(lr=0.5), steps=3)).run()
-    assert str(caught.value) == (
-        "the loss of phase 'main' was not finite before step 2; lower the learning rate (0.5) or "
-        "set train.optimiser.clip, in a new run folder"
-    )
 
 
 def test_shares_cover_everything_once() -> None:
@@ -360,22 +352,17 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device() == pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(UnknownName) as caught:
+    with refused(UnknownName, "'cude'", "'cuda'?"):
         pick_device("cude")
-    assert str(caught.value) == "there is no device 'cude'; did you mean 'cuda'?"
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, "'cuda'"):
         pick_device("cuda")
-    assert str(refused.value) == (
-        "device 'cuda' was asked for, but torch finds no GPU here; use cpu"
-    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device() == pick_device("cuda") == torch.device("cuda", 3)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, "'cuda:9'", "4 GPUs"):
         pick_device("cuda:9")
-    assert str(refused.value) == "device 'cuda:9' was asked for, but there are 4 GPUs here"
     with pytest.raises(UnknownName, match="there is no device 'mps'; there is auto, cpu, cuda"):
         pick_device("mps")
     assert pick_device("cpu") == torch.device("cpu")

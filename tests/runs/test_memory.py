@@ -1,5 +1,6 @@
 """A step that does not fit into memory is taken in micro-batches, or refused."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from acclimate.config import RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.tensors import read_metadata
 from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
@@ -24,7 +26,7 @@ from acclimate.runs.device import (
     step_memory,
     trained_backbones,
 )
-from acclimate.runs.loop import Loop, read_work
+from acclimate.runs.loop import Loop
 from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
@@ -103,7 +105,8 @@ def test_a_resumed_run_keeps_its_micro_batches_whatever_is_free(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         count_writes(patch, die_at=first + 1)
         train(config, data, tmp_path / "killed", device="cpu")
-    assert read_work(tmp_path / "killed" / "checkpoint-main.safetensors").micro_batches == 3
+    checkpoint = tmp_path / "killed" / "checkpoint-main.safetensors"
+    assert json.loads(read_metadata(checkpoint)["position"])["micro_batches"] == 3
     monkeypatch.setattr("acclimate.runs.session.fitting_micro_batches", lambda *given: 1)
     train(config, data, tmp_path / "killed", device="cpu")
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import ConfigError, ManifestError
@@ -100,18 +99,10 @@ def test_a_sweep_has_no_jobs_for_domains_that_are_left_out() -> None:
 def test_a_sweep_that_names_such_a_domain() -> None:
     data = {"sites": arrays(**SITES, east=20)}
     for changes in ({"test_domains": ("south,two",)}, {"val_domains": ("two",)}):
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError, "'two'", "2 images", "data.min_images"):
             define(sweep_of(**changes), data)
-        assert str(caught.value) == (
-            "domain 'two' of arrays has 2 images, and domains with fewer than 3 are left out; name "
-            "others, or lower data.min_images"
-        )
 
 
 def test_a_sweep_leaves_out_the_same_domains_in_all_runs() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "per_algorithm.erm.data.min_images"):
         sweep_of(per_algorithm={"erm": {"data.min_images": 3}})
-    assert str(caught.value) == (
-        "sweep: 'per_algorithm.erm.data.min_images' would leave out domains in some runs only; set "
-        "it for all of them, under settings"
-    )

@@ -172,9 +172,8 @@ def parse_assignments(
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(
-                f"{flag} {assignment}: write it as key=value, e.g. --set train.steps=500"
-            )
+            example = ", e.g. --set train.steps=500" if flag == "--set" else ""
+            raise ConfigError(f"{flag} {assignment}: write it as key=value{example}")
         if not key.strip().startswith(only and f"{only}."):
             raise ConfigError(f"{flag} {assignment}: only settings of '{only}' play a part here")
         values[key.strip()] = _literal(text.strip())

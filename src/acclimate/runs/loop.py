@@ -6,11 +6,11 @@ weights."""
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,20 +52,15 @@ class Position:
     best_step: int | None = None
     best_score: float | None = None
     window: tuple[int, int] | None = None
+    # What it took: micro-batches of a step, 0 where that is not decided, are as much a part of its
+    # numbers as the batch is; and the seconds of all sessions of the run.
+    micro_batches: int = field(default=0, compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
     def kept(self, keep: str) -> int:
         """The step whose weights are kept, the last one of a mean."""
         chosen = keep == "best" or self.window is not None
         return self.best_step if chosen and self.best_step is not None else self.step
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a checkpoint knows beyond the weights: seconds over all sessions of the run, and the
-    micro-batches of a step, which are as much a part of its numbers as the batch is."""
-
-    seconds: float = 0.0
-    micro_batches: int = 0  # 0: not decided yet
 
 
 def save_checkpoint(
@@ -74,7 +69,6 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer | None,
     position: Position,
     average: Average | None = None,
-    work: Work | None = None,
 ) -> None:
     """Write all that a phase needs to go on, in one safetensors file.
 
@@ -87,8 +81,7 @@ def save_checkpoint(
         for name, value in slots.items():
             if value is not None:  # the momentum of an SGD without any
                 tensors[f"optimiser/{index}/{name}"] = value
-    facts = {"position": asdict(position), "work": asdict(work or Work())}
-    save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
+    save_tensors(path, tensors, {"position": json.dumps(asdict(position))})
 
 
 def load_checkpoint(
@@ -111,19 +104,13 @@ def load_checkpoint(
     return Position(**json.loads(metadata["position"]))
 
 
-def read_work(path: Path) -> Work:
-    """What a checkpoint says of the work until then; nothing where there is none, or where it is
-    damaged, which `load_checkpoint` will say."""
+def seconds_worked(checkpoint: Path) -> float:
+    """What earlier sessions worked, as far as a checkpoint knows; `load_checkpoint` will say that
+    it is damaged."""
     try:
-        facts: dict[str, Any] = json.loads(read_metadata(path)["work"])
-        return Work(float(facts["seconds"]), int(facts["micro_batches"]))
+        return float(json.loads(read_metadata(checkpoint)["position"])["seconds"])
     except (DamagedFile, KeyError, ValueError, TypeError):
-        return Work()
-
-
-def seconds_worked(checkpoints: Iterable[Path]) -> float:
-    """What earlier sessions worked, as far as their checkpoints know."""
-    return max((read_work(path).seconds for path in checkpoints), default=0.0)
+        return 0.0
 
 
 def _load_best(path: Path, module: nn.Module) -> None:
@@ -185,7 +172,7 @@ class Loop:
             # In an adversary's turn the others' gradients are unused, and the other way round.
             unused = objective.adversary is not None
             self._module = DistributedDataParallel(objective, find_unused_parameters=unused)
-        self.micro_batches = read_work(self._checkpoint).micro_batches or self.micro_batches
+        self.micro_batches = position.micro_batches or self.micro_batches
         # Micro-batches are recomputed in the backward pass, which graphs cannot hold.
         compile = self.compile if self.micro_batches == 1 else "off"
         self._divide(self.micro_batches)
@@ -333,10 +320,12 @@ class Loop:
         if done % self.phase.checkpoint_every == 0 or last:
             self._record(done)
             if self.world.main:
-                optimiser = None if last else self._optimiser
-                work = Work(self.clock(), self.micro_batches)
                 save_checkpoint(
-                    self._checkpoint, self.objective, optimiser, position, self._average, work
+                    self._checkpoint,
+                    self.objective,
+                    None if last else self._optimiser,
+                    replace(position, micro_batches=self.micro_batches, seconds=self.clock()),
+                    self._average,
                 )
                 for path in self.folder.all_best(self.phase.name):
                     if position.best_step is None or path != self._best(position.best_step):

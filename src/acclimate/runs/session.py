@@ -126,7 +126,7 @@ def session(
                 if folder.complete():
                     yield None
                 else:
-                    started -= seconds_worked(folder.checkpoints())
+                    started -= max(map(seconds_worked, folder.checkpoints()), default=0.0)
                     data = _begin(plan, folder, identity, world, watch, networks)
                     yield Session(plan, folder, world, watch, say, *networks, *data, started)
         if world.main:
