@@ -1,6 +1,8 @@
-"""Decoded images on disk, for every run and process that sees the same images at the same size.
+"""What was made of images, on disk by the images' identity: features, and decoded pixels.
 
-FOLDER/KEY/    one set of images at one size
+Features lie in shards, safetensors with a digest, that only come to be or go. A pack of pixels:
+
+FOLDER/KEY/    one set of images at one size, for every run and process that sees them so
   about.json   which, for people; its time of change tells when the pack was last opened
   records      [n, 36]: identity of an image (32 bytes), and a checksum of that and of its pixels
   pixels       [n, 3, size, size], uint8
@@ -18,7 +20,7 @@ import shutil
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,16 +30,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from acclimate.core.errors import ConfigError
-from acclimate.core.files import clear_temporary, parse_metadata, write_error, write_json
-from acclimate.core.tensors import save_tensors
+from acclimate.core.errors import ConfigError, DamagedFile
+from acclimate.core.files import clear_temporary, locked, write_error, write_json
+from acclimate.core.tensors import read_tensors, save_tensors
 from acclimate.data.images import vectorised
 from acclimate.records.folder import LOCK
 
 VARIABLE = "ACCLIMATE_CACHE"
 MIB, GIB = 1 << 20, 1 << 30
 ENDING = ".safetensors"
-IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
+IMAGES, FEATURES = "images", "features"
 
 
 def user_cache(kind: str) -> Path | None:
@@ -74,7 +76,7 @@ def cache_folder(beside: Path) -> Path:
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """The features that one backbone gives at one size: `width` numbers per image."""
+    """The features that one backbone gives at one size: `width` numbers per image, in shards."""
 
     folder: Path
     width: int
@@ -104,69 +106,52 @@ class FeatureCache:
         A shard that does not hold what it held when it was written is removed.
         """
         places = {image: place for place, image in enumerate(wanted) if not found[place]}
-        for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
+        for path, images in self._shards() if places else ():
+            if places.keys().isdisjoint(images):
+                continue
             try:
-                held = self._shard(path, places)
-            except (SafetensorError, KeyError, TypeError, ValueError):
+                features = read_tensors(path)[0][FEATURES]
+                if features.shape != (len(images), self.width) or not features.isfinite().all():
+                    raise DamagedFile(path)
+            except DamagedFile:
                 path.unlink(missing_ok=True)
                 continue
-            except FileNotFoundError:  # damaged, and another process was faster to see it
-                continue
-            for image, row in held:
-                into[places[image]] = row
-                found[places[image]] = True
+            for image, row in zip(images, features, strict=True):
+                if image in places:
+                    into[places[image]] = row
+                    found[places[image]] = True
 
     def count(self, wanted: Sequence[bytes]) -> int:
         """How many of `wanted` are there, by their names alone."""
-        missing = set(wanted)
-        for path in self.folder.glob(f"*{ENDING}"):
-            with suppress(SafetensorError, KeyError, OSError), safe_open(path, "pt") as file:
-                missing -= {row.tobytes() for row in file.get_tensor(IMAGES).numpy()}
-        return len(set(wanted)) - len(missing)
+        there = {image for _, images in self._shards() for image in images}
+        return len(there & {*wanted})
 
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""
-        known = torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, 32).copy())
-        rows = features.to("cpu", torch.float32).contiguous()
-        checksum = _checksum(known, rows)
-        tensors = {IMAGES: known, FEATURES: rows}
-        save_tensors(self.folder / f"{checksum[:32]}{ENDING}", tensors, {CHECKSUM: checksum})
+        whole = b"".join(images)
+        known = torch.from_numpy(np.frombuffer(whole, np.uint8).reshape(-1, IDENTITY).copy())
+        path = self.folder / f"{hashlib.sha256(whole).hexdigest()[:32]}{ENDING}"
+        save_tensors(path, {IMAGES: known, FEATURES: features.to("cpu", torch.float32)})
 
-    @contextmanager
-    def alone(self, images: Sequence[bytes]) -> Iterator[None]:
+    def alone(self, images: Sequence[bytes]) -> AbstractContextManager[None]:
         """Wait until no other process is extracting these images: what it does need not be done
-        again. Who extracts others goes on beside it.
-
-        Where there are no locks the worst is that work is done twice.
-        """
-        import fcntl  # which Windows does not have
-
+        again. Who extracts others goes on beside it."""
         which = hashlib.sha256(b"".join(sorted(images))).hexdigest()[:16]
-        with (self.folder / f"{LOCK}-{which}").open("a") as lock:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield  # closing the file, or dying, lets go of the lock
+        path = self.folder / f"{LOCK}-{which}"
+        return locked(path, "extracting features", ConfigError, wait=True)
 
-    def _shard(self, path: Path, places: Mapping[bytes, int]) -> list[tuple[bytes, Tensor]]:
-        """Those of its images that are in `places`, and their features, checked."""
-        with safe_open(path, framework="pt") as file:
-            known = file.get_tensor(IMAGES)
-            images = [row.tobytes() for row in known.numpy()]
-            if not any(image in places for image in images):
-                return []
-            features, stored = file.get_tensor(FEATURES), parse_metadata(file.metadata())[CHECKSUM]
-        fits = features.shape == (len(images), self.width) and features.dtype == torch.float32
-        if not fits or _checksum(known, features) != stored or not features.isfinite().all():
-            raise ValueError
-        return [
-            (image, row) for image, row in zip(images, features, strict=True) if image in places
-        ]
-
-
-def _checksum(images: Tensor, features: Tensor) -> str:
-    digest = hashlib.sha256(images.numpy().tobytes())
-    digest.update(features.numpy().tobytes())
-    return digest.hexdigest()
+    def _shards(self) -> Iterator[tuple[Path, list[bytes]]]:
+        """Each shard's file and the images in it; damaged ones are removed."""
+        for path in sorted(self.folder.glob(f"*{ENDING}")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    images = file.get_tensor(IMAGES).numpy()
+            except FileNotFoundError:  # damaged, and another process was faster to see it
+                continue
+            except (SafetensorError, OSError):
+                path.unlink(missing_ok=True)
+                continue
+            yield path, [row.tobytes() for row in images]
 
 
 FORMAT = 2  # of the pixels: another way of decoding or resizing is another number
@@ -240,7 +225,11 @@ def open_pack(
     make = make and needed >= LEAST
     if not keep and (budget <= 0 or not (make or _any_kept(root))):
         return None
-    identities, names = _identified(images)
+    identities, names = [], []  # a file keeps its name when it is changed
+    for image in images:
+        identities.append(image_identity(image))
+        path = isinstance(image, str)
+        names.append(hashlib.sha256(os.fsencode(image)).digest() if path else identities[-1])
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
@@ -266,18 +255,6 @@ def open_pack(
             raise write_error(folder, error) from None
         return None
     return Pack(folder, identities, slot, *files)
-
-
-def _identified(images: Iterable[str | bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The identity of each image, and its name, which a file keeps when it is changed."""
-    identities, names = [], []
-    for image in images:
-        identities.append(image_identity(image))
-        if isinstance(image, str):
-            names.append(hashlib.sha256(os.fsencode(image)).digest())
-        else:
-            names.append(identities[-1])
-    return identities, names
 
 
 def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:

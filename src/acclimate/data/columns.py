@@ -9,7 +9,6 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,22 +37,14 @@ def require_columns(table: pa.Table, source: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ManifestError(f"{source} has two columns named '{twice[0]}'; rename one of them")
-    wanted = ["label", "domain"]
-    if not set(CONTENT) & set(names):
-        wanted.insert(0, "image")
-    for name in wanted:
+    content = [] if set(CONTENT) & set(names) else ["image"]
+    for name in (*content, "label", "domain"):
         if name not in names:
-            raise ManifestError(_missing_column(name, names, source))
-
-
-def _missing_column(name: str, names: Sequence[str], source: str) -> str:
-    listed = ", ".join(other[:40] for other in names[:12])
-    listed += f" and {len(names) - 12} more" if len(names) > 12 else ""
-    short = [other for other in names[:1000] if len(other) <= 40]
-    folded = {other.strip().casefold(): other for other in short if other not in CORE}
-    near = get_close_matches(name, list(folded), n=1, cutoff=0.75)
-    remedy = f"Rename '{folded[near[0]]}' to" if near else "Name the column"
-    return f"{source} has no column '{name}'; it has {listed}. {remedy} '{name}'"
+            listed = ", ".join(other[:40] for other in names[:12])
+            raise ManifestError(
+                f"{source} has no column '{name}'; it has {listed}"
+                f"{' and more' if len(names) > 12 else ''}. Name the column '{name}'"
+            )
 
 
 def conform(table: pa.Table, source: str) -> pa.Table:
@@ -181,25 +172,10 @@ def digest(table: pa.Table, classes: Sequence[str]) -> str:
     sha = hashlib.sha256()
     sha.update(json.dumps(["manifest", 1, list(classes), table.num_rows]).encode())
     for name in CORE:
-        if name not in table.column_names or table[name].null_count == table.num_rows:
-            continue
-        sha.update(name.encode())
-        if name == "features":
-            for block in feature_blocks(table[name]):
-                sha.update(block.astype("<f4").tobytes())
-        else:
-            _feed(sha, sha, table[name].cast(pa.large_binary()))
+        if name in table.column_names and table[name].null_count < table.num_rows:
+            sha.update(name.encode())
+            _feed(name, sha, sha, table[name])
     return sha.hexdigest()
-
-
-def _feed(lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
-    # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
-    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
-    for chunk in pc.fill_null(column, b"").chunks:
-        _, offsets, data = chunk.buffers()
-        if len(chunk) and data is not None:
-            ends = np.frombuffer(offsets, dtype=np.int64)
-            sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
 
 
 class Content:
@@ -214,17 +190,29 @@ class Content:
     def add(self, part: pa.Table) -> None:
         """`part` has its core columns in their types."""
         self._rows += part.num_rows
-        for name, (lengths, content) in self._sums.items():
-            if name == "features":
-                for block in feature_blocks(part[name]):
-                    content.update(block.astype("<f4", copy=False).tobytes())
-            else:
-                _feed(lengths, content, part[name].cast(pa.large_binary()))
+        for name, sums in self._sums.items():
+            _feed(name, *sums, part[name])
 
     def checksum(self) -> str:
         sums = {n: [one.hexdigest() for one in both] for n, both in self._sums.items()}
         whole = json.dumps([self._known, self._rows, sums], sort_keys=True)
         return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
+    """Hash a column: the lengths of its cells, and their bytes."""
+    if name == "features":
+        for block in feature_blocks(column):
+            sha.update(block.astype("<f4").tobytes())
+        return
+    column = column.cast(pa.large_binary())
+    # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
+    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
+    for chunk in pc.fill_null(column, b"").chunks:
+        _, offsets, data = chunk.buffers()
+        if len(chunk) and data is not None:
+            ends = np.frombuffer(offsets, dtype=np.int64)
+            sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
 
 
 def grouped(codes: np.ndarray, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
@@ -268,20 +256,24 @@ def find_problems(
     """Every kind of problem there is; the files are looked at only with `check_files`."""
     if table.num_rows == 0 and not declared_domains:
         return [Finding(["there are no rows"], "add some")]
-    names = {column: encode(table[column]) for column in ("label", "domain", "split")}
+    labels, label = encode(table["label"])
+    domains, domain = encode(table["domain"])
+    splits, split = encode(table["split"])
     outside = _outside_paths(table)
     found = [
-        _empty_names("label", *names["label"]),
-        _empty_names("domain", *names["domain"]),
-        _empty_domains(declared_domains, names["domain"][0]),
-        _unlisted(classes, *names["label"]),
-        _spellings("class", {*classes, *names["label"][0]}),
-        _spellings("domain", names["domain"][0]),
-        _bad_values("split", SPLITS, *names["split"]),
-        *_roles(table, *names["domain"]),
+        _empty_names("label", labels, label),
+        _empty_names("domain", domains, domain),
+        Finding(
+            [f"domain '{name}' has no images" for name in sorted({*declared_domains} - {*domains})],
+            "add images or remove its folder",
+        ),
+        _unlisted(classes, labels, label),
+        _spellings("class", {*classes, *labels}),
+        _spellings("domain", domains),
+        _bad_values("split", SPLITS, splits, split),
+        *_roles(table, domains, domain),
         _no_content(table),
-        _duplicates(table),
-        _leaks(table),
+        *_repeats(table),
         Finding(
             [f"path '{path}' is outside the root" for path in outside],
             "give paths relative to the root and below it",
@@ -293,18 +285,34 @@ def find_problems(
     return [finding for finding in found if finding.problems]
 
 
-def _leaks(table: pa.Table) -> Finding:
-    """An image of a domain in two of its splits would be both trained on and scored."""
-    problems: list[str] = []
-    if "image" in table.column_names:
-        named = table.select(["image", "domain", "split"]).filter(pc.is_valid(table["image"]))
-        splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
-        twice = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
-        problems = [
-            f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
-            for row in twice.select(["image", "domain"]).to_pylist()
-        ]
-    return Finding(problems, "keep all rows of an image in one split")
+def _repeats(table: pa.Table) -> list[Finding]:
+    """Rows that say the same, and images in two splits of a domain, which would be both trained on
+    and scored."""
+    if "image" not in table.column_names:
+        return []
+    keys = ["image", "label", "domain", "split"]
+    named = table.select(keys).filter(pc.is_valid(table["image"]))
+    counted = named.group_by(keys, use_threads=False).aggregate([([], "count_all")])
+    repeated = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
+    splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
+    several = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
+    return [
+        Finding(
+            [
+                f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in "
+                f"domain '{row['domain']}', split '{row['split']}'"
+                for row in repeated
+            ],
+            "keep one row of each",
+        ),
+        Finding(
+            [
+                f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
+                for row in several.to_pylist()
+            ],
+            "keep all rows of an image in one split",
+        ),
+    ]
 
 
 def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
@@ -313,12 +321,6 @@ def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
     have = wording.count(number, "row") + (" has" if number == 1 else " have")
     problems = [f"{have} no {column}, first row {blank.argmax()}"] if number else []
     return Finding(problems, f"fill in the {column} or drop the rows")
-
-
-def _empty_domains(declared: Iterable[str], present: Iterable[str]) -> Finding:
-    empty = sorted(set(declared) - set(present))
-    problems = [f"domain '{name}' has no images" for name in empty]
-    return Finding(problems, "add images or remove its folder")
 
 
 def _unlisted(classes: Sequence[str], names: list[str], codes: np.ndarray) -> Finding:
@@ -389,21 +391,6 @@ def _no_content(table: pa.Table) -> Finding:
         bare &= pc.is_null(table[name]).to_numpy()
     problems = [f"row {row} has no image" for row in np.flatnonzero(bare)]
     return Finding(problems, "give its path or drop the row")
-
-
-def _duplicates(table: pa.Table) -> Finding:
-    if "image" not in table.column_names:
-        return Finding([], "")
-    keys = ["image", "label", "domain", "split"]
-    named = table.select(keys).filter(pc.is_valid(table["image"]))
-    counted = named.group_by(keys, use_threads=False).aggregate([([], "count_all")])
-    repeated = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
-    problems = [
-        f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in domain "
-        f"'{row['domain']}', split '{row['split']}'"
-        for row in repeated
-    ]
-    return Finding(problems, "keep one row of each")
 
 
 def _outside_paths(table: pa.Table) -> list[str]:

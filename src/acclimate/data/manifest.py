@@ -31,7 +31,7 @@ from acclimate.data.columns import (
     require_columns,
     seeded_splits,
 )
-from acclimate.data.duplicates import joined, near_content, same_content
+from acclimate.data.duplicates import joined, near_content
 from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, VERSION
 
 REMEDY = (
@@ -196,7 +196,7 @@ class Manifest:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
-            same = same_content(table, root)
+            same = readers.same_content(table, root)
             if alike:
                 whole = cls(table, classes, root.resolve(), source, domains)
                 own = image_codes(table, "image") if same is None else same

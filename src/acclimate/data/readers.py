@@ -4,10 +4,13 @@ Nothing here judges the rows.
 """
 
 import codecs
+import hashlib
 import io
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -56,6 +59,7 @@ MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
 VERSION = 1  # of manifests
 SEPARATORS = ",;\t|"
+BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
 _LAYOUT = "put each image under <domain>/<class>/"
 
@@ -197,6 +201,56 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
         for image in inside:
             images.setdefault(os.path.abspath(image), image)  # noqa: PTH100 (links stay links)
     return sorted(images.values())
+
+
+def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
+    """int64 [n], equal where two rows show files of one content; None where no two files are the
+    same. Only files of one size are read, and of those most only in part."""
+    if "image" not in table.column_names:
+        return None
+    names = pc.unique(pc.drop_null(table["image"])).to_pylist()
+    copies = _same_files([root / name for name in names])
+    if not copies:
+        return None
+    file = pc.index_in(table["image"], value_set=pa.array(names, pa.string()))
+    file = pc.fill_null(file, -1).to_numpy().astype(np.int64)
+    first = np.arange(len(names))
+    for places in copies:
+        first[places] = min(places)
+    return np.where(file < 0, len(names) + np.arange(len(file)), first[file])
+
+
+def _same_files(paths: Sequence[Path]) -> list[list[int]]:
+    """Places of files with one content, told apart by their size, a block, and then the whole."""
+    groups = [list(range(len(paths)))]
+    for key in (_size, _middle, _whole):
+        finer = []
+        for places in groups:
+            by_key = defaultdict(list)
+            for place in places:
+                with suppress(OSError, ValueError):  # what cannot be read is no copy
+                    by_key[key(paths[place])].append(place)
+            finer += [some for some in by_key.values() if len(some) > 1]
+        groups = finer
+    return groups
+
+
+def _size(path: Path) -> int:
+    size = os.stat(path).st_size  # noqa: PTH116 (many)
+    if size == 0:
+        raise ValueError("an empty file shows nothing")
+    return size
+
+
+def _middle(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
+        return file.read(BLOCK)
+
+
+def _whole(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_image(path: str) -> bool:
