@@ -112,16 +112,12 @@ def test_a_changed_file_is_decoded_again(folder: Path, decoded: list[object]) ->
 
 def test_a_damaged_pack_is_decoded_again(folder: Path, decoded: list[object], cache: Path) -> None:
     whole = everything(opened(folder))
-    (pixels,) = cache.glob("*/pixels")
-    with pixels.open("r+b") as file:  # one byte of the third place
-        file.seek(2 * 3 * SIDE**2 + 17)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-    (records,) = cache.glob("*/records")
-    with records.open("r+b") as file:  # a record that was only half written
-        file.seek(6 * packing.RECORD)
-        file.write(b"\0" * 20)
+    (images,) = cache.glob("*/images")
+    entry = packing.HEAD + 3 * SIDE**2
+    data = bytearray(images.read_bytes())
+    data[2 * entry + packing.HEAD + 17] ^= 1  # one pixel of the third image
+    data[6 * entry : 6 * entry + 20] = b"\0" * 20  # an image that was only half written
+    images.write_bytes(data)
     assert torch.equal(everything(opened(folder)), whole)
     assert len(decoded) == COUNT + 2
     assert torch.equal(everything(opened(folder)), whole)
@@ -184,11 +180,6 @@ def test_budgets(folder: Path, cache: Path) -> None:
     assert neither.pack is None and neither.held is None
 
 
-def test_small_sets_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
-    assert in_memory(opened(folder))
-
-
 def test_what_was_made_to_be_kept_is_used_however_small(
     folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,14 +201,6 @@ def test_what_was_made_to_be_kept_is_used_however_small(
         assert in_memory(source)
     assert not decoded
     assert in_memory(opened(folder, gib=0.0))
-
-
-def test_without_being_asked_to_make_one_there_is_none(folder: Path) -> None:
-    quarantine = Quarantine.lenient(COUNT)
-    source = ImageSource(
-        Manifest.from_folder(folder), SIDE, DataConfig(), quarantine, make_pack=False
-    )
-    assert in_memory(source)
 
 
 def test_a_disk_that_is_nearly_full_gets_no_pack(
@@ -242,7 +225,7 @@ def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: P
     old, young = made(6), made(7)
     for age, path in ((200, old), (100, young)):
         os.utime(path / "about.json", (1e9 - age, 1e9 - age))
-    block = (young / "pixels").stat().st_blocks * 512
+    block = (young / "images").stat().st_blocks * 512
     gib = (NEEDED + block) / 2**30  # for the new one and one other
     using = opened(folder, size=6)  # opened last: the other one goes
     before = everything(using)
@@ -319,9 +302,9 @@ def test_a_pack_knows_what_was_written(folder: Path) -> None:
     assert not fresh.has(5) and not fresh.find(5, into), "never written"
     fresh.slot[5] = fresh.slot[image]
     assert not fresh.find(5, into), "another image's place"
-    os.pwrite(pack.pixels, b"\x00\x01", int(pack.slot[image]) * into.nbytes)
+    os.pwrite(pack.file, b"\x00\x01", pack._place(image) + packing.HEAD)
     assert not in_pack(opened(folder)).find(image, into), "not as it was written"
-    os.truncate(pack.folder / "pixels", 10)
+    os.truncate(pack.folder / "images", 10)
     assert not pack.find(image, into), "cut short"
 
 

@@ -4,13 +4,12 @@ Features lie in shards, safetensors with a digest, that only come to be or go. A
 
 FOLDER/KEY/    one set of images at one size, for every run and process that sees them so
   about.json   which, for people; its time of change tells when the pack was last opened
-  records      [n, 36]: identity of an image (32 bytes), and a checksum of that and of its pixels
-  pixels       [n, 3, size, size], uint8
+  images       [n]: identity of an image (32 bytes), a checksum of that and its pixels, the pixels
 
-An image is written in its own place and its record after it. It counts only if the record agrees
-with the file it came from and with the pixels. So any number of processes may write at once, the
-same to the same place; one that is killed loses the image it was at; and what a failing disk makes
-of an image is decoded again.
+An image is written in its own place. It counts only if its identity agrees with the file it came
+from, and the checksum with both. So any number of processes may write at once, the same to the same
+place; one that is killed loses the image it was at; and what a failing disk makes of an image is
+decoded again.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,16 +29,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, DamagedFile
 from acclimate.core.files import clear_temporary, locked, write_error, write_json
 from acclimate.core.tensors import read_tensors, save_tensors
 from acclimate.data.images import vectorised
+from acclimate.data.manifest import Manifest
 from acclimate.records.folder import LOCK
 
 VARIABLE = "ACCLIMATE_CACHE"
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 ENDING = ".safetensors"
 IMAGES, FEATURES = "images", "features"
+IDENTITY = 32  # bytes
 
 
 def user_cache(kind: str) -> Path | None:
@@ -81,22 +83,13 @@ class FeatureCache:
     folder: Path
     width: int
 
-    def begin(self, about: Mapping[str, Any], images: int) -> None:
-        """Make the folder, and refuse one on a disk without room for so many `images` more."""
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Make the folder, and say in it what made the features."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"features cannot be kept in {self.folder} ({error.strerror}); set {VARIABLE} to a "
-                f"folder that can be written to"
-            ) from error
+            raise write_error(self.folder, error) from error
         clear_temporary(self.folder)
-        needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise ConfigError(
-                f"features of {images} images take {needed / MIB:,.0f} MiB, and {self.folder} has "
-                f"{free / MIB:,.0f} MiB left; set {VARIABLE} to a folder on a larger disk"
-            )
         if not (self.folder / "about.json").exists():
             write_json(self.folder / "about.json", about)
 
@@ -154,9 +147,9 @@ class FeatureCache:
             yield path, [row.tobytes() for row in images]
 
 
-FORMAT = 2  # of the pixels: another way of decoding or resizing is another number
-RECORD, IDENTITY = 36, 32  # bytes
-LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
+FORMAT = 3  # of a pack: another layout, or way of decoding or resizing, is another number
+HEAD = IDENTITY + 4  # bytes before an image's pixels: its identity, and a checksum of both
+LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its file
 
 
 @dataclass(eq=False)
@@ -165,102 +158,92 @@ class Pack:
 
     folder: Path
     identities: Sequence[bytes]  # 32 bytes each
-    slot: np.ndarray  # [n]: the place of each image in the files
-    records: int  # file descriptors, which worker processes inherit
-    pixels: int
+    slot: np.ndarray  # [n]: the place of each image in the file
+    file: int  # a descriptor, which worker processes inherit
+    image_bytes: int
     _checked: np.ndarray = field(init=False)  # [n]: read or written by this process
 
     def __post_init__(self) -> None:
         self._checked = np.zeros(len(self.slot), dtype=bool)
-        weakref.finalize(self, _close, [self.records, self.pixels])
+        weakref.finalize(self, os.close, self.file)
 
     def has(self, image: int) -> bool:
-        """Return whether there is a record of the image as its file is now."""
-        return self._record(image)[:IDENTITY] == self.identities[image]
+        """Return whether there is an entry of the image as its file is now."""
+        return os.pread(self.file, IDENTITY, self._place(image)) == self.identities[image]
 
     def find(self, image: int, into: np.ndarray) -> bool:
         """Read the image into `into` [3, size, size]; return False if it is not there intact."""
+        head = bytearray(HEAD)
         try:
-            read = os.preadv(self.pixels, [into.data], int(self.slot[image]) * into.nbytes)
+            read = os.preadv(self.file, [head, into.data], self._place(image))
         except OSError:  # a failing disk: the image is decoded again
             return False
-        if read < into.nbytes:
+        if read < HEAD + self.image_bytes:
             return False
         if not self._checked[image]:
-            self._checked[image] = self._record(image) == _record(self.identities[image], into)
+            self._checked[image] = head == _head(self.identities[image], into)
         return bool(self._checked[image])
 
     def put(self, image: int, pixels: np.ndarray) -> None:
         """Write the image; raises OSError if the disk does not take it."""
-        slot = int(self.slot[image])
-        _write(self.pixels, pixels.tobytes(), slot * pixels.nbytes)
-        _write(self.records, _record(self.identities[image], pixels), slot * RECORD)
+        data, place = _head(self.identities[image], pixels) + pixels.tobytes(), self._place(image)
+        while data:
+            written = os.pwrite(self.file, data, place)
+            data, place = data[written:], place + written
         self._checked[image] = True
 
-    def _record(self, image: int) -> bytes:
-        with suppress(OSError):
-            return os.pread(self.records, RECORD, int(self.slot[image]) * RECORD)
-        return b""
+    def _place(self, image: int) -> int:
+        return int(self.slot[image]) * (HEAD + self.image_bytes)
+
+
+def _head(identity: bytes, pixels: np.ndarray) -> bytes:
+    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
 
 
 def open_pack(
-    root: Path,
-    images: Iterable[str | bytes],
-    count: int,
-    size: int,
-    *,
-    max_pixels: int,
-    budget: float,
-    about: str,
-    keep: bool = False,
-    make: bool = True,
+    manifest: Manifest, rows: np.ndarray, size: int, config: DataConfig, *, keep: bool, make: bool
 ) -> Pack | None:
-    """Open the pack of `count` images (absolute paths, or encoded) at `size`.
+    """Open the pack of the images that `rows` show, at `size`.
 
-    Returns None if a pack is not worth it, or exceeds `budget` bytes or the disk. A pack that was
-    made with `keep` is used whenever the budget is not 0, and is never removed for another; if the
-    disk does not take it, that is an error. Without `make` only such a pack is used.
+    Returns None if a pack is not worth it, or exceeds the budget or the disk. A pack that was made
+    with `keep` is used whenever the budget is not 0, and is never removed for another; if the disk
+    does not take it, that is an error. Without `make` only such a pack is used.
     """
-    needed = count * 3 * size**2
-    make = make and needed >= LEAST
-    if not keep and (budget <= 0 or not (make or _any_kept(root))):
+    root, needed = user_cache("images"), len(rows) * 3 * size**2
+    if root is None or not (keep or config.pack_gib):
         return None
     identities, names = [], []  # a file keeps its name when it is changed
-    for image in images:
+    for image in manifest.image_sources(rows):
         identities.append(image_identity(image))
         path = isinstance(image, str)
         names.append(hashlib.sha256(os.fsencode(image)).digest() if path else identities[-1])
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
-    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, max_pixels]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, config.max_pixels]).encode())
     for place in order:
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]
     kept = keep or bool(_about(folder).get("keep"))
-    if not kept and not (make and _make_room(root, folder, needed, budget)):
+    worth = make and needed >= LEAST
+    if not kept and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
-    facts = {"data": about, "images": count, "size": size, "gib": round(needed / GIB, 3)}
-    files: list[int] = []
+    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": kept}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, length in (("records", count * RECORD), ("pixels", needed)):
-            files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644))
-            if os.fstat(files[-1]).st_size != length:  # all who open it want the same
-                os.ftruncate(files[-1], length)
-        write_json(folder / "about.json", {**facts, "keep": kept})
+        write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})
+        file = os.open(folder / "images", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        _close(files)
         if keep:  # whoever asks for it is to know
             raise write_error(folder, error) from None
         return None
-    return Pack(folder, identities, slot, *files)
+    return Pack(folder, identities, slot, file, 3 * size**2)
 
 
 def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
     """Remove the packs below `root` that were opened longest ago until `folder` fits the budget.
 
-    Processes that have a removed pack open are not harmed: its files live on until they are closed.
+    Processes that have a removed pack open are not harmed: its file lives on until it is closed.
     """
     if needed > budget:
         return False
@@ -290,25 +273,6 @@ def _about(folder: Path) -> dict[str, Any]:
 def _bytes(folder: Path) -> int:
     """Size on disk: places of images that were never written take none."""
     try:
-        return (folder / "pixels").stat().st_blocks * 512
+        return (folder / "images").stat().st_blocks * 512
     except OSError:
         return 0
-
-
-def _any_kept(root: Path) -> bool:
-    return root.is_dir() and any(_about(folder).get("keep") for folder in root.iterdir())
-
-
-def _close(files: Sequence[int]) -> None:
-    for file in files:
-        os.close(file)
-
-
-def _record(identity: bytes, pixels: np.ndarray) -> bytes:
-    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
-
-
-def _write(file: int, data: bytes, place: int) -> None:
-    while data:
-        written = os.pwrite(file, data, place)
-        data, place = data[written:], place + written

@@ -7,7 +7,7 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from acclimate.core import text as wording
 from acclimate.core.errors import ConfigError, ManifestError
-from acclimate.core.files import odd_kind
 from acclimate.core.randomness import stream
 
 Key = TypeVar("Key")
@@ -270,8 +269,8 @@ def find_problems(
         _unlisted(classes, labels, label),
         _spellings("class", {*classes, *labels}),
         _spellings("domain", domains),
-        _bad_values("split", SPLITS, splits, split),
-        *_roles(table, domains, domain),
+        Finding(_outside("split", SPLITS, splits, split, "is unknown"), _one_of(SPLITS)),
+        *_roles(table),
         _no_content(table),
         *_repeats(table),
         Finding(
@@ -324,15 +323,23 @@ def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
 
 
 def _unlisted(classes: Sequence[str], names: list[str], codes: np.ndarray) -> Finding:
-    listed = Counter(classes)
-    twice = sorted(name for name, times in listed.items() if times > 1)
-    counts = np.bincount(codes, minlength=len(names))
-    problems = [f"class '{name}' is listed twice" for name in twice] + [
-        f"label '{name}' of {wording.count(count, 'row')} is not in the class list"
-        for name, count in zip(names, counts.tolist(), strict=True)
-        if name.strip() and name not in listed
-    ]
+    twice = sorted(name for name, times in Counter(classes).items() if times > 1)
+    blank = [name for name in names if not name.strip()]
+    unknown = _outside("label", {*classes, *blank}, names, codes, "is not in the class list")
+    problems = [*(f"class '{name}' is listed twice" for name in twice), *unknown]
     return Finding(problems, "mend the class list or drop the rows")
+
+
+def _outside(
+    column: str, allowed: Collection[str], names: list[str], codes: np.ndarray, what: str
+) -> list[str]:
+    """The values of a column that are not `allowed`, each with its number of rows."""
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    return [
+        f"{column} '{name}' of {wording.count(count, 'row')} {what}"
+        for name, count in zip(names, counts, strict=True)
+        if count and name not in allowed
+    ]
 
 
 def _spellings(what: str, names: Iterable[str]) -> Finding:
@@ -358,31 +365,28 @@ def _spelling(name: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"[\s_-]+", " ", folded))
 
 
-def _bad_values(
-    column: str, allowed: Sequence[str], names: list[str], codes: np.ndarray
-) -> Finding:
-    counts = np.bincount(codes, minlength=len(names)).tolist()
-    problems = [
-        f"{column} '{name}' of {wording.count(count, 'row')} is unknown"
-        for name, count in zip(names, counts, strict=True)
-        if count and name not in allowed
-    ]
-    return Finding(problems, f"use {', '.join(allowed[:-1])} or {allowed[-1]}")
-
-
-def _roles(table: pa.Table, domains: list[str], domain: np.ndarray) -> list[Finding]:
+def _roles(table: pa.Table) -> list[Finding]:
+    """Unknown roles, and domains that have several; a domain need not have one."""
     if "role" not in table.column_names:
         return []
     roles, role = encode(table["role"])
-    given = np.asarray([bool(name) for name in roles], dtype=bool)[role]
-    wrong = _bad_values("role", ROLES, roles, role[given])  # a domain need not have a role
-    pairs = np.unique(domain * len(roles) + role)
-    several = np.bincount(pairs // len(roles), minlength=len(domains)) > 1
-    problems = []
-    for code in np.flatnonzero(several).tolist():
-        held = [roles[pair % len(roles)] or "none" for pair in pairs if pair // len(roles) == code]
-        problems.append(f"domain '{domains[code]}' has the roles {' and '.join(held)}")
-    return [wrong, Finding(problems, "give all rows of a domain one role")]
+    by_domain = defaultdict(list)
+    pairs = table.select(["domain", "role"]).group_by(["domain", "role"]).aggregate([])
+    for pair in pairs.to_pylist():
+        by_domain[pair["domain"] or ""].append(pair["role"] or "")
+    several = [
+        f"domain '{name}' has the roles {' and '.join(one or 'none' for one in sorted(held))}"
+        for name, held in sorted(by_domain.items())
+        if len(held) > 1
+    ]
+    return [
+        Finding(_outside("role", ("", *ROLES), roles, role, "is unknown"), _one_of(ROLES)),
+        Finding(several, "give all rows of a domain one role"),
+    ]
+
+
+def _one_of(allowed: Sequence[str]) -> str:
+    return f"use {', '.join(allowed[:-1])} or {allowed[-1]}"
 
 
 def _no_content(table: pa.Table) -> Finding:
@@ -425,30 +429,22 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
     by_folder = defaultdict(list)
     for path in pc.unique(pc.drop_null(column)).to_pylist():
         if path not in skip:
-            folder, _, name = path.rpartition("/")
-            by_folder[folder].append(name)
-    missing, stray, odd = [], [], []
-    for folder, names in by_folder.items():
+            by_folder[path.rpartition("/")[0]].append(path)
+    missing, stray = [], []
+    for folder, paths in by_folder.items():
         entries, outside = _listing(root, folder)
-        for name in names:
-            path, entry = f"{folder}/{name}" if folder else name, entries.get(name)
+        for path in paths:
+            entry = entries.get(path.rpartition("/")[2])
             # A dead link is missing.
             if entry is None or not (entry.is_file() or Path(entry.path).exists()):
                 missing.append(f"file '{path}' is missing")
-            elif not entry.is_file():
-                kind = odd_kind(Path(entry.path)) or "something else"
-                odd.append(f"'{path}' is {kind}, not a file")
             elif outside or (entry.is_symlink() and not _inside(entry.path, root)):
                 stray.append(f"file '{path}' leads out of the root")
-    remedy = (
-        "fetch them with `acclimate build fetch`"
-        if "url" in table.column_names
-        else "restore the files or drop their rows"
-    )
+    fetched = "url" in table.column_names
+    remedy = "fetch them with `acclimate build fetch`"
     return [
-        Finding(missing, remedy),
+        Finding(missing, remedy if fetched else "restore the files or drop their rows"),
         Finding(stray, "replace the symbolic link by what it points to"),
-        Finding(odd, "put files in their place, or drop their rows"),
     ]
 
 

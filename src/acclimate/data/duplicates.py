@@ -116,24 +116,22 @@ def find_duplicates(manifest: "Manifest", rows: np.ndarray) -> list[Group]:
 
 def sentences(groups: Sequence[Group], data: str) -> list[str]:
     """What `inspect` says of them."""
-    said = []
-    for kind, what in (("same", "the same"), ("alike", "nearly the same")):
+    lines = []
+    alike = f"to keep them in one split: acclimate build folder {data} --alike --out FILE"
+    for kind, what, remedy in (
+        ("same", "the same", "copies stay in one split"),
+        ("alike", "nearly the same", alike),
+    ):
         mine = [group for group in groups if group.kind == kind]
-        if not mine:
-            continue
-        labels = sum(len(group.labels) > 1 for group in mine)
-        domains = sum(len(group.domains) > 1 for group in mine)
-        remedy = (
-            "copies stay in one split"
-            if kind == "same"
-            else f"to keep them in one split: acclimate build folder {data} --alike --out FILE"
-        )
-        said.append(
-            f"{count(len(mine), 'picture')} in several files that are {what}: {labels} under "
-            f"several labels, {domains} in several domains; {remedy}"
-        )
-        said += [f"{what}: {' and '.join(group.images[:_SHOWN])}" for group in mine[:_SHOWN]]
-    return said
+        if mine:
+            labels = sum(len(group.labels) > 1 for group in mine)
+            domains = sum(len(group.domains) > 1 for group in mine)
+            lines.append(
+                f"{count(len(mine), 'picture')} in several files that are {what}: {labels} under "
+                f"several labels, {domains} in several domains; {remedy}"
+            )
+        lines += [f"{what}: {' and '.join(group.images[:_SHOWN])}" for group in mine[:_SHOWN]]
+    return lines
 
 
 def _groups(

@@ -281,28 +281,14 @@ class ImageSource(Dataset[Decoded]):
         # Some cores are left to those for whom processes decode.
         self._processes = config.workers or max(min(own * 3 // 4, MOST_PROCESSES), 1)
         self._threads = ThreadPoolExecutor(config.workers or min(own, MOST_THREADS), "decode")
-        self.pack = self._open_pack(keep=keep, make=make_pack)
+        self.pack: Pack | None = None
+        if isinstance(manifest, Manifest):
+            self.pack = open_pack(manifest, self.first, size, config, keep=keep, make=make_pack)
         self.held: Tensor | None = None  # [images, 3, size, size], uint8
         fits = 3 * size**2 * len(self.first) <= config.cache_gib * GIB
         if held_on is not None or (self.pack is None and fits):
             shape = (len(self.first), 3, size, size)
             self.held = torch.empty(shape, dtype=torch.uint8, device=held_on)
-
-    def _open_pack(self, *, keep: bool, make: bool) -> Pack | None:
-        folder = user_cache("images")
-        if folder is None or isinstance(self.manifest, Given):
-            return None
-        return open_pack(
-            folder,
-            self.manifest.image_sources(self.first),
-            len(self.first),
-            self.size,
-            max_pixels=self.config.max_pixels,
-            budget=self.config.pack_gib * GIB,
-            about=self.manifest.source,
-            keep=keep,
-            make=make,
-        )
 
     def __getitem__(self, images: np.ndarray) -> Decoded:
         pixels = np.zeros((len(images), 3, self.size, self.size), dtype=np.uint8)
@@ -445,11 +431,11 @@ def pack_images(
     assert pack is not None, "a disk that does not take it is an error"
     for places, stored in readable(source, source.first, watch):
         for image, pixels in zip(places.tolist(), stored.numpy(), strict=True):
-            if not pack.has(image):  # whoever decoded it could not write it; the reason is here
-                try:
+            try:
+                if not pack.has(image):  # whoever decoded it could not write it
                     pack.put(image, pixels)
-                except OSError as error:
-                    raise write_error(pack.folder, error) from None
+            except OSError as error:
+                raise write_error(pack.folder, error) from None
     return pack
 
 

@@ -94,7 +94,7 @@ class Extraction:
         images, first, shown = _images(manifest, rows)
         self._check_budget(len(images), config)
         cache = FeatureCache(cache_folder(beside) / self.key, self.network.features)
-        cache.begin(self.about(), len(images) - cache.count(images))
+        cache.begin(self.about())
         source = ImageSource(
             manifest,
             self.size,
