@@ -14,10 +14,10 @@ from acclimate.data.duplicates import (
     find_duplicates,
     joined,
     perceptual_hash,
-    same_content,
     sentences,
 )
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import same_content
 
 
 def photo(seed: int, side: int = 48) -> Image.Image:

@@ -14,10 +14,9 @@ from PIL import Image
 from acclimate.config import DataConfig
 from acclimate.core.errors import WriteError
 from acclimate.data import cache as packing
-from acclimate.data import source as on_device
 from acclimate.data.cache import Pack
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import ImageSource, Quarantine, fits_on, open_source, pack_images
+from acclimate.data.source import ImageSource, Quarantine, fits_on, pack_images
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
 
@@ -56,12 +55,12 @@ def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1
 
 
 def in_pack(source: ImageSource) -> Pack:
-    assert source.decoder.pack is not None and source.held is None
-    return source.decoder.pack
+    assert source.pack is not None and source.held is None
+    return source.pack
 
 
 def in_memory(source: ImageSource) -> bool:
-    return source.decoder.pack is None and source.held is not None
+    return source.pack is None and source.held is not None
 
 
 def everything(source: ImageSource) -> torch.Tensor:
@@ -77,7 +76,7 @@ def test_the_second_run_decodes_nothing(folder: Path, decoded: list[object]) -> 
     assert torch.equal(everything(second), first)  # now without looking at the records
     assert len(decoded) == COUNT
     direct = opened(folder, gib=0.0, cache=0.0)
-    assert direct.decoder.pack is None and direct.held is None
+    assert direct.pack is None and direct.held is None
     assert torch.equal(everything(direct), first)
 
 
@@ -113,16 +112,12 @@ def test_a_changed_file_is_decoded_again(folder: Path, decoded: list[object]) ->
 
 def test_a_damaged_pack_is_decoded_again(folder: Path, decoded: list[object], cache: Path) -> None:
     whole = everything(opened(folder))
-    (pixels,) = cache.glob("*/pixels")
-    with pixels.open("r+b") as file:  # one byte of the third place
-        file.seek(2 * 3 * SIDE**2 + 17)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-    (records,) = cache.glob("*/records")
-    with records.open("r+b") as file:  # a record that was only half written
-        file.seek(6 * packing.RECORD)
-        file.write(b"\0" * 20)
+    (images,) = cache.glob("*/images")
+    entry = packing.HEAD + 3 * SIDE**2
+    data = bytearray(images.read_bytes())
+    data[2 * entry + packing.HEAD + 17] ^= 1  # one pixel of the third image
+    data[6 * entry : 6 * entry + 20] = b"\0" * 20  # an image that was only half written
+    images.write_bytes(data)
     assert torch.equal(everything(opened(folder)), whole)
     assert len(decoded) == COUNT + 2
     assert torch.equal(everything(opened(folder)), whole)
@@ -182,12 +177,7 @@ def test_budgets(folder: Path, cache: Path) -> None:
     for short in (gib * 0.99, 0.0):
         assert in_memory(opened(folder, size=SIDE, gib=short))
     neither = opened(folder, gib=0.0, cache=gib * 0.99)
-    assert neither.decoder.pack is None and neither.held is None
-
-
-def test_small_sets_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
-    assert in_memory(opened(folder))
+    assert neither.pack is None and neither.held is None
 
 
 def test_what_was_made_to_be_kept_is_used_however_small(
@@ -213,14 +203,6 @@ def test_what_was_made_to_be_kept_is_used_however_small(
     assert in_memory(opened(folder, gib=0.0))
 
 
-def test_without_being_asked_to_make_one_there_is_none(folder: Path) -> None:
-    quarantine = Quarantine.lenient(COUNT)
-    source = ImageSource(
-        Manifest.from_folder(folder), SIDE, DataConfig(), quarantine, make_pack=False
-    )
-    assert in_memory(source)
-
-
 def test_a_disk_that_is_nearly_full_gets_no_pack(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +225,7 @@ def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: P
     old, young = made(6), made(7)
     for age, path in ((200, old), (100, young)):
         os.utime(path / "about.json", (1e9 - age, 1e9 - age))
-    block = (young / "pixels").stat().st_blocks * 512
+    block = (young / "images").stat().st_blocks * 512
     gib = (NEEDED + block) / 2**30  # for the new one and one other
     using = opened(folder, size=6)  # opened last: the other one goes
     before = everything(using)
@@ -320,32 +302,25 @@ def test_a_pack_knows_what_was_written(folder: Path) -> None:
     assert not fresh.has(5) and not fresh.find(5, into), "never written"
     fresh.slot[5] = fresh.slot[image]
     assert not fresh.find(5, into), "another image's place"
-    os.pwrite(pack.pixels, b"\x00\x01", int(pack.slot[image]) * into.nbytes)
+    os.pwrite(pack.file, b"\x00\x01", pack._place(image) + packing.HEAD)
     assert not in_pack(opened(folder)).find(image, into), "not as it was written"
-    os.truncate(pack.folder / "pixels", 10)
+    os.truncate(pack.folder / "images", 10)
     assert not pack.find(image, into), "cut short"
 
 
 @pytest.mark.parametrize(
-    ("free", "share", "reserved", "expected"),
-    [(1000, 1.0, 3000, 1000), (1000, 0.5, 2000, 500), (1000, 0.5, 3000, 0)],
+    ("free", "share", "reserved", "most"),
+    [(1000, 1.0, 3000, 250), (1000, 0.5, 2000, 125), (1000, 0.5, 3000, -1)],
 )
-def test_a_gpu_has_as_much_free_as_this_process_is_allowed(
-    free: int, share: float, reserved: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_only_small_sets_go_to_a_gpu(
+    free: int, share: float, reserved: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A quarter of what this process may still take."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 5000))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-    assert on_device.free_on(torch.device("cuda", 0)) == expected
-
-
-def test_only_small_sets_go_to_a_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(on_device, "free_on", lambda device: 1000)
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert fits_on(gpu, 250, gib=1.0)
-    assert not fits_on(gpu, 251, gib=1.0)
-    assert not fits_on(gpu, 250, gib=249 / 2**30)
-    assert not fits_on(cpu, 1, gib=1.0)
-    manifest = Manifest.from_folder(folder)
-    quarantine = Quarantine.lenient(COUNT)
-    assert isinstance(open_source(manifest, SIDE, DataConfig(), quarantine, cpu), ImageSource)
+    gpu = torch.device("cuda", 0)
+    assert fits_on(gpu, most, gib=1.0) == (most > 0)
+    assert not fits_on(gpu, most + 1, gib=1.0)
+    assert not fits_on(gpu, 100, gib=99 / 2**30)
+    assert not fits_on(torch.device("cpu"), 1, gib=1.0)

@@ -13,7 +13,7 @@ import torch
 
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, TooManyUnreadable
+from acclimate.core.errors import ConfigError, TooManyUnreadable, WriteError
 from acclimate.data.cache import FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import NoQuarantine, Quarantine, open_source, pack_images, to_float
@@ -168,7 +168,7 @@ def test_an_interrupted_extraction_goes_on(
 
 def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     one, two = (FeatureCache(tmp_path / "key", 2) for _ in range(2))
-    one.begin({}, 1)
+    one.begin({})
     images = [bytes([n]) * 32 for n in range(3)]
     one.add(images[:2], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     two.add(images[1:], torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
@@ -224,13 +224,9 @@ def test_features_that_do_not_fit_are_refused(
     manifest = Manifest.from_folder(tree)
     with refused(ConfigError, 96, "data.cache_gib", 1e-05, "model.freeze"):
         extract(extractor, manifest, tmp_path, config=DataConfig(cache_gib=0.00001))
-    usage = type("usage", (), {"free": 1 << 29})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with refused(ConfigError, 1024, tmp_path / "key", 512, "ACCLIMATE_CACHE"):
-        FeatureCache(tmp_path / "key", 1 << 18).begin({}, 1024)
     (tmp_path / "file").touch()
-    with refused(ConfigError, tmp_path / "file" / "key", "ACCLIMATE_CACHE"):
-        FeatureCache(tmp_path / "file" / "key", 4).begin({}, 1)
+    with refused(WriteError, tmp_path / "file" / "key", "not a directory"):
+        FeatureCache(tmp_path / "file" / "key", 4).begin({})
 
 
 def test_a_pack_that_was_made_is_used(

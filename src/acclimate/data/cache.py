@@ -1,14 +1,15 @@
-"""Decoded images on disk, for every run and process that sees the same images at the same size.
+"""What was made of images, on disk by the images' identity: features, and decoded pixels.
 
-FOLDER/KEY/    one set of images at one size
+Features lie in shards, safetensors with a digest, that only come to be or go. A pack of pixels:
+
+FOLDER/KEY/    one set of images at one size, for every run and process that sees them so
   about.json   which, for people; its time of change tells when the pack was last opened
-  records      [n, 36]: identity of an image (32 bytes), and a checksum of that and of its pixels
-  pixels       [n, 3, size, size], uint8
+  images       [n]: identity of an image (32 bytes), a checksum of that and its pixels, the pixels
 
-An image is written in its own place and its record after it. It counts only if the record agrees
-with the file it came from and with the pixels. So any number of processes may write at once, the
-same to the same place; one that is killed loses the image it was at; and what a failing disk makes
-of an image is decoded again.
+An image is written in its own place. It counts only if its identity agrees with the file it came
+from, and the checksum with both. So any number of processes may write at once, the same to the same
+place; one that is killed loses the image it was at; and what a failing disk makes of an image is
+decoded again.
 """
 
 import hashlib
@@ -17,8 +18,8 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from acclimate.core.errors import ConfigError
-from acclimate.core.files import clear_temporary, parse_metadata, write_error, write_json
-from acclimate.core.tensors import save_tensors
+from acclimate.config import DataConfig
+from acclimate.core.errors import ConfigError, DamagedFile
+from acclimate.core.files import clear_temporary, locked, write_error, write_json
+from acclimate.core.tensors import read_tensors, save_tensors
 from acclimate.data.images import vectorised
+from acclimate.data.manifest import Manifest
 from acclimate.records.folder import LOCK
 
 VARIABLE = "ACCLIMATE_CACHE"
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 ENDING = ".safetensors"
-IMAGES, FEATURES, CHECKSUM = "images", "features", "sha256"
+IMAGES, FEATURES = "images", "features"
+IDENTITY = 32  # bytes
 
 
 def user_cache(kind: str) -> Path | None:
@@ -74,27 +78,18 @@ def cache_folder(beside: Path) -> Path:
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """The features that one backbone gives at one size: `width` numbers per image."""
+    """The features that one backbone gives at one size: `width` numbers per image, in shards."""
 
     folder: Path
     width: int
 
-    def begin(self, about: Mapping[str, Any], images: int) -> None:
-        """Make the folder, and refuse one on a disk without room for so many `images` more."""
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Make the folder, and say in it what made the features."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"features cannot be kept in {self.folder} ({error.strerror}); set {VARIABLE} to a "
-                f"folder that can be written to"
-            ) from error
+            raise write_error(self.folder, error) from error
         clear_temporary(self.folder)
-        needed, free = images * self.width * 4, shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise ConfigError(
-                f"features of {images} images take {needed / MIB:,.0f} MiB, and {self.folder} has "
-                f"{free / MIB:,.0f} MiB left; set {VARIABLE} to a folder on a larger disk"
-            )
         if not (self.folder / "about.json").exists():
             write_json(self.folder / "about.json", about)
 
@@ -104,74 +99,57 @@ class FeatureCache:
         A shard that does not hold what it held when it was written is removed.
         """
         places = {image: place for place, image in enumerate(wanted) if not found[place]}
-        for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
+        for path, images in self._shards() if places else ():
+            if places.keys().isdisjoint(images):
+                continue
             try:
-                held = self._shard(path, places)
-            except (SafetensorError, KeyError, TypeError, ValueError):
+                features = read_tensors(path)[0][FEATURES]
+                if features.shape != (len(images), self.width) or not features.isfinite().all():
+                    raise DamagedFile(path)
+            except DamagedFile:
                 path.unlink(missing_ok=True)
                 continue
-            except FileNotFoundError:  # damaged, and another process was faster to see it
-                continue
-            for image, row in held:
-                into[places[image]] = row
-                found[places[image]] = True
+            for image, row in zip(images, features, strict=True):
+                if image in places:
+                    into[places[image]] = row
+                    found[places[image]] = True
 
     def count(self, wanted: Sequence[bytes]) -> int:
         """How many of `wanted` are there, by their names alone."""
-        missing = set(wanted)
-        for path in self.folder.glob(f"*{ENDING}"):
-            with suppress(SafetensorError, KeyError, OSError), safe_open(path, "pt") as file:
-                missing -= {row.tobytes() for row in file.get_tensor(IMAGES).numpy()}
-        return len(set(wanted)) - len(missing)
+        there = {image for _, images in self._shards() for image in images}
+        return len(there & {*wanted})
 
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""
-        known = torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, 32).copy())
-        rows = features.to("cpu", torch.float32).contiguous()
-        checksum = _checksum(known, rows)
-        tensors = {IMAGES: known, FEATURES: rows}
-        save_tensors(self.folder / f"{checksum[:32]}{ENDING}", tensors, {CHECKSUM: checksum})
+        whole = b"".join(images)
+        known = torch.from_numpy(np.frombuffer(whole, np.uint8).reshape(-1, IDENTITY).copy())
+        path = self.folder / f"{hashlib.sha256(whole).hexdigest()[:32]}{ENDING}"
+        save_tensors(path, {IMAGES: known, FEATURES: features.to("cpu", torch.float32)})
 
-    @contextmanager
-    def alone(self, images: Sequence[bytes]) -> Iterator[None]:
+    def alone(self, images: Sequence[bytes]) -> AbstractContextManager[None]:
         """Wait until no other process is extracting these images: what it does need not be done
-        again. Who extracts others goes on beside it.
-
-        Where there are no locks the worst is that work is done twice.
-        """
-        import fcntl  # which Windows does not have
-
+        again. Who extracts others goes on beside it."""
         which = hashlib.sha256(b"".join(sorted(images))).hexdigest()[:16]
-        with (self.folder / f"{LOCK}-{which}").open("a") as lock:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield  # closing the file, or dying, lets go of the lock
+        path = self.folder / f"{LOCK}-{which}"
+        return locked(path, "extracting features", ConfigError, wait=True)
 
-    def _shard(self, path: Path, places: Mapping[bytes, int]) -> list[tuple[bytes, Tensor]]:
-        """Those of its images that are in `places`, and their features, checked."""
-        with safe_open(path, framework="pt") as file:
-            known = file.get_tensor(IMAGES)
-            images = [row.tobytes() for row in known.numpy()]
-            if not any(image in places for image in images):
-                return []
-            features, stored = file.get_tensor(FEATURES), parse_metadata(file.metadata())[CHECKSUM]
-        fits = features.shape == (len(images), self.width) and features.dtype == torch.float32
-        if not fits or _checksum(known, features) != stored or not features.isfinite().all():
-            raise ValueError
-        return [
-            (image, row) for image, row in zip(images, features, strict=True) if image in places
-        ]
+    def _shards(self) -> Iterator[tuple[Path, list[bytes]]]:
+        """Each shard's file and the images in it; damaged ones are removed."""
+        for path in sorted(self.folder.glob(f"*{ENDING}")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    images = file.get_tensor(IMAGES).numpy()
+            except FileNotFoundError:  # damaged, and another process was faster to see it
+                continue
+            except (SafetensorError, OSError):
+                path.unlink(missing_ok=True)
+                continue
+            yield path, [row.tobytes() for row in images]
 
 
-def _checksum(images: Tensor, features: Tensor) -> str:
-    digest = hashlib.sha256(images.numpy().tobytes())
-    digest.update(features.numpy().tobytes())
-    return digest.hexdigest()
-
-
-FORMAT = 2  # of the pixels: another way of decoding or resizing is another number
-RECORD, IDENTITY = 36, 32  # bytes
-LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its files
+FORMAT = 3  # of a pack: another layout, or way of decoding or resizing, is another number
+HEAD = IDENTITY + 4  # bytes before an image's pixels: its identity, and a checksum of both
+LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its file
 
 
 @dataclass(eq=False)
@@ -180,110 +158,92 @@ class Pack:
 
     folder: Path
     identities: Sequence[bytes]  # 32 bytes each
-    slot: np.ndarray  # [n]: the place of each image in the files
-    records: int  # file descriptors, which worker processes inherit
-    pixels: int
+    slot: np.ndarray  # [n]: the place of each image in the file
+    file: int  # a descriptor, which worker processes inherit
+    image_bytes: int
     _checked: np.ndarray = field(init=False)  # [n]: read or written by this process
 
     def __post_init__(self) -> None:
         self._checked = np.zeros(len(self.slot), dtype=bool)
-        weakref.finalize(self, _close, [self.records, self.pixels])
+        weakref.finalize(self, os.close, self.file)
 
     def has(self, image: int) -> bool:
-        """Return whether there is a record of the image as its file is now."""
-        return self._record(image)[:IDENTITY] == self.identities[image]
+        """Return whether there is an entry of the image as its file is now."""
+        return os.pread(self.file, IDENTITY, self._place(image)) == self.identities[image]
 
     def find(self, image: int, into: np.ndarray) -> bool:
         """Read the image into `into` [3, size, size]; return False if it is not there intact."""
+        head = bytearray(HEAD)
         try:
-            read = os.preadv(self.pixels, [into.data], int(self.slot[image]) * into.nbytes)
+            read = os.preadv(self.file, [head, into.data], self._place(image))
         except OSError:  # a failing disk: the image is decoded again
             return False
-        if read < into.nbytes:
+        if read < HEAD + self.image_bytes:
             return False
         if not self._checked[image]:
-            self._checked[image] = self._record(image) == _record(self.identities[image], into)
+            self._checked[image] = head == _head(self.identities[image], into)
         return bool(self._checked[image])
 
     def put(self, image: int, pixels: np.ndarray) -> None:
         """Write the image; raises OSError if the disk does not take it."""
-        slot = int(self.slot[image])
-        _write(self.pixels, pixels.tobytes(), slot * pixels.nbytes)
-        _write(self.records, _record(self.identities[image], pixels), slot * RECORD)
+        data, place = _head(self.identities[image], pixels) + pixels.tobytes(), self._place(image)
+        while data:
+            written = os.pwrite(self.file, data, place)
+            data, place = data[written:], place + written
         self._checked[image] = True
 
-    def _record(self, image: int) -> bytes:
-        with suppress(OSError):
-            return os.pread(self.records, RECORD, int(self.slot[image]) * RECORD)
-        return b""
+    def _place(self, image: int) -> int:
+        return int(self.slot[image]) * (HEAD + self.image_bytes)
+
+
+def _head(identity: bytes, pixels: np.ndarray) -> bytes:
+    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
 
 
 def open_pack(
-    root: Path,
-    images: Iterable[str | bytes],
-    count: int,
-    size: int,
-    *,
-    max_pixels: int,
-    budget: float,
-    about: str,
-    keep: bool = False,
-    make: bool = True,
+    manifest: Manifest, rows: np.ndarray, size: int, config: DataConfig, *, keep: bool, make: bool
 ) -> Pack | None:
-    """Open the pack of `count` images (absolute paths, or encoded) at `size`.
+    """Open the pack of the images that `rows` show, at `size`.
 
-    Returns None if a pack is not worth it, or exceeds `budget` bytes or the disk. A pack that was
-    made with `keep` is used whenever the budget is not 0, and is never removed for another; if the
-    disk does not take it, that is an error. Without `make` only such a pack is used.
+    Returns None if a pack is not worth it, or exceeds the budget or the disk. A pack that was made
+    with `keep` is used whenever the budget is not 0, and is never removed for another; if the disk
+    does not take it, that is an error. Without `make` only such a pack is used.
     """
-    needed = count * 3 * size**2
-    make = make and needed >= LEAST
-    if not keep and (budget <= 0 or not (make or _any_kept(root))):
+    root, needed = user_cache("images"), len(rows) * 3 * size**2
+    if root is None or not (keep or config.pack_gib):
         return None
-    identities, names = _identified(images)
+    identities, names = [], []  # a file keeps its name when it is changed
+    for image in manifest.image_sources(rows):
+        identities.append(image_identity(image))
+        path = isinstance(image, str)
+        names.append(hashlib.sha256(os.fsencode(image)).digest() if path else identities[-1])
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
-    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, max_pixels]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, config.max_pixels]).encode())
     for place in order:
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]
     kept = keep or bool(_about(folder).get("keep"))
-    if not kept and not (make and _make_room(root, folder, needed, budget)):
+    worth = make and needed >= LEAST
+    if not kept and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
-    facts = {"data": about, "images": count, "size": size, "gib": round(needed / GIB, 3)}
-    files: list[int] = []
+    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": kept}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, length in (("records", count * RECORD), ("pixels", needed)):
-            files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644))
-            if os.fstat(files[-1]).st_size != length:  # all who open it want the same
-                os.ftruncate(files[-1], length)
-        write_json(folder / "about.json", {**facts, "keep": kept})
+        write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})
+        file = os.open(folder / "images", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        _close(files)
         if keep:  # whoever asks for it is to know
             raise write_error(folder, error) from None
         return None
-    return Pack(folder, identities, slot, *files)
-
-
-def _identified(images: Iterable[str | bytes]) -> tuple[list[bytes], list[bytes]]:
-    """The identity of each image, and its name, which a file keeps when it is changed."""
-    identities, names = [], []
-    for image in images:
-        identities.append(image_identity(image))
-        if isinstance(image, str):
-            names.append(hashlib.sha256(os.fsencode(image)).digest())
-        else:
-            names.append(identities[-1])
-    return identities, names
+    return Pack(folder, identities, slot, file, 3 * size**2)
 
 
 def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
     """Remove the packs below `root` that were opened longest ago until `folder` fits the budget.
 
-    Processes that have a removed pack open are not harmed: its files live on until they are closed.
+    Processes that have a removed pack open are not harmed: its file lives on until it is closed.
     """
     if needed > budget:
         return False
@@ -313,25 +273,6 @@ def _about(folder: Path) -> dict[str, Any]:
 def _bytes(folder: Path) -> int:
     """Size on disk: places of images that were never written take none."""
     try:
-        return (folder / "pixels").stat().st_blocks * 512
+        return (folder / "images").stat().st_blocks * 512
     except OSError:
         return 0
-
-
-def _any_kept(root: Path) -> bool:
-    return root.is_dir() and any(_about(folder).get("keep") for folder in root.iterdir())
-
-
-def _close(files: Sequence[int]) -> None:
-    for file in files:
-        os.close(file)
-
-
-def _record(identity: bytes, pixels: np.ndarray) -> bytes:
-    return identity + zlib.crc32(pixels.data, zlib.crc32(identity)).to_bytes(4, "little")
-
-
-def _write(file: int, data: bytes, place: int) -> None:
-    while data:
-        written = os.pwrite(file, data, place)
-        data, place = data[written:], place + written

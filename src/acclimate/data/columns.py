@@ -7,9 +7,8 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ import pyarrow.compute as pc
 
 from acclimate.core import text as wording
 from acclimate.core.errors import ConfigError, ManifestError
-from acclimate.core.files import odd_kind
 from acclimate.core.randomness import stream
 
 Key = TypeVar("Key")
@@ -38,22 +36,14 @@ def require_columns(table: pa.Table, source: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ManifestError(f"{source} has two columns named '{twice[0]}'; rename one of them")
-    wanted = ["label", "domain"]
-    if not set(CONTENT) & set(names):
-        wanted.insert(0, "image")
-    for name in wanted:
+    content = [] if set(CONTENT) & set(names) else ["image"]
+    for name in (*content, "label", "domain"):
         if name not in names:
-            raise ManifestError(_missing_column(name, names, source))
-
-
-def _missing_column(name: str, names: Sequence[str], source: str) -> str:
-    listed = ", ".join(other[:40] for other in names[:12])
-    listed += f" and {len(names) - 12} more" if len(names) > 12 else ""
-    short = [other for other in names[:1000] if len(other) <= 40]
-    folded = {other.strip().casefold(): other for other in short if other not in CORE}
-    near = get_close_matches(name, list(folded), n=1, cutoff=0.75)
-    remedy = f"Rename '{folded[near[0]]}' to" if near else "Name the column"
-    return f"{source} has no column '{name}'; it has {listed}. {remedy} '{name}'"
+            listed = ", ".join(other[:40] for other in names[:12])
+            raise ManifestError(
+                f"{source} has no column '{name}'; it has {listed}"
+                f"{' and more' if len(names) > 12 else ''}. Name the column '{name}'"
+            )
 
 
 def conform(table: pa.Table, source: str) -> pa.Table:
@@ -181,25 +171,10 @@ def digest(table: pa.Table, classes: Sequence[str]) -> str:
     sha = hashlib.sha256()
     sha.update(json.dumps(["manifest", 1, list(classes), table.num_rows]).encode())
     for name in CORE:
-        if name not in table.column_names or table[name].null_count == table.num_rows:
-            continue
-        sha.update(name.encode())
-        if name == "features":
-            for block in feature_blocks(table[name]):
-                sha.update(block.astype("<f4").tobytes())
-        else:
-            _feed(sha, sha, table[name].cast(pa.large_binary()))
+        if name in table.column_names and table[name].null_count < table.num_rows:
+            sha.update(name.encode())
+            _feed(name, sha, sha, table[name])
     return sha.hexdigest()
-
-
-def _feed(lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
-    # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
-    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
-    for chunk in pc.fill_null(column, b"").chunks:
-        _, offsets, data = chunk.buffers()
-        if len(chunk) and data is not None:
-            ends = np.frombuffer(offsets, dtype=np.int64)
-            sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
 
 
 class Content:
@@ -214,17 +189,29 @@ class Content:
     def add(self, part: pa.Table) -> None:
         """`part` has its core columns in their types."""
         self._rows += part.num_rows
-        for name, (lengths, content) in self._sums.items():
-            if name == "features":
-                for block in feature_blocks(part[name]):
-                    content.update(block.astype("<f4", copy=False).tobytes())
-            else:
-                _feed(lengths, content, part[name].cast(pa.large_binary()))
+        for name, sums in self._sums.items():
+            _feed(name, *sums, part[name])
 
     def checksum(self) -> str:
         sums = {n: [one.hexdigest() for one in both] for n, both in self._sums.items()}
         whole = json.dumps([self._known, self._rows, sums], sort_keys=True)
         return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
+    """Hash a column: the lengths of its cells, and their bytes."""
+    if name == "features":
+        for block in feature_blocks(column):
+            sha.update(block.astype("<f4").tobytes())
+        return
+    column = column.cast(pa.large_binary())
+    # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
+    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
+    for chunk in pc.fill_null(column, b"").chunks:
+        _, offsets, data = chunk.buffers()
+        if len(chunk) and data is not None:
+            ends = np.frombuffer(offsets, dtype=np.int64)
+            sha.update(data[ends[chunk.offset] : ends[chunk.offset + len(chunk)]])
 
 
 def grouped(codes: np.ndarray, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
@@ -268,20 +255,24 @@ def find_problems(
     """Every kind of problem there is; the files are looked at only with `check_files`."""
     if table.num_rows == 0 and not declared_domains:
         return [Finding(["there are no rows"], "add some")]
-    names = {column: encode(table[column]) for column in ("label", "domain", "split")}
+    labels, label = encode(table["label"])
+    domains, domain = encode(table["domain"])
+    splits, split = encode(table["split"])
     outside = _outside_paths(table)
     found = [
-        _empty_names("label", *names["label"]),
-        _empty_names("domain", *names["domain"]),
-        _empty_domains(declared_domains, names["domain"][0]),
-        _unlisted(classes, *names["label"]),
-        _spellings("class", {*classes, *names["label"][0]}),
-        _spellings("domain", names["domain"][0]),
-        _bad_values("split", SPLITS, *names["split"]),
-        *_roles(table, *names["domain"]),
+        _empty_names("label", labels, label),
+        _empty_names("domain", domains, domain),
+        Finding(
+            [f"domain '{name}' has no images" for name in sorted({*declared_domains} - {*domains})],
+            "add images or remove its folder",
+        ),
+        _unlisted(classes, labels, label),
+        _spellings("class", {*classes, *labels}),
+        _spellings("domain", domains),
+        Finding(_outside("split", SPLITS, splits, split, "is unknown"), _one_of(SPLITS)),
+        *_roles(table),
         _no_content(table),
-        _duplicates(table),
-        _leaks(table),
+        *_repeats(table),
         Finding(
             [f"path '{path}' is outside the root" for path in outside],
             "give paths relative to the root and below it",
@@ -293,18 +284,34 @@ def find_problems(
     return [finding for finding in found if finding.problems]
 
 
-def _leaks(table: pa.Table) -> Finding:
-    """An image of a domain in two of its splits would be both trained on and scored."""
-    problems: list[str] = []
-    if "image" in table.column_names:
-        named = table.select(["image", "domain", "split"]).filter(pc.is_valid(table["image"]))
-        splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
-        twice = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
-        problems = [
-            f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
-            for row in twice.select(["image", "domain"]).to_pylist()
-        ]
-    return Finding(problems, "keep all rows of an image in one split")
+def _repeats(table: pa.Table) -> list[Finding]:
+    """Rows that say the same, and images in two splits of a domain, which would be both trained on
+    and scored."""
+    if "image" not in table.column_names:
+        return []
+    keys = ["image", "label", "domain", "split"]
+    named = table.select(keys).filter(pc.is_valid(table["image"]))
+    counted = named.group_by(keys, use_threads=False).aggregate([([], "count_all")])
+    repeated = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
+    splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
+    several = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
+    return [
+        Finding(
+            [
+                f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in "
+                f"domain '{row['domain']}', split '{row['split']}'"
+                for row in repeated
+            ],
+            "keep one row of each",
+        ),
+        Finding(
+            [
+                f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
+                for row in several.to_pylist()
+            ],
+            "keep all rows of an image in one split",
+        ),
+    ]
 
 
 def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
@@ -315,22 +322,24 @@ def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
     return Finding(problems, f"fill in the {column} or drop the rows")
 
 
-def _empty_domains(declared: Iterable[str], present: Iterable[str]) -> Finding:
-    empty = sorted(set(declared) - set(present))
-    problems = [f"domain '{name}' has no images" for name in empty]
-    return Finding(problems, "add images or remove its folder")
-
-
 def _unlisted(classes: Sequence[str], names: list[str], codes: np.ndarray) -> Finding:
-    listed = Counter(classes)
-    twice = sorted(name for name, times in listed.items() if times > 1)
-    counts = np.bincount(codes, minlength=len(names))
-    problems = [f"class '{name}' is listed twice" for name in twice] + [
-        f"label '{name}' of {wording.count(count, 'row')} is not in the class list"
-        for name, count in zip(names, counts.tolist(), strict=True)
-        if name.strip() and name not in listed
-    ]
+    twice = sorted(name for name, times in Counter(classes).items() if times > 1)
+    blank = [name for name in names if not name.strip()]
+    unknown = _outside("label", {*classes, *blank}, names, codes, "is not in the class list")
+    problems = [*(f"class '{name}' is listed twice" for name in twice), *unknown]
     return Finding(problems, "mend the class list or drop the rows")
+
+
+def _outside(
+    column: str, allowed: Collection[str], names: list[str], codes: np.ndarray, what: str
+) -> list[str]:
+    """The values of a column that are not `allowed`, each with its number of rows."""
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    return [
+        f"{column} '{name}' of {wording.count(count, 'row')} {what}"
+        for name, count in zip(names, counts, strict=True)
+        if count and name not in allowed
+    ]
 
 
 def _spellings(what: str, names: Iterable[str]) -> Finding:
@@ -356,31 +365,28 @@ def _spelling(name: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"[\s_-]+", " ", folded))
 
 
-def _bad_values(
-    column: str, allowed: Sequence[str], names: list[str], codes: np.ndarray
-) -> Finding:
-    counts = np.bincount(codes, minlength=len(names)).tolist()
-    problems = [
-        f"{column} '{name}' of {wording.count(count, 'row')} is unknown"
-        for name, count in zip(names, counts, strict=True)
-        if count and name not in allowed
-    ]
-    return Finding(problems, f"use {', '.join(allowed[:-1])} or {allowed[-1]}")
-
-
-def _roles(table: pa.Table, domains: list[str], domain: np.ndarray) -> list[Finding]:
+def _roles(table: pa.Table) -> list[Finding]:
+    """Unknown roles, and domains that have several; a domain need not have one."""
     if "role" not in table.column_names:
         return []
     roles, role = encode(table["role"])
-    given = np.asarray([bool(name) for name in roles], dtype=bool)[role]
-    wrong = _bad_values("role", ROLES, roles, role[given])  # a domain need not have a role
-    pairs = np.unique(domain * len(roles) + role)
-    several = np.bincount(pairs // len(roles), minlength=len(domains)) > 1
-    problems = []
-    for code in np.flatnonzero(several).tolist():
-        held = [roles[pair % len(roles)] or "none" for pair in pairs if pair // len(roles) == code]
-        problems.append(f"domain '{domains[code]}' has the roles {' and '.join(held)}")
-    return [wrong, Finding(problems, "give all rows of a domain one role")]
+    by_domain = defaultdict(list)
+    pairs = table.select(["domain", "role"]).group_by(["domain", "role"]).aggregate([])
+    for pair in pairs.to_pylist():
+        by_domain[pair["domain"] or ""].append(pair["role"] or "")
+    several = [
+        f"domain '{name}' has the roles {' and '.join(one or 'none' for one in sorted(held))}"
+        for name, held in sorted(by_domain.items())
+        if len(held) > 1
+    ]
+    return [
+        Finding(_outside("role", ("", *ROLES), roles, role, "is unknown"), _one_of(ROLES)),
+        Finding(several, "give all rows of a domain one role"),
+    ]
+
+
+def _one_of(allowed: Sequence[str]) -> str:
+    return f"use {', '.join(allowed[:-1])} or {allowed[-1]}"
 
 
 def _no_content(table: pa.Table) -> Finding:
@@ -389,21 +395,6 @@ def _no_content(table: pa.Table) -> Finding:
         bare &= pc.is_null(table[name]).to_numpy()
     problems = [f"row {row} has no image" for row in np.flatnonzero(bare)]
     return Finding(problems, "give its path or drop the row")
-
-
-def _duplicates(table: pa.Table) -> Finding:
-    if "image" not in table.column_names:
-        return Finding([], "")
-    keys = ["image", "label", "domain", "split"]
-    named = table.select(keys).filter(pc.is_valid(table["image"]))
-    counted = named.group_by(keys, use_threads=False).aggregate([([], "count_all")])
-    repeated = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
-    problems = [
-        f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in domain "
-        f"'{row['domain']}', split '{row['split']}'"
-        for row in repeated
-    ]
-    return Finding(problems, "keep one row of each")
 
 
 def _outside_paths(table: pa.Table) -> list[str]:
@@ -438,30 +429,22 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
     by_folder = defaultdict(list)
     for path in pc.unique(pc.drop_null(column)).to_pylist():
         if path not in skip:
-            folder, _, name = path.rpartition("/")
-            by_folder[folder].append(name)
-    missing, stray, odd = [], [], []
-    for folder, names in by_folder.items():
+            by_folder[path.rpartition("/")[0]].append(path)
+    missing, stray = [], []
+    for folder, paths in by_folder.items():
         entries, outside = _listing(root, folder)
-        for name in names:
-            path, entry = f"{folder}/{name}" if folder else name, entries.get(name)
+        for path in paths:
+            entry = entries.get(path.rpartition("/")[2])
             # A dead link is missing.
             if entry is None or not (entry.is_file() or Path(entry.path).exists()):
                 missing.append(f"file '{path}' is missing")
-            elif not entry.is_file():
-                kind = odd_kind(Path(entry.path)) or "something else"
-                odd.append(f"'{path}' is {kind}, not a file")
             elif outside or (entry.is_symlink() and not _inside(entry.path, root)):
                 stray.append(f"file '{path}' leads out of the root")
-    remedy = (
-        "fetch them with `acclimate build fetch`"
-        if "url" in table.column_names
-        else "restore the files or drop their rows"
-    )
+    fetched = "url" in table.column_names
+    remedy = "fetch them with `acclimate build fetch`"
     return [
-        Finding(missing, remedy),
+        Finding(missing, remedy if fetched else "restore the files or drop their rows"),
         Finding(stray, "replace the symbolic link by what it points to"),
-        Finding(odd, "put files in their place, or drop their rows"),
     ]
 
 

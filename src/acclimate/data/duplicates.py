@@ -3,28 +3,22 @@
 Whoever trains on one copy and is scored on another is scored on what it was trained on.
 """
 
-import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
 from acclimate.core.text import count
+from acclimate.data.readers import same_content
 
 if TYPE_CHECKING:
     from acclimate.data.manifest import Manifest
 
-BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 SIDE, KEPT = 32, 8  # of the thumbnail, and of the corner of its cosine transform
 NEAR_BITS = 4  # of 63 may differ: two photographs of different things differ in some 31
 NEAR_GREY = 8.0  # of 255, on average over the thumbnails
@@ -40,56 +34,6 @@ class Group:
     images: tuple[str, ...]
     labels: tuple[str, ...]
     domains: tuple[str, ...]
-
-
-def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
-    """int64 [n], equal where two rows show files of one content; None where no two files are the
-    same. Only files of one size are read, and of those most only in part."""
-    if "image" not in table.column_names:
-        return None
-    names = pc.unique(pc.drop_null(table["image"])).to_pylist()
-    copies = _same_files([root / name for name in names])
-    if not copies:
-        return None
-    file = pc.index_in(table["image"], value_set=pa.array(names, pa.string()))
-    file = pc.fill_null(file, -1).to_numpy().astype(np.int64)
-    first = np.arange(len(names))
-    for places in copies:
-        first[places] = min(places)
-    return np.where(file < 0, len(names) + np.arange(len(file)), first[file])
-
-
-def _same_files(paths: Sequence[Path]) -> list[list[int]]:
-    """Places of files with one content, told apart by their size, a block, and then the whole."""
-    groups = [list(range(len(paths)))]
-    for key in (_size, _middle, _whole):
-        finer = []
-        for places in groups:
-            by_key = defaultdict(list)
-            for place in places:
-                with suppress(OSError, ValueError):  # what cannot be read is no copy
-                    by_key[key(paths[place])].append(place)
-            finer += [some for some in by_key.values() if len(some) > 1]
-        groups = finer
-    return groups
-
-
-def _size(path: Path) -> int:
-    size = os.stat(path).st_size  # noqa: PTH116 (many)
-    if size == 0:
-        raise ValueError("an empty file shows nothing")
-    return size
-
-
-def _middle(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
-        return file.read(BLOCK)
-
-
-def _whole(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def near_content(manifest: "Manifest", rows: np.ndarray) -> list[tuple[int, int]]:
@@ -172,24 +116,22 @@ def find_duplicates(manifest: "Manifest", rows: np.ndarray) -> list[Group]:
 
 def sentences(groups: Sequence[Group], data: str) -> list[str]:
     """What `inspect` says of them."""
-    said = []
-    for kind, what in (("same", "the same"), ("alike", "nearly the same")):
+    lines = []
+    alike = f"to keep them in one split: acclimate build folder {data} --alike --out FILE"
+    for kind, what, remedy in (
+        ("same", "the same", "copies stay in one split"),
+        ("alike", "nearly the same", alike),
+    ):
         mine = [group for group in groups if group.kind == kind]
-        if not mine:
-            continue
-        labels = sum(len(group.labels) > 1 for group in mine)
-        domains = sum(len(group.domains) > 1 for group in mine)
-        remedy = (
-            "copies stay in one split"
-            if kind == "same"
-            else f"to keep them in one split: acclimate build folder {data} --alike --out FILE"
-        )
-        said.append(
-            f"{count(len(mine), 'picture')} in several files that are {what}: {labels} under "
-            f"several labels, {domains} in several domains; {remedy}"
-        )
-        said += [f"{what}: {' and '.join(group.images[:_SHOWN])}" for group in mine[:_SHOWN]]
-    return said
+        if mine:
+            labels = sum(len(group.labels) > 1 for group in mine)
+            domains = sum(len(group.domains) > 1 for group in mine)
+            lines.append(
+                f"{count(len(mine), 'picture')} in several files that are {what}: {labels} under "
+                f"several labels, {domains} in several domains; {remedy}"
+            )
+        lines += [f"{what}: {' and '.join(group.images[:_SHOWN])}" for group in mine[:_SHOWN]]
+    return lines
 
 
 def _groups(

@@ -4,22 +4,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate.core.errors import DamagedFile, ManifestError, damage_is, unknown
-from acclimate.core.files import Fields, parse_json
+from acclimate.core.errors import ManifestError, damage_is, unknown
 from acclimate.core.text import count
 from acclimate.data import readers
 from acclimate.data.columns import (
     BASE_IMAGE,
     GROUPS,
     SPLITS,
-    Content,
     Finding,
     conform,
     digest,
@@ -31,39 +29,12 @@ from acclimate.data.columns import (
     require_columns,
     seeded_splits,
 )
-from acclimate.data.duplicates import joined, near_content, same_content
-from acclimate.data.readers import MANIFEST_KEY, SEAL_KEY, VERSION
+from acclimate.data.duplicates import joined, near_content
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
     "without its metadata, as a plain one"
 )
-
-
-def _facts(stored: bytes, path: Path) -> Fields:
-    try:
-        facts = parse_json(stored)
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict) or "\0" in str(facts.get("root")):
-        raise DamagedFile(path)
-    return Fields(facts, path)
-
-
-def _checked(table: pa.Table, facts: Fields, seal: bytes | None) -> pa.Table:
-    """The rows in their types, if they are those that were written; earlier versions say nothing
-    of them."""
-    names = table.column_names
-    if "split" not in names:
-        raise DamagedFile(facts.path)
-    require_columns(table, facts.path.name)
-    table = conform(table, facts.path.name)
-    if seal is not None:
-        content = Content(facts.values, names)
-        content.add(table)
-        if content.checksum().encode() != seal:
-            raise DamagedFile(facts.path)
-    return table
 
 
 # Tables have no hash and roots do not matter: compare manifests by `digest()`.
@@ -115,12 +86,8 @@ class Manifest:
         """
         path = Path(path).expanduser()
         if readers.is_manifest(path):
-            manifest = cls.read(path)
-            return (
-                manifest
-                if root is None
-                else replace(manifest, root=Path(root).expanduser().resolve())
-            )
+            stored = cls.read(path)
+            return stored if root is None else replace(stored, root=Path(root).expanduser())
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
@@ -145,21 +112,12 @@ class Manifest:
     def read(cls, path: str | Path) -> Self:
         """A manifest that `write` wrote, wherever it and its images have moved together."""
         path = Path(path).expanduser()
-        table = readers.read_rows(path)
-        metadata = readers.file_metadata(path)
-        if metadata.keys().isdisjoint({MANIFEST_KEY, SEAL_KEY}):
+        if not readers.is_manifest(path):
             raise ManifestError(
                 f"{path.name} is a plain table, not a manifest; read it with Manifest.open"
             )
         with damage_is(ManifestError, REMEDY):
-            facts = _facts(metadata.get(MANIFEST_KEY, b""), path)
-            version = facts.whole("version")
-            if version != VERSION:
-                raise ManifestError(
-                    f"{path.name} has manifest version {version}, this is version {VERSION}; "
-                    "update acclimate"
-                )
-            table = _checked(table, facts, metadata.get(SEAL_KEY))
+            table, facts = readers.read_manifest(path)
             return cls(
                 table,
                 facts.texts("classes"),
@@ -196,7 +154,7 @@ class Manifest:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
-            same = same_content(table, root)
+            same = readers.same_content(table, root)
             if alike:
                 whole = cls(table, classes, root.resolve(), source, domains)
                 own = image_codes(table, "image") if same is None else same
@@ -348,16 +306,14 @@ class Manifest:
 
     def image_sources(self, rows: np.ndarray) -> Iterator[str | bytes]:
         """As `image_source` of each, paths as text; of many rows in a fraction of the time."""
-        root = os.fspath(self.root.absolute())
-        paths: list[str | None] = [None] * len(rows)
-        if "image" in self.table.column_names and "bytes" not in self.table.column_names:
-            paths = self.table["image"].take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
-        for row, path in zip(rows.tolist(), paths, strict=True):
-            if path is None:
+        names = self.table.column_names
+        if "image" not in names or "bytes" in names or self.table["image"].null_count:
+            for row in rows.tolist():
                 source = self.image_source(row)
-                yield source if isinstance(source, bytes) else os.fspath(source.absolute())
-            else:
-                yield os.path.join(root, _usual(path))  # noqa: PTH118
+                yield source if isinstance(source, bytes) else os.fspath(source)
+        else:
+            for path in self.table["image"].take(pa.array(rows)).to_pylist():
+                yield os.path.normpath(os.path.join(self.root, path))  # noqa: PTH118
 
     def _cell(self, column: str, row: int) -> Any:
         if column not in self.table.column_names:
@@ -403,11 +359,6 @@ class Manifest:
             number = "a problem" if several == 1 else f"{several} problems"
             listed = "; ".join(finding.summary() for finding in found)
             raise ManifestError(f"{self.source} has {number}: {listed}")
-
-
-def _usual(path: str) -> str:
-    """As `Path` writes it, which takes its time."""
-    return str(PurePath(path)) if "//" in path or "./" in path else path
 
 
 def image_counts(manifest: Manifest) -> dict[str, int]:

@@ -4,10 +4,13 @@ Nothing here judges the rows.
 """
 
 import codecs
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -20,9 +23,16 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from acclimate.core.errors import ImageError, ManifestError
-from acclimate.core.files import require_regular, write_atomically
-from acclimate.data.columns import TEXT, Content, conform
+from acclimate.core.errors import DamagedFile, ImageError, ManifestError
+from acclimate.core.files import (
+    FORMAT,
+    Fields,
+    parse_json,
+    require_format,
+    require_regular,
+    write_atomically,
+)
+from acclimate.data.columns import TEXT, Content, conform, encode, require_columns
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
@@ -54,8 +64,8 @@ IMAGE_EXTENSIONS = frozenset(
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
-VERSION = 1  # of manifests
 SEPARATORS = ",;\t|"
+BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
 _LAYOUT = "put each image under <domain>/<class>/"
 
@@ -199,6 +209,54 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return sorted(images.values())
 
 
+def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
+    """int64 [n], equal where two rows show files of one content; None where no two files are the
+    same. Only files of one size are read, and of those most only in part."""
+    if "image" not in table.column_names:
+        return None
+    names, file = encode(table["image"])
+    groups = [[place for place, name in enumerate(names) if name]]
+    for key in (_size, _middle, _whole):
+        groups = [finer for group in groups for finer in _equal(group, names, root, key)]
+    if not groups:
+        return None
+    first = np.arange(len(names))
+    for places in groups:
+        first[places] = places[0]
+    # A row without a path shows a picture of its own.
+    own = len(names) + np.arange(len(file))
+    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], own)
+
+
+def _equal(
+    places: Sequence[int], names: Sequence[str], root: Path, key: Callable[[Path], object]
+) -> list[list[int]]:
+    """Those of the named files whose `key` agrees with another's."""
+    by_key = defaultdict(list)
+    for place in places:
+        with suppress(OSError, ValueError):  # what cannot be read is no copy
+            by_key[key(root / names[place])].append(place)
+    return [alike for alike in by_key.values() if len(alike) > 1]
+
+
+def _size(path: Path) -> int:
+    size = os.stat(path).st_size  # noqa: PTH116 (many)
+    if size == 0:
+        raise ValueError("an empty file shows nothing")
+    return size
+
+
+def _middle(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
+        return file.read(BLOCK)
+
+
+def _whole(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
 def is_image(path: str) -> bool:
     """By its name; DICOM without an ending by what is in it."""
     return path.rpartition(".")[2].lower() in IMAGE_EXTENSIONS or is_of(DICOM, path)
@@ -253,13 +311,34 @@ def read_rows(path: Path) -> pa.Table:
 
 def is_manifest(path: Path) -> bool:
     """Whether `path` is Parquet that carries a manifest's metadata."""
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        return False
-    return not {MANIFEST_KEY, SEAL_KEY}.isdisjoint(file_metadata(path))
+    return not {MANIFEST_KEY, SEAL_KEY}.isdisjoint(_file_metadata(path))
 
 
-def file_metadata(path: Path) -> dict[bytes, bytes]:
+def read_manifest(path: Path) -> tuple[pa.Table, Fields]:
+    """The rows that `write_parts` wrote, in their types, and the facts beside them."""
+    table, metadata = read_rows(path), _file_metadata(path)
+    try:
+        facts = parse_json(metadata.get(MANIFEST_KEY, b""))
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or "\0" in str(facts.get("root")):
+        raise DamagedFile(path)
+    require_format(facts.get("version"), path)
+    require_columns(table, path.name)
+    if "split" not in table.column_names:
+        raise DamagedFile(path)
+    table = conform(table, path.name)
+    content = Content(facts, table.column_names)
+    content.add(table)
+    if content.checksum().encode() != metadata.get(SEAL_KEY):
+        raise DamagedFile(path)
+    return table, Fields(facts, path)
+
+
+def _file_metadata(path: Path) -> dict[bytes, bytes]:
     """What a Parquet file says of itself, which need not be all that comes with its table."""
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return {}
     try:
         return pq.read_metadata(path).metadata or {}
     except (pa.ArrowException, OSError, ValueError):
@@ -372,7 +451,7 @@ def write_parts(
     first = next(coming)
     named = "image" in first.column_names
     facts = {
-        "version": VERSION,
+        "version": FORMAT,
         "classes": tuple(classes),
         # Without paths the root means nothing, and where it was is nobody's business.
         "root": os.path.relpath(root, path.parent.resolve()) if named else ".",

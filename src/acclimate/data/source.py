@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ class Quarantine:
 
     @classmethod
     def lenient(cls, total: int) -> Self:
-        """Every bad image is noted and none is fatal, as at prediction time."""
+        """One that notes every bad image and takes none as fatal, as at prediction time."""
         return cls(None, total=total, max_share=1.0)
 
     def add(self, image: str, reason: str) -> None:
@@ -65,16 +65,14 @@ class Quarantine:
                 self._reasons[image] = reason
                 if self._path is not None:
                     append_line(self._path, _line(image, reason))
-            if self._too_many():
-                raise TooManyUnreadable(self._complaint(image))
+            self._check(image)
 
     def refresh(self) -> None:
         """Take in what other processes of the run listed at the same path, and check the limit."""
         with self._lock:
             if self._path is not None:
                 self._reasons = _read_back(self._path)
-            if self._too_many():
-                raise TooManyUnreadable(self._complaint(next(iter(self._reasons))))
+            self._check(next(iter(self._reasons), ""))
 
     @property
     def entries(self) -> list[tuple[str, str]]:
@@ -95,13 +93,14 @@ class Quarantine:
         # Divided rather than multiplied: 0.29 * 100 is a little less than 29.
         return len(self._reasons) / max(self._total, 1) > self._max_share
 
-    def _complaint(self, image: str) -> str:
-        listed = "" if self._path is None else f"; all are listed in {self._path}"
-        return (
-            f"{len(self._reasons)} of {self._total} images cannot be read, more than the allowed "
-            f"{100 * self._max_share:.4g} %, for example {image} ({self._reasons[image]}){listed}; "
-            "mend the files or raise data.max_unreadable"
-        )
+    def _check(self, image: str) -> None:
+        if self._too_many():
+            listed = "" if self._path is None else f"; all are listed in {self._path}"
+            raise TooManyUnreadable(
+                f"{len(self._reasons)} of {self._total} images cannot be read, more than the "
+                f"allowed {100 * self._max_share:.4g} %, for example {image} "
+                f"({self._reasons[image]}){listed}; mend the files or raise data.max_unreadable"
+            )
 
 
 class NoQuarantine(Quarantine):
@@ -146,18 +145,13 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fits_on(device: torch.device | None, bytes_: int, gib: float) -> bool:
-    """Return whether images of so many bytes may stay on a GPU, of which `gib` are allowed."""
+    """Return whether images of so many bytes may stay on a GPU, of which `gib` are allowed: by what
+    other processes leave, and by this one's own limit."""
     if device is None or device.type != "cuda" or bytes_ > gib * GIB:
         return False
-    return bytes_ <= SHARE * free_on(device)
-
-
-def free_on(device: torch.device) -> float:
-    """Bytes of a GPU that this process may still take, by what others leave and by its own limit;
-    without those that torch's allocator holds ready."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = torch.cuda.get_per_process_memory_fraction(device) * total
-    return min(free, max(allowed - torch.cuda.memory_reserved(device), 0))
+    return bytes_ <= SHARE * min(free, allowed - torch.cuda.memory_reserved(device))
 
 
 EVALUATION_BATCH = 256  # rows that a network sees at a time where nothing is learned
@@ -252,59 +246,15 @@ class FeatureSource:
         return self.features[torch.from_numpy(rows)], np.ones(len(rows), dtype=bool)
 
 
-class Decoded(NamedTuple):
-    """What became of some images."""
-
-    pixels: Tensor  # uint8 [n, 3, size, size], zeros where an image cannot be read
-    failures: dict[int, str]  # place -> reason
+Decoded = tuple[Tensor, dict[int, str]]  # uint8 [n, 3, size, size], zeros where there is a reason
 
 
-@dataclass(frozen=True, eq=False)
-class Decoder(Dataset[Decoded]):
-    """Decodes images by number: with threads in this process, or alone in a DataLoader's worker.
-
-    Where there is a pack, images are looked for there first, and kept there.
-    """
-
-    manifest: Manifest | Given
-    rows: np.ndarray  # [images]: a row that shows each
-    size: int
-    max_pixels: int
-    pack: Pack | None
-    threads: ThreadPoolExecutor
-
-    def __getitem__(self, images: np.ndarray) -> Decoded:
-        pixels = np.zeros((len(images), 3, self.size, self.size), dtype=np.uint8)
-
-        def read(place: int) -> str | None:
-            return self._read(int(images[place]), pixels[place])
-
-        each = self.threads.map if get_worker_info() is None else map
-        reasons = enumerate(each(read, range(len(images))))
-        failures = {place: reason for place, reason in reasons if reason is not None}
-        return Decoded(torch.from_numpy(pixels), failures)
-
-    def _read(self, image: int, into: np.ndarray) -> str | None:
-        """Fill `into`, or return why the image cannot be read."""
-        if self.pack is not None and self.pack.find(image, into):
-            return None
-        source = self.manifest.image_source(int(self.rows[image]))
-        try:
-            np.copyto(into, read_pixels(source, self.size, max_pixels=self.max_pixels))
-        except ImageError as error:
-            into.fill(0)
-            return str(error)
-        if self.pack is not None:
-            with suppress(OSError):  # a full disk: work goes on without
-                self.pack.put(image, into)
-        return None
-
-
-class ImageSource:
+class ImageSource(Dataset[Decoded]):
     """Images, decoded once each if all of them may stay in memory or on a GPU (`held`).
 
-    Training and evaluation share what is held. Beside a GPU (`processes`) worker processes decode:
-    threads would hold up whoever asks the GPU for work.
+    Training and evaluation share what is held. As a `Dataset` it decodes images by number: with
+    threads in this process or, beside a GPU (`processes`), alone in each of a DataLoader's workers,
+    since threads would hold up whoever asks the GPU for work.
     """
 
     def __init__(
@@ -330,35 +280,46 @@ class ImageSource:
         self._able = processes and own >= LEAST_CORES and sys.platform == "linux"
         # Some cores are left to those for whom processes decode.
         self._processes = config.workers or max(min(own * 3 // 4, MOST_PROCESSES), 1)
-        threads = ThreadPoolExecutor(config.workers or min(own, MOST_THREADS), "decode")
-        pack = self._open_pack(keep=keep, make=make_pack)
-        self.decoder = Decoder(manifest, self.first, size, config.max_pixels, pack, threads)
+        self._threads = ThreadPoolExecutor(config.workers or min(own, MOST_THREADS), "decode")
+        self.pack: Pack | None = None
+        if isinstance(manifest, Manifest):
+            self.pack = open_pack(manifest, self.first, size, config, keep=keep, make=make_pack)
         self.held: Tensor | None = None  # [images, 3, size, size], uint8
         fits = 3 * size**2 * len(self.first) <= config.cache_gib * GIB
-        if held_on is not None or (pack is None and fits):
+        if held_on is not None or (self.pack is None and fits):
             shape = (len(self.first), 3, size, size)
             self.held = torch.empty(shape, dtype=torch.uint8, device=held_on)
 
-    def _open_pack(self, *, keep: bool, make: bool) -> Pack | None:
-        folder = user_cache("images")
-        if folder is None or isinstance(self.manifest, Given):
+    def __getitem__(self, images: np.ndarray) -> Decoded:
+        pixels = np.zeros((len(images), 3, self.size, self.size), dtype=np.uint8)
+
+        def read(place: int) -> str | None:
+            return self._read(int(images[place]), pixels[place])
+
+        each = self._threads.map if get_worker_info() is None else map
+        reasons = enumerate(each(read, range(len(images))))
+        failures = {place: reason for place, reason in reasons if reason is not None}
+        return torch.from_numpy(pixels), failures
+
+    def _read(self, image: int, into: np.ndarray) -> str | None:
+        """Fill `into` from the pack or the file, or return why the image cannot be read."""
+        if self.pack is not None and self.pack.find(image, into):
             return None
-        return open_pack(
-            folder,
-            self.manifest.image_sources(self.first),
-            len(self.first),
-            self.size,
-            max_pixels=self.config.max_pixels,
-            budget=self.config.pack_gib * GIB,
-            about=self.manifest.source,
-            keep=keep,
-            make=make,
-        )
+        source = self.manifest.image_source(int(self.first[image]))
+        try:
+            np.copyto(into, read_pixels(source, self.size, max_pixels=self.config.max_pixels))
+        except ImageError as error:
+            into.fill(0)  # a damaged image of the pack may be in it
+            return str(error)
+        if self.pack is not None:
+            with suppress(OSError):  # a full disk: work goes on without
+                self.pack.put(image, into)
+        return None
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return rows as stored, zeros for unreadable ones, and which are readable."""
         missing = self._missing(rows)
-        return self._gather(rows, missing, self.decoder[missing])
+        return self._gather(rows, missing, self[missing])
 
     def stream(
         self, parts: Iterable[np.ndarray], among: np.ndarray
@@ -374,11 +335,11 @@ class ImageSource:
         enough = self._able and len(self._missing(among)) >= LEAST_IMAGES
         processes = self._processes if enough else 0
         loader = DataLoader(
-            self.decoder,
+            self,
             batch_size=None,
             sampler=missing(),
             num_workers=processes,
-            collate_fn=_unchanged,
+            collate_fn=lambda decoded: decoded,
             pin_memory=self._able and torch.cuda.is_available(),
             generator=torch.Generator(),  # its seed is not to be drawn from the run's numbers
             # A copy of this process has the manifest and torch already.
@@ -400,30 +361,27 @@ class ImageSource:
         self, rows: np.ndarray, missing: np.ndarray, decoded: Decoded
     ) -> tuple[Tensor, np.ndarray]:
         """Rows as stored, from what is held and from the `missing` images, which were decoded."""
-        for place, reason in decoded.failures.items():
+        pixels, failures = decoded
+        for place, reason in failures.items():
             self.unreadable[missing[place]] = True
             self.quarantine.add(self.manifest.image_name(int(self.first[missing[place]])), reason)
         shown = self.image[rows]
         good = ~self.unreadable[shown]
         if self.held is None and np.array_equal(missing, shown):
-            return decoded.pixels, good  # which may be pinned memory, and need no copy
+            return pixels, good  # which may be pinned memory, and need no copy
         if self.held is None:
-            stored = torch.zeros((len(rows), *decoded.pixels.shape[1:]), dtype=torch.uint8)
+            stored = torch.zeros((len(rows), *pixels.shape[1:]), dtype=torch.uint8)
             order = {image: place for place, image in enumerate(missing.tolist())}
             read = [order[image] for image in shown[good].tolist()]
-            stored[torch.from_numpy(good)] = decoded.pixels[read]
+            stored[torch.from_numpy(good)] = pixels[read]
             return stored, good
         device = self.held.device
         if len(missing):
             places = sent(torch.from_numpy(missing), device)
-            self.held.index_copy_(0, places, sent(decoded.pixels, device))
+            self.held.index_copy_(0, places, sent(pixels, device))
             self.there[missing] = True
         stored = self.held.index_select(0, sent(torch.from_numpy(shown), device))
         return stored, good
-
-
-def _unchanged(decoded: Any) -> Any:
-    return decoded
 
 
 def numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -469,15 +427,15 @@ def pack_images(
     source = ImageSource(
         manifest, size, replace(config, cache_gib=0.0), quarantine, keep=True, processes=True
     )
-    pack = source.decoder.pack
+    pack = source.pack
     assert pack is not None, "a disk that does not take it is an error"
     for places, stored in readable(source, source.first, watch):
         for image, pixels in zip(places.tolist(), stored.numpy(), strict=True):
-            if not pack.has(image):  # whoever decoded it could not write it; the reason is here
-                try:
+            try:
+                if not pack.has(image):  # whoever decoded it could not write it
                     pack.put(image, pixels)
-                except OSError as error:
-                    raise write_error(pack.folder, error) from None
+            except OSError as error:
+                raise write_error(pack.folder, error) from None
     return pack
 
 

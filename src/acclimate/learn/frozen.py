@@ -95,7 +95,7 @@ class Extraction:
             )
         cache = FeatureCache(cache_folder(beside) / self.key, width)
         about = {"backbone": self.name, "size": self.size, "features": width, "engine": self.engine}
-        cache.begin(about, len(images) - cache.count(images))
+        cache.begin(about)
         decoded = replace(config, cache_gib=0.0)
         gpu = world.device.type == "cuda"
         source = ImageSource(

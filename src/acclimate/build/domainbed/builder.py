@@ -33,8 +33,8 @@ from acclimate.core.progress import Watch
 from acclimate.core.text import DASH
 from acclimate.data import readers
 from acclimate.data.columns import seeded_splits
-from acclimate.data.duplicates import same_content
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import same_content
 
 # VLCS is also given out with a folder for each part of a domain; `full` holds all of them.
 _PARTS = {"full": None, "train": "train", "crossval": "val", "val": "val", "test": "test"}
