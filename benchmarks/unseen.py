@@ -133,7 +133,7 @@ def _final(
 ) -> Iterator[Score]:
     plan = Plan(config, check_components(config), part, (), (), trained.test_domains or ())
     subject = Subject.of(trained, plan, source, world)
-    return (score for score, _ in final_scores(subject, step=0, methods=methods))
+    return (score for score, _ in final_scores(subject, methods))
 
 
 def row_of(score: Score, method: str, n: int) -> Row:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, MethodChoice
+from acclimate.adapt.choice import MethodChoice
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
@@ -88,13 +88,13 @@ def plain(plan: Plan, predictor: Predictor, prior: Sequence[float] = (), **more:
     return Subject(plan, source, more.pop("world", World()), start, **more)
 
 
-def scores_of(subject: Subject, step: int = 0, methods: Sequence[str] = ()) -> list[Score]:
-    return [score for score, _ in final_scores(subject, step, methods)]
+def scores_of(subject: Subject, methods: Sequence[str] = ()) -> list[Score]:
+    return [score for score, _ in final_scores(subject, methods)]
 
 
 def score_of(subject: Subject, method: str, methods: Sequence[str] = ()) -> Score:
     """The score of domain `new` by a method."""
-    found = scores_of(subject, 0, methods)
+    found = scores_of(subject, methods)
     (score,) = (s for s in found if (s.domain, s.method) == ("new", method))
     return score
 
@@ -366,7 +366,7 @@ def test_methods_score_the_same_whatever_is_remembered(
         subject, _, _ = shared_images(tiny)
         if "bn" in methods:
             subject.start.predictor.backbone.body = torch.nn.BatchNorm1d(5).eval()
-        return scores_of(subject, 0, methods)
+        return scores_of(subject, methods)
 
     found = scored()
     assert {score.method for score in found} >= {*methods, "none", "black-box-prior"}
@@ -506,7 +506,7 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
     passed: list[int] = []
     backbone = subject.start.predictor.backbone
     with backbone.register_forward_hook(lambda *call: passed.append(len(call[2]))):
-        found = scores_of(subject, 7, methods)
+        found = scores_of(subject, methods)
     seen = sum(len(shifted.rows(domain=d, split="val")) for d in "pqr")
     assert sum(passed) == seen + 2 * 60
     scores = {(s.domain, s.method): s for s in found}
@@ -520,7 +520,7 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
             used = None if method == "none" else 20
             assert score == Score(
                 moment="final",
-                step=7,
+                step=0,
                 domain=domain,
                 role=role,
                 split="all",
@@ -588,7 +588,7 @@ def test_the_second_path_of_a_plain_model(
     subject = make("erm", second=adaptive.start(embedding=True))
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
-    found = {s.method: s for s in scores_of(subject, 0, [method, "prior"]) if s.domain == "new"}
+    found = {s.method: s for s in scores_of(subject, [method, "prior"]) if s.domain == "new"}
     facts = (found[method].adapted_on, found[method].adapt_n, found[method].adapt_seed)
     assert facts == ("held-out", 20, 5)
     assert_scored_as(adapt(adaptive, images, method=method), found[method], shifted, scored)
@@ -601,7 +601,7 @@ def test_what_a_plain_model_without_rehearsal_cannot_be_scored_by(
     method: str, fact: str, make: Make
 ) -> None:
     with refused(ConfigError, fact):
-        scores_of(make("erm"), 0, [method])
+        scores_of(make("erm"), [method])
 
 
 class Counted(FeatureSource):
@@ -628,7 +628,7 @@ class Counted(FeatureSource):
 def test_images_are_read_once(algorithm: str, methods: list[str], times: int, make: Make) -> None:
     """Those that are scored, by however many methods, and those that adapt, if any adapts."""
     subject = make(algorithm, source=Counted)
-    scores_of(subject, 0, methods)
+    scores_of(subject, methods)
     assert isinstance(subject.source, Counted)
     # Of the first domain, whose embedding was not the wrong one of another yet.
     adapting, scored = split_domain(subject.plan, "late")
@@ -674,7 +674,7 @@ def test_a_domain_of_which_nothing_can_be_read(make: Make) -> None:
     chosen = validate(subject, 0)  # by `late`, which cannot be read either
     assert (len(chosen.scores), chosen.top1, chosen.loss) == (1, None, None)
     with refused(ManifestError, 20, "late"):
-        scores_of(make("erm", source=Unreadable), 0, ["prior"])
+        scores_of(make("erm", source=Unreadable), ["prior"])
 
 
 class AllButOne(FeatureSource):
@@ -700,9 +700,11 @@ def test_a_method_of_the_run_that_has_too_few_images_is_scored_on_none(make: Mak
 
 
 @dataclass(frozen=True)
-class Doubts(Guard):
-    """Says of each method in turn which one it would rather have, and writes down what it saw."""
+class Doubts:
+    """A guard that says of each method in turn which one it would rather have, and writes down what
+    it was asked."""
 
+    rehearsal: Rehearsal
     rather: Mapping[str, MethodChoice] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
 
@@ -714,10 +716,8 @@ class Doubts(Guard):
         return self.rather.get(choice.method)
 
 
-def doubts(
-    trained: Trained, chosen: dict[int, str], rather: Mapping[str, MethodChoice] | None = None
-) -> Doubts:
-    """A guard of a model for which rehearsal chose a chain from so many images on."""
+def doubts(chosen: dict[int, str], rather: Mapping[str, MethodChoice] | None = None) -> Doubts:
+    """Of a model for which rehearsal chose a chain from so many images on."""
     promises = tuple(
         Promise(
             chain=chain,
@@ -740,8 +740,7 @@ def doubts(
         domains=3,
         exact=True,
     )
-    prior, table = trained.label_prior, trained.table
-    return Doubts(rehearsal, trained.predictor, prior, None, table, rather or {})
+    return Doubts(rehearsal, rather or {})
 
 
 WITH = {"prior.temperature": 2.0, "prior.strength": 9.0}
@@ -776,7 +775,7 @@ def test_auto_is_what_rehearsal_chose_unless_the_images_speak_against_it(
 ) -> None:
     """Of 20 images those chosen for 10 or more decide."""
     trained = learned["da-erm"]
-    guard = doubts(trained, {10: "embedding+prior", 30: "t3a"}, rather)
+    guard = doubts({10: "embedding+prior", 30: "t3a"}, rather)
     subject = make("da-erm", guard=guard)
     score = score_of(subject, "auto")
     used = None if method == "none" else 20
@@ -791,7 +790,7 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
     learned: dict[str, Trained], shifted: Manifest, make: Make
 ) -> None:
     trained = learned["erm"]
-    subject = make("erm", {"adapt.t3a.keep": 1}, guard=doubts(trained, {3: "t3a"}))
+    subject = make("erm", {"adapt.t3a.keep": 1}, guard=doubts({3: "t3a"}))
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
     site = adapt(trained, images, method="t3a", settings={"t3a.keep": 1})
@@ -801,7 +800,7 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
 def test_how_many_images_auto_has_is_how_many_can_be_read(
     learned: dict[str, Trained], make: Make
 ) -> None:
-    guard = doubts(learned["erm"], {0: "none", 10: "prior", 20: "t3a"})
+    guard = doubts({0: "none", 10: "prior", 20: "t3a"})
     score = score_of(make("erm", guard=guard, source=Patchy), "auto")
     assert score.adapt_n is not None and 10 <= score.adapt_n < 20
     assert {method for method, _ in guard.asked} == {"prior"}
@@ -862,7 +861,7 @@ def test_what_is_scored_in_the_end(make: Make) -> None:
     """Training sites without a test split on their validation images; then each unseen one, plain
     and with its control, and by each further method once."""
     subject = make("erm")
-    scores = scores_of(subject, 1, ("prior", "none", "prior"))
+    scores = scores_of(subject, ("prior", "none", "prior"))
     assert [(s.domain, s.role, s.split, s.method) for s in scores] == [
         *((d, "train", "val", "none") for d in ("p", "q", "r")),
         *(
@@ -871,7 +870,7 @@ def test_what_is_scored_in_the_end(make: Make) -> None:
             for method in ("none", "oracle-prior", "prior", "black-box-prior")
         ),
     ]
-    assert all(score.moment == "final" and score.step == 1 for score in scores)
+    assert all(score.moment == "final" and score.step == 0 for score in scores)
     # Validation domains choose, and nothing else is looked at.
     chosen = validate(subject, step=4)
     assert [(s.domain, s.moment, s.step, s.method) for s in chosen.scores] == [
@@ -879,7 +878,7 @@ def test_what_is_scored_in_the_end(make: Make) -> None:
     ]
     assert (chosen.top1, chosen.loss) == (chosen.scores[0].top1, chosen.scores[0].loss)
     # The embedding that a model is meant with is no further method.
-    adaptive = scores_of(make("da-erm"), 0, ("embedding", "prior", "embedding"))
+    adaptive = scores_of(make("da-erm"), ("embedding", "prior", "embedding"))
     methods = [s.method for s in adaptive if s.domain == "new"]
     assert methods == ["embedding", "wrong-embedding", "prior"]
 
@@ -904,7 +903,7 @@ def test_a_run_keeps_the_rows_behind_its_final_scores(
         assert metric_values(own) == score.metrics
         kept = (score.top1, score.top5, score.loss)
         assert kept == tuple(score.metrics[name] for name in ("top-1", "top-5", "nll"))
-    again = Predictions.joined([own for _, own in final_scores(make(algorithm), 0)])
+    again = Predictions.joined([own for _, own in final_scores(make(algorithm))])
     for name in COLUMNS:
         assert np.array_equal(getattr(again, name), getattr(rows, name)), name
 

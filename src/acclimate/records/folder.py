@@ -91,10 +91,6 @@ def _first_records(folder: Path, count: int | None) -> tuple[int, str]:
     return len(first), hashlib.sha256(b"\n".join(first)).hexdigest()
 
 
-def damaged(path: Path) -> RunError:
-    return RunError(f"{path} is damaged; {AGAIN}")
-
-
 def is_pruned(folder: Path) -> bool:
     """Did a sweep delete the weights of this run?"""
     return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
@@ -178,24 +174,22 @@ class RunFolder:
             raise RunError(f"{self.path}: no run in it; train one with `acclimate train`") from None
 
     def comparable(self) -> dict[str, Any]:
-        """The same, with all that tells it from another one."""
-        found = self.identity()
+        """`identity`, of which all that tells it from another one is there."""
+        identity = self.identity()
         with damage_is(RunError, AGAIN):
-            facts = Fields(found, self.identity_file)
+            facts = Fields(identity, self.identity_file)
             facts.text("data"), facts.texts("train_domains")
             config = Fields(facts.table("config"), self.identity_file)
-            config.table("model")
-            for part in ("adapt", "data", "embedding", "train"):
-                if part in config.values:  # a folder of Φ alone has not all of them
-                    config.table(part)
-        return found
+            # A folder of Φ alone has not all of these.
+            for part in {"adapt", "data", "embedding", "train"} & config.values.keys() | {"model"}:
+                config.table(part)
+        return identity
 
     @property
     def algorithm(self) -> str:
-        try:
-            return str(self.identity()["config"]["algorithm"])
-        except (KeyError, TypeError):
-            raise damaged(self.identity_file) from None
+        with damage_is(RunError, AGAIN):
+            config = Fields(self.identity(), self.identity_file).table("config")
+            return Fields(config, self.identity_file).text("algorithm")
 
     def records(self) -> Records:
         """All of them; those of a finished run are compared with its checksums first."""
@@ -255,10 +249,10 @@ class RunFolder:
     def refuse_others(self, wanted: dict[str, Any]) -> None:
         """An error where it holds another one of its kind, or something else."""
         if self.exists:
-            found = difference(self.comparable(), wanted) if self._has_progress else None
-            if found is not None:
+            other = difference(self.comparable(), wanted) if self._has_progress else None
+            if other is not None:
                 raise RunError(
-                    f"{self.path} holds another {self.kind.name} ({found}); "
+                    f"{self.path} holds another {self.kind.name} ({other}); "
                     f"choose another {self.kind.place}, or repeat the command that made it"
                 )
         elif holds_something(self.path):
@@ -319,12 +313,10 @@ class RunFolder:
 
 def runs_below(folder: Path) -> list[Path]:
     """Every run folder below `folder`, in the order of their names, but for hidden ones."""
-    found = (path.parent for path in folder.rglob(RUN))
-    return sorted(run for run in found if not _hidden(run.relative_to(folder)))
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    runs = (path.parent for path in folder.rglob(RUN))
+    return sorted(
+        run for run in runs if not any(part[0] == "." for part in run.relative_to(folder).parts)
+    )
 
 
 def holds_something(folder: Path) -> bool:

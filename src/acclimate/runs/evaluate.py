@@ -67,7 +67,7 @@ def evaluate_run(
             manifest, trained.size, config.data, quarantine, world.device
         )
         subject, scores, rows = Subject.of(trained, plan, source, world), [], []
-        for score, predicted in final_scores(subject, step=0, methods=methods):
+        for score, predicted in final_scores(subject, methods):
             scores.append(replace(score, moment="evaluate"))
             rows.append(predicted)
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)

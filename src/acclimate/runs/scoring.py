@@ -7,7 +7,7 @@ logits into facts about each row (`predict_rows`); metrics over those rows (`_sc
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -72,17 +72,11 @@ def validate(subject: Subject, step: int) -> Validated:
     """Scores that choose the weights, and their means: validation domains where there are any,
     validation splits of the training domains otherwise. Test domains are not looked at."""
     plan = subject.plan
+    rows = _seen_scores(subject, dict.fromkeys(plan.train_domains, "val"))
     if plan.val_domains:
-        scores = [
-            score
-            for domain in plan.val_domains
-            for score, _ in _unseen_scores(
-                subject, "validation", step, domain, [_as_trained(subject, domain)]
-            )
-        ]
-    else:
-        splits = dict.fromkeys(plan.train_domains, "val")
-        scores = [score for score, _ in _seen_scores(subject, "validation", step, splits)]
+        each = ((name, [_as_trained(subject, name)]) for name in plan.val_domains)
+        rows = (score for name, own in each for score in _unseen_scores(subject, name, own))
+    scores = [replace(score, moment="validation", step=step) for score, _ in rows]
     top1 = [score.top1 for score in scores if score.top1 is not None]
     losses = [score.loss for score in scores if score.loss is not None]
     return Validated(
@@ -92,7 +86,7 @@ def validate(subject: Subject, step: int) -> Validated:
     )
 
 
-def final_scores(subject: Subject, step: int, methods: Sequence[str] = ()) -> Iterator[RowScore]:
+def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowScore]:
     """Score every domain, with the controls: a wrong embedding, and the true label prior.
 
     Unseen domains are scored by the run's own further methods and by `methods` as well.
@@ -106,15 +100,16 @@ def final_scores(subject: Subject, step: int, methods: Sequence[str] = ()) -> It
     # The check of `prior` needs what the plain model mistakes for what.
     validated = _rows(plan, dict.fromkeys(plan.train_domains, "val"))
     checked = usual == "none" and "prior" in methods and unseen and len(validated)
-    passes = [_rows(plan, splits) for splits in _seen_splits(plan)]
+    seen = _seen_splits(plan)
+    passes = [_rows(plan, splits) for splits in seen]
     passes += [split_domain(plan, domain)[1] for domain in unseen]
     memory = remember_shared(subject, [*passes, validated] if checked else passes)
-    for splits in _seen_splits(plan):
-        yield from _seen_scores(subject, "final", step, splits, memory)
+    for splits in seen:
+        yield from _seen_scores(subject, splits, memory)
     confusion = confusion_of(subject, validated, memory) if checked else None
     for domain in unseen:
         candidates = list(_candidates(subject, domain, further, confusion))
-        yield from _unseen_scores(subject, "final", step, domain, candidates, memory)
+        yield from _unseen_scores(subject, domain, candidates, memory)
 
 
 # Which rows adapt, and which are scored.
@@ -517,8 +512,6 @@ def confusion_of(subject: Subject, rows: np.ndarray, memory: FeatureMemory | Non
 
 def _unseen_scores(
     subject: Subject,
-    moment: str,
-    step: int,
     domain: str,
     candidates: Sequence[Candidate],
     memory: FeatureMemory | None = None,
@@ -529,13 +522,11 @@ def _unseen_scores(
     facts = iter(predict_rows(subject, able, rows, memory))
     for one in candidates:
         own = np.zeros((len(rows), 6)) if one.predictor is None else next(facts)
-        yield _score(subject, moment, step, domain, "all", one, rows, own)
+        yield _score(subject, domain, "all", one, rows, own)
 
 
 def _seen_scores(
     subject: Subject,
-    moment: str,
-    step: int,
     splits: Mapping[str, str],
     memory: FeatureMemory | None = None,
 ) -> Iterator[RowScore]:
@@ -552,19 +543,18 @@ def _seen_scores(
         one, own = Candidate("none", start.predictor), group == number
         if states:
             one = Candidate("embedding", start.predictor, "training", states[number].count)
-        yield _score(subject, moment, step, domain, split, one, rows[own], facts[own])
+        yield _score(subject, domain, split, one, rows[own], facts[own])
 
 
 def _score(
     subject: Subject,
-    moment: str,
-    step: int,
     domain: str,
     split: str,
     candidate: Candidate,
     rows: np.ndarray,
     facts: np.ndarray,
 ) -> RowScore:
+    """A final score; whoever knows of another moment or step says so."""
     plan, seen = subject.plan, facts[:, 0] > 0
     predicted, rank, sure, squares, loss = facts[seen, 1:].T
     names = {"domain": domain, "split": split, "method": candidate.method}
@@ -582,8 +572,8 @@ def _score(
     )
     values, on = metric_values(found), candidate.adapted_on
     score = Score(
-        moment=moment,
-        step=step,
+        moment="final",
+        step=0,
         role=plan.role(domain),
         **names,
         n=len(found),

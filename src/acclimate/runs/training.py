@@ -344,10 +344,10 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
 def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowScore]:
     plan, seen = now.plan, set()
     domains = {*plan.train_domains, *plan.val_domains, *plan.test_domains}
-    for score, rows in final_scores(subject, step):
+    for score, rows in final_scores(subject):
         seen.add(score.domain)
         now.watch("scoring", len(seen), len(domains), score.domain)
-        yield score, rows
+        yield replace(score, step=step), rows
 
 
 def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
