@@ -176,7 +176,7 @@ class _Conditioned(nn.Module):
             plain = self.predictor.plain(features).logits
             logits = torch.where(site[0].isnan().any(), plain, logits)
         ratio = prior.clamp(min=SMALLEST).log() - self.log_train
-        shifted = logits.float() / temperature + torch.where(self.learned, ratio, 0.0)
+        shifted: Tensor = logits.float() / temperature + torch.where(self.learned, ratio, 0.0)
         return shifted.softmax(1)
 
 
