@@ -60,14 +60,18 @@ def test_it_adapts_where_only_the_domain_can_tell() -> None:
     assert all(site.trust is not None and site.trust.n == 100 for site in crossed)
 
 
-def test_probabilities_and_empty_input(features: Manifest) -> None:
-    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
+@pytest.fixture(scope="module")
+def model(features: Manifest) -> AdaptiveClassifier:
+    return AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
+
+
+def test_probabilities_and_empty_input(model: AdaptiveClassifier, features: Manifest) -> None:
     site = model.adapt(features.features()[:10])
     probabilities = site.predict_proba(features.features()[:7])
     assert probabilities.shape == (7, 3)
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
     assert site.predict(np.zeros((0, 5), np.float32)) == []
-    with pytest.raises(ImageError, match="there is no image to adapt on; give at least one"):
+    with refused(ImageError, "at least one"):
         model.adapt(np.zeros((0, 5), np.float32))
 
 
@@ -82,18 +86,19 @@ def test_a_kept_run_loads_again(features: Manifest, tmp_path: Path) -> None:
     assert read(tmp_path / "run" / "records.jsonl").finished is not None
 
 
-def test_a_state_serves_again(features: Manifest, tmp_path: Path) -> None:
-    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
-    site = model.adapt(features.features()[:9])
+def test_a_state_serves_again(
+    model: AdaptiveClassifier, features: Manifest, tmp_path: Path
+) -> None:
+    site, rows = model.adapt(features.features()[:9]), features.features()[:4]
     assert site.state is not None
     site.state.save(tmp_path / "site.safetensors")
     again = model.for_domain(tmp_path / "site.safetensors")
-    rows = features.features()[:4]
     np.testing.assert_array_equal(site.predict_proba(rows), again.predict_proba(rows))
 
 
-def test_trust_warns_of_few_images_and_of_far_domains(features: Manifest) -> None:
-    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
+def test_trust_warns_of_few_images_and_of_far_domains(
+    model: AdaptiveClassifier, features: Manifest
+) -> None:
     near = model.adapt(features.features()[features.rows(domain="site-0")])
     far = model.adapt(features.features()[:5] + 1000)
     assert near.trust is not None and far.trust is not None
@@ -103,8 +108,9 @@ def test_trust_warns_of_few_images_and_of_far_domains(features: Manifest) -> Non
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_features_that_are_not_finite_are_refused(features: Manifest, value: float) -> None:
-    model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(features)
+def test_features_that_are_not_finite_are_refused(
+    model: AdaptiveClassifier, features: Manifest, value: float
+) -> None:
     rows = features.features().astype(np.float64)
     site = model.adapt(rows[:30])
     rows[17, 2] = value
@@ -113,14 +119,10 @@ def test_features_that_are_not_finite_are_refused(features: Manifest, value: flo
             use(rows)
 
 
-def test_errors() -> None:
+def test_errors(model: AdaptiveClassifier) -> None:
     with pytest.raises(RunError, match="this AdaptiveClassifier is not fitted yet; call fit first"):
         AdaptiveClassifier().adapt([])
     with pytest.raises(ConfigError, match="the target y is None; give a manifest or a path, or"):
         AdaptiveClassifier().fit(np.zeros((3, 2)))
-    with refused(ConfigError, "5", "2", "4"):
-        X, y = np.random.default_rng(0).normal(size=(40, 5)), np.tile(["a", "b"], 20)
-        model = AdaptiveClassifier(algorithm="da-erm", settings=TINY).fit(
-            X, y, np.repeat(["p", "q"], 20)
-        )
+    with refused(ConfigError, "[n, 5]", "(2, 4)"):
         model.adapt(np.zeros((2, 4)))

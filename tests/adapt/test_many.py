@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +11,14 @@ from torch import Tensor
 from acclimate.adapt.classifier import adapt
 from acclimate.adapt.many import ManyDomains
 from acclimate.config import RunConfig
-from acclimate.core.errors import AcclimateError
+from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
 from acclimate.learn.models.predictors import _LinearHead, each_by_its_own
 from acclimate.runs.training import train
+from fixtures.errors import refused
 
 Tiny = Callable[..., RunConfig]
 
@@ -98,39 +98,20 @@ def test_biases_are_gathered_by_hand() -> None:
     assert found.tolist() == [[7.0, 2.0], [3.0, 14.0], [15.0, 6.0]]
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(AcclimateError) as error:
-        call()
-    return str(error.value)
-
-
 def test_what_does_not_go_together(models: dict[str, Trained], features: Manifest) -> None:
     X, trained = features.features(), models["erm"]
     site = adapt(trained, X[:20], method="prior")
     many = ManyDomains({"north": site})
-    assert refusal(lambda: ManyDomains({})) == (
-        "there is no domain to predict for; give at least one"
-    )
-    assert refusal(lambda: many.predict_proba(X[:3], ["north"] * 2)) == (
-        "there are 3 images and 2 names of domains; name one for each"
-    )
-    assert refusal(lambda: many.predict_proba(X[:1], ["nort"])) == (
-        "there is no domain 'nort' here; did you mean 'north'?"
-    )
+    with refused(ConfigError, "at least one"):
+        ManyDomains({})
+    with refused(ConfigError, "3 images", "2 names"):
+        many.predict_proba(X[:3], ["north"] * 2)
+    with refused(UnknownName, "'nort'", "'north'"):
+        many.predict_proba(X[:1], ["nort"])
     other = adapt(models["concat"], X[:20], method="embedding")
-    assert refusal(lambda: ManyDomains({"north": site, "south": other})) == (
-        "domain 'south' was adapted from another model than 'north'; predict for one model at a "
-        "time"
-    )
-
-
-def test_a_changed_backbone_has_a_pass_of_its_own(
-    models: dict[str, Trained], features: Manifest
-) -> None:
-    site = adapt(models["erm"], features.features()[:20], method="prior")
-    assert site.state is not None
+    with refused(StateMismatch, "'south'", "'north'"):
+        ManyDomains({"north": site, "south": other})
+    assert site.state is not None  # a changed backbone has a pass of its own
     changed = replace(site, state=replace(site.state, payloads={"bn": Payload({}, False)}))
-    assert refusal(lambda: ManyDomains({"a": site, "b": changed})) == (
-        "domain 'b' was adapted by 'bn', which changes the backbone; predict its images by "
-        "themselves"
-    )
+    with refused(ConfigError, "'b'", "'bn'"):
+        ManyDomains({"a": site, "b": changed})

@@ -12,6 +12,7 @@ from acclimate.core.errors import NotFinite, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.models.weights import read_weights
+from fixtures.errors import refused
 from fixtures.models import FEATURES, make_trained
 
 REASON = (
@@ -24,15 +25,13 @@ HUGE = np.full((4, FEATURES), 3e38, dtype=np.float32)
 def test_a_state_takes_no_image_that_is_not_finite() -> None:
     state = DomainState.empty("m", 2).updated(torch.ones(3, 2))
     for value in (float("nan"), float("inf"), float("-inf")):
-        with pytest.raises(NotFinite) as error:
+        with refused(NotFinite, REASON):
             state.updated(torch.tensor([[1.0, value]]))
-        assert str(error.value) == f"the domain embedding of an image {REASON}"
 
 
 def test_adaptation_to_features_that_overflow() -> None:
-    with pytest.raises(NotFinite) as error:
+    with refused(NotFinite, REASON):
         adapt(make_trained("features concat"), HUGE, method="embedding")
-    assert str(error.value) == f"the domain embedding of an image {REASON}"
     for method in ("prior", "t3a"):
         with pytest.raises(NotFinite) as error:
             adapt(make_trained("features"), HUGE, method=method)
@@ -41,27 +40,21 @@ def test_adaptation_to_features_that_overflow() -> None:
 
 def test_predictions_that_overflow() -> None:
     site = apply_state(make_trained("features"), None)
-    with pytest.raises(NotFinite) as error:
+    with refused(NotFinite, REASON):
         site.predict_proba(HUGE)
-    assert str(error.value) == f"a prediction {REASON}"
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     trained = make_trained("features")
     with torch.no_grad():
         trained.predictor.head.last.bias[0] = float("nan")
-    with pytest.raises(NotFinite) as error:
+    with refused(NotFinite, tmp_path / "model.safetensors", "train.optimiser.clip"):
         replace(trained).save(tmp_path)
-    assert str(error.value) == (
-        f"the trained weights are not finite, and {tmp_path / 'model.safetensors'} was not "
-        f"written; lower the learning rate or set train.optimiser.clip, in a new run folder"
-    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pretrained_weights_that_are_not_finite(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_tensors(path, {"a": torch.tensor([1.0, float("inf")])})
-    with pytest.raises(WeightsError) as error:
+    with refused(WeightsError, path):
         read_weights(path)
-    assert str(error.value) == f"{path} holds weights that are not finite; give another file"

@@ -10,6 +10,7 @@ import pytest
 from acclimate import Adapted, AdaptiveClassifier, Manifest
 from acclimate.core.errors import AcclimateError, RunError
 from acclimate.core.files import write_document
+from fixtures.errors import refused
 from fixtures.settings import TINY
 
 FILES = {"MODEL_CARD.md", "checksums.json", "model.json", "model.safetensors", "predict.py"}
@@ -78,29 +79,11 @@ def test_a_model_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) 
 def test_nothing_else_is_overwritten(
     model: AdaptiveClassifier, features: Manifest, tmp_path: Path
 ) -> None:
-    def refused(folder: Path) -> str:
-        with pytest.raises(RunError) as caught:
-            model.save(folder)
-        return str(caught.value)
-
-    other = (
-        AdaptiveClassifier(algorithm="da-erm", settings=TINY, device="cpu")
-        .fit(features)
-        .save(tmp_path / "other")
-    )
-    assert refused(other) == (
-        f"{other} holds another model; choose another folder, or delete it first"
-    )
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "one.jpg").touch()
-    assert refused(tmp_path / "photos") == (
-        f"{tmp_path / 'photos'} holds other files; save the model in a folder of its own"
-    )
-    assert refused(tmp_path / "photos" / "one.jpg") == (
-        f"{tmp_path / 'photos' / 'one.jpg'} is a file; save the model in a folder of its own"
-    )
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
-    assert refused(tmp_path / "run") == (
-        f"{tmp_path / 'run'} is a run's folder, which holds its model; choose another"
-    )
+    other = AdaptiveClassifier(algorithm="da-erm", settings=TINY, device="cpu").fit(features)
+    other.save(tmp_path / "other")
+    for name in ("photos/one.jpg", "run/run.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    for name in ("other", "photos", "photos/one.jpg", "run"):
+        with refused(RunError, tmp_path / name):
+            model.save(tmp_path / name)

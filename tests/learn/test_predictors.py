@@ -16,6 +16,7 @@ from acclimate.learn.models import (
     Preprocess,
     build_backbone,
 )
+from fixtures.errors import refused
 
 CONDITIONS = ("concat", "film", "bias", "low-rank")
 
@@ -192,39 +193,20 @@ def test_dropout_acts_in_training_only_and_leaves_hidden_whole(head: str) -> Non
     torch.testing.assert_close(net(x).logits, net(x).logits)
 
 
-def test_whether_a_predictor_is_conditioned_is_known_without_one() -> None:
-    assert Conditioned.conditioned
-    assert not Plain.conditioned
-
-
-def message(kind: type[Exception], call: object) -> str:
-    with pytest.raises(kind) as caught:
-        call()  # type: ignore[operator]
-    return str(caught.value)
-
-
 def test_errors_say_what_is_expected() -> None:
     net, x = conditioned("concat"), torch.randn(4, 5)
-    assert message(ConfigError, lambda: net(x)) == (
-        "this predictor is conditioned on a domain embedding and was called without one; "
-        "pass mu [batch, 3], or fold one in with fold(mu)"
-    )
-    assert message(ConfigError, lambda: net(x, torch.randn(2, 3))) == (
-        "mu is [2, 3]; this predictor takes [4, 3], one embedding per row, or [3]"
-    )
-    assert message(ConfigError, lambda: net.fold(torch.randn(1, 3))) == (
-        "fold takes one embedding [3], not [1, 3]"
-    )
-    assert message(ConfigError, lambda: Conditioned(tiny_backbone(), 4, mu_dim=0)) == (
-        "a domain embedding has 1 dimension or more, not 0"
-    )
-    assert message(UnknownName, lambda: Plain(tiny_backbone(), 4, head="linaer")) == (
-        "there is no head 'linaer'; did you mean 'linear'?"
-    )
-    wrong = {"mu_dim": 3, "condition": "flim"}
-    assert message(UnknownName, lambda: Conditioned(tiny_backbone(), 4, **wrong)) == (
-        "there is no condition 'flim'; did you mean 'film'?"
-    )
+    with refused(ConfigError, "mu [batch, 3]", "fold(mu)"):
+        net(x)
+    with refused(ConfigError, "[2, 3]", "[4, 3]"):
+        net(x, torch.randn(2, 3))
+    with refused(ConfigError, "[3]", "[1, 3]"):
+        net.fold(torch.randn(1, 3))
+    with refused(ConfigError, "not 0"):
+        Conditioned(tiny_backbone(), 4, mu_dim=0)
+    with refused(UnknownName, "'linaer'", "'linear'"):
+        Plain(tiny_backbone(), 4, head="linaer")
+    with refused(UnknownName, "'flim'", "'film'"):
+        Conditioned(tiny_backbone(), 4, mu_dim=3, condition="flim")
 
 
 class TestPaired:

@@ -29,6 +29,7 @@ from acclimate.rehearse.training import train
 from acclimate.runs import plan as plans
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
+from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, stable
 
 Tiny = Callable[..., RunConfig]
@@ -61,14 +62,6 @@ def make_data(sites: int, per_site: int = 80, **kind: bool) -> RehearsalData:
     names = [f"site-{site}" for site in range(sites)]
     images = np.arange(len(y))
     return RehearsalData(features, names, images, every, every, layers=False, exact=True)
-
-
-@pytest.mark.slow
-def test_what_only_the_domain_tells_is_left_to_the_embedding() -> None:
-    found = rehearse(make_data(6, swapped=True), SMALL, seed=0)
-    assert found is not None
-    assert found.chosen[20] == "embedding"
-    assert found.promise("embedding", 20).gain > 0.2
 
 
 @pytest.mark.slow
@@ -229,18 +222,6 @@ def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_it_did_not_pay_it_says_so(tiny: Tiny, tmp_path: Path) -> None:
-    x, y = rows_of(3, 60)
-    manifest = Manifest.from_arrays(x, np.array(["a", "b", "c"])[y], np.repeat(["n", "s", "e"], 60))
-    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
-    site = adapt(Trained.load(tmp_path / "run"), x[:20])
-    assert site.method == "none"
-    assert site.notes == (
-        "adaptation did not pay on your 3 sites; predictions are the plain model's",
-    )
-
-
-@pytest.mark.slow
 def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
     train(tiny("erm"), features, tmp_path / "erm")
     site = adapt(Trained.load(tmp_path / "erm"), features.features()[:10])
@@ -248,14 +229,10 @@ def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path
     assert site.notes == (
         "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse",
     )
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, "'auto'", "--set adapt.rehearse=true"):
         evaluate_run(tmp_path / "erm", features.select(np.arange(24)), methods=["auto"])
         train(tiny("erm", test_domains=["site-0"]), features, tmp_path / "unseen")
         evaluate_run(tmp_path / "unseen", features, methods=["auto"])
-    assert str(error.value) == (
-        "nothing was rehearsed, so there is no 'auto' to score; train with "
-        "--set adapt.rehearse=true, or name a method"
-    )
 
 
 @pytest.mark.slow
@@ -283,12 +260,8 @@ def test_images_of_the_test_split_are_left_for_the_final_scores(
 def test_an_adaptive_algorithm_is_not_rehearsed(
     sites: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, "adapt.rehearse", "--algorithm erm"):
         train(tiny("da-erm", **{"adapt.rehearse": True}), sites, tmp_path / "run")
-    assert str(error.value) == (
-        "da-erm adapts by its own embedding and is not rehearsed; leave out adapt.rehearse, or use "
-        "--algorithm erm"
-    )
     assert not (tmp_path / "run").exists()
 
 
@@ -580,19 +553,6 @@ def test_killed_in_a_fold_it_resumes_to_the_same(
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
 
 
-@pytest.mark.slow
-def test_a_backbone_that_is_trained_anew_has_not_seen_the_held_out(
-    tree: Path, tiny: Tiny, tmp_path: Path
-) -> None:
-    manifest = Manifest.from_folder(tree)
-    config = tiny("erm", **{"adapt.rehearse": True, "adapt.depth": "whole", **SITE})
-    train(config, manifest, tmp_path / "run")
-    found = RunFolder(tmp_path / "run").rehearsal()
-    assert found is not None
-    assert found["exact"]
-    assert found["domains"] == 4
-
-
 def test_few_sites_and_a_gpu_are_rehearsed_whole(
     tree: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,12 +571,8 @@ def test_few_sites_and_a_gpu_are_rehearsed_whole(
     assert plain.config.adapt.depth == "heads"
     coral = tiny("coral", **{"adapt.rehearse": True, "adapt.depth": "whole"})
     two = manifest.select(np.concatenate([manifest.rows(domain=d) for d in ("north", "south")]))
-    with pytest.raises(ConfigError) as error:
+    with refused(ConfigError, "2", "1", "--set adapt.depth=heads"):
         make_plan(coral, two)
-    assert str(error.value) == (
-        "coral needs 2 training domains, and whole rehearsal would train on 1; use "
-        "--set adapt.depth=heads"
-    )
 
 
 def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -> None:
@@ -629,9 +585,9 @@ def test_the_model_is_ahead_of_who_stood_in_by_what_it_gets_right_more_often() -
     assert found is not None
     shares = []
     for fold in make_folds(replace(given, fitted=~new), seed=0)[1]:
-        part = given.features.among(fold.kept, ~new & fold.apart)
+        part = given.features.among(fold.others, ~new & fold.apart)
         plain = module.fit_plain(part, SMALL, layers=False, seed=0)
-        rows = np.concatenate([given.features.domains[d] for d in fold.kept])
+        rows = np.concatenate([given.features.domains[d] for d in fold.others])
         rows = rows[new[rows]]
         with torch.no_grad():
             wrong = plain(given.features.x[rows]).logits.argmax(1) != y[rows]

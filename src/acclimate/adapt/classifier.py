@@ -100,19 +100,21 @@ def changes_on(
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
+    """Probabilities [C] of the images that could be read, and why the others could not."""
+
     paths: Sequence[Path]
     classes: tuple[str, ...]
-    found: Mapping[Path, np.ndarray]  # probabilities of the classes: [C]
-    reasons: Mapping[str, str]  # why the others could not be read
+    probabilities: Mapping[Path, np.ndarray]
+    reasons: Mapping[str, str]
     changes: Changes | None = None  # by adaptation, where there was one
 
     def __len__(self) -> int:
         """Images that were classified."""
-        return len(self.found)
+        return len(self.probabilities)
 
     def counts(self) -> dict[str, int]:
         """Images of each predicted class, by name; classes without any are left out."""
-        best = Counter(self.classes[int(row.argmax())] for row in self.found.values())
+        best = Counter(self.classes[int(row.argmax())] for row in self.probabilities.values())
         return dict(sorted(best.items()))
 
     def csv(self, *, every_class: bool) -> str:
@@ -124,7 +126,7 @@ class Predictions:
     def _line(self, path: Path, every_class: bool) -> list[str]:
         # "./=x.jpg" is the file "=x.jpg", and no formula.
         name = f"./{path}" if str(path).startswith(("=", "+", "-", "@")) else str(path)
-        row = self.found.get(path)
+        row = self.probabilities.get(path)
         if row is None:
             blank = [""] * len(self.classes) if every_class else []
             return [name, "", "", self.reasons[str(path)], *blank]
@@ -134,23 +136,24 @@ class Predictions:
 
 
 def predictions(
-    site: "Adapted",
-    paths: Sequence[Path],
-    quarantine: Quarantine,
-    watch: Watch = unwatched,
+    site: "Adapted", paths: Sequence[Path], quarantine: Quarantine, watch: Watch = unwatched
 ) -> Predictions:
-    """Raises where not one image can be read."""
-    found: dict[Path, np.ndarray] = {}
-    before: dict[Path, int] = {}
-    for path, shares, plain in site.predict_files(paths, quarantine, watch):
-        found[path], before[path] = shares, plain
-    if not found:
+    """Classify files, beside what the model predicts without adaptation. Unreadable files go to
+    `quarantine`; where not one can be read, that is an error."""
+    plain = unadapted(site.trained).predictor
+    probabilities: dict[Path, np.ndarray] = {}
+    before: list[Tensor] = []
+    for places, (own, others) in site.logits(paths, quarantine, watch, plain):
+        files = (paths[place] for place in places)
+        probabilities |= zip(files, _softmax(own), strict=True)
+        before.append(others.argmax(1).cpu())
+    if not probabilities:
         raise nothing_readable(quarantine)
     changes = None
     if site.method != "none":
-        now = torch.tensor([int(shares.argmax()) for shares in found.values()])
-        changes = Changes.between(torch.tensor(list(before.values())), now, site.classes)
-    return Predictions(paths, site.classes, found, dict(quarantine.entries), changes)
+        now = torch.tensor([int(row.argmax()) for row in probabilities.values()])
+        changes = Changes.between(torch.cat(before), now, site.classes)
+    return Predictions(paths, site.classes, probabilities, dict(quarantine.entries), changes)
 
 
 @dataclass(frozen=True)
@@ -199,23 +202,13 @@ class Adapted:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
-        parts = [_shares(own) for _, (own,) in self._logits(images, NoQuarantine(), unwatched)]
+        parts = [_softmax(own) for _, (own,) in self.logits(images, NoQuarantine())]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
     def predict(self, images: Any) -> list[Any]:
         """Of each its class, or the label of the kind that the model was fitted with."""
         names = self.classes if self.labels is None else self.labels.values.tolist()
         return [names[index] for index in self.predict_proba(images).argmax(1)]
-
-    def predict_files(
-        self, paths: Sequence[Path], quarantine: Quarantine, watch: Watch = unwatched
-    ) -> Iterator[tuple[Path, np.ndarray, int]]:
-        """Each readable file with its probabilities, and the class, by number, that it would have
-        without adaptation; the others go to `quarantine`."""
-        plain = unadapted(self.trained).predictor
-        for places, (own, before) in self._logits(paths, quarantine, watch, plain):
-            files = (paths[place] for place in places)
-            yield from zip(files, _shares(own), before.argmax(1).tolist(), strict=True)
 
     def export(self, path: str | Path) -> "Exported":
         """One file that gives these probabilities without this library: .onnx, or .pt2."""
@@ -225,9 +218,9 @@ class Adapted:
 
     def save(self, folder: str | Path) -> Path:
         """The model, this domain's state, a model card and lines that run it, in one folder."""
-        from acclimate.adapt.saved import save_site
+        from acclimate.adapt.saved import save_model
 
-        return save_site(self, Path(folder))
+        return save_model(self.trained, Path(folder), self.labels, self)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> "Adapted":
@@ -237,11 +230,15 @@ class Adapted:
         return load_site(Path(folder), device)
 
     @torch.no_grad()
-    def _logits(
-        self, images: Any, quarantine: Quarantine, watch: Watch, *beside: Predictor
+    def logits(
+        self,
+        images: Any,
+        quarantine: Quarantine,
+        watch: Watch = unwatched,
+        *beside: Predictor,
     ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
-        """Of the readable of `images`, by batches: their places, and logits of this classifier and
-        of those `beside` it."""
+        """Batches of the readable of `images`: their places, and logits of this classifier and of
+        those `beside` it."""
         device = next(self.predictor.parameters()).device
         source, rows = open_images(images, self.trained, quarantine)
         for places, stored in readable(source, rows, watch):
@@ -251,7 +248,7 @@ class Adapted:
             yield places, logits
 
 
-def _shares(logits: Tensor) -> np.ndarray:
+def _softmax(logits: Tensor) -> np.ndarray:
     return torch.softmax(logits.float(), dim=1).cpu().numpy()
 
 
@@ -336,15 +333,15 @@ def _adapt_by(
     """The classifier that `chain` makes of batches of images."""
     start, state = trained.start(embedding=chain.embedding), _begin(trained, chain, into)
     device = next(trained.predictor.parameters()).device
-    before, kept = state.count, []
+    before, images = state.count, []
     for stored in batches:
         state = embed(start, Images(stored, device), chain, state)
         if chain.methods:
-            kept.append(stored)
+            images.append(stored)
     if state.count == before:
         raise nothing_readable(quarantine)
     if chain.methods:
-        state = adapt_model(start, Images(torch.cat(kept), device), chain, state)[1]
+        state = adapt_model(start, Images(torch.cat(images), device), chain, state)[1]
     return apply_state(trained, state)
 
 

@@ -62,7 +62,7 @@ class Labels:
         dtype = np.dtype(kind)
         if dtype.kind not in "iufbUO" or dtype.itemsize > MOST_BYTES:
             raise ValueError("no labels")
-        found = cls(np.asarray(values, dtype=dtype))
-        if found.values.ndim != 1 or sorted(found.names) != sorted(classes):
+        labels = cls(np.asarray(values, dtype=dtype))
+        if labels.values.ndim != 1 or sorted(labels.names) != sorted(classes):
             raise ValueError("labels of other classes")
-        return found
+        return labels

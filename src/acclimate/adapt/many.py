@@ -72,7 +72,7 @@ class ManyDomains:
         """Class probabilities: [n, C]."""
         source, rows = open_images(images, self.trained, NoQuarantine())
         which = self._numbers(domains, len(rows))
-        found = np.zeros((len(rows), len(self.classes)), np.float32)
+        probabilities = np.zeros((len(rows), len(self.classes)), np.float32)
         for places, stored in readable(source, rows):
             x = Passed(to_float(stored, self.device))
             for backbone, numbers in self._heads.items():
@@ -85,8 +85,8 @@ class ManyDomains:
                 heads = torch.from_numpy(own).to(self.device)
                 logits = self._classify[backbone](features, heads).float()
                 require_finite(logits, "a prediction")
-                found[places[inside]] = torch.softmax(logits, dim=1).cpu().numpy()
-        return found
+                probabilities[places[inside]] = torch.softmax(logits, dim=1).cpu().numpy()
+        return probabilities
 
     def _numbers(self, domains: Sequence[str], images: int) -> np.ndarray:
         if len(domains) != images:

@@ -22,14 +22,23 @@ from acclimate.records.folder import CARD, EXAMPLE, MODEL, RUN, SITE
 SHOWN = 20
 
 
-def save_model(trained: Trained, folder: Path, labels: Labels | None) -> Path:
-    """`AdaptiveClassifier.load` opens it."""
-    return _save(trained, folder, labels, None)
-
-
-def save_site(site: Adapted, folder: Path) -> Path:
-    """The same with the state of one domain; `Adapted.load` opens it."""
-    return _save(site.trained, folder, site.labels, site)
+def save_model(
+    trained: Trained, folder: Path, labels: Labels | None, site: Adapted | None = None
+) -> Path:
+    """A folder that `AdaptiveClassifier.load` opens, or, with the state of a `site`,
+    `Adapted.load`."""
+    _refuse_others(folder, trained)
+    folder.mkdir(parents=True, exist_ok=True)
+    if labels is not None:
+        labels.write(folder)
+    if site is not None and site.state is not None:
+        site.state.save(folder / SITE)
+    else:
+        (folder / SITE).unlink(missing_ok=True)
+    write_text(folder / EXAMPLE, _example(trained, site))
+    write_text(folder / CARD, _card(trained, site))
+    trained.save(folder)  # last: where the description of a model is, all of it is
+    return folder
 
 
 def load_site(folder: Path, device: str) -> Adapted:
@@ -39,21 +48,6 @@ def load_site(folder: Path, device: str) -> Adapted:
     labels = Labels.read(folder, trained.classes)
     ordered = None if labels is None else labels.ordered(trained.classes)
     return replace(apply_state(trained, state), labels=ordered)
-
-
-def _save(trained: Trained, folder: Path, labels: Labels | None, site: Adapted | None) -> Path:
-    _refuse_others(folder, trained)
-    folder.mkdir(parents=True, exist_ok=True)
-    if labels is not None:
-        labels.write(folder)
-    if site is not None and site.state is not None:
-        site.state.save(folder / SITE)
-    elif (folder / SITE).exists():
-        (folder / SITE).unlink()
-    write_text(folder / EXAMPLE, _example(trained, site))
-    write_text(folder / CARD, _card(trained, site))
-    trained.save(folder)  # last: where the description of a model is, all of it is
-    return folder
 
 
 def _refuse_others(folder: Path, trained: Trained) -> None:
@@ -72,16 +66,16 @@ def _refuse_others(folder: Path, trained: Trained) -> None:
 
 def _example(trained: Trained, site: Adapted | None) -> str:
     """Five lines that run it."""
-    rows = "numpy.load(sys.argv[1])" if takes_features(trained.predictor) else "sys.argv[1]"
-    first = "import numpy, pathlib, sys" if "numpy" in rows else "import pathlib, sys"
-    what = "a .npy file of features [n, f]" if "numpy" in rows else "a folder of images"
+    features = takes_features(trained.predictor)
+    rows = "numpy.load(sys.argv[1])" if features else "sys.argv[1]"
+    what = "a .npy file of features [n, f]" if features else "a folder of images"
     if site is not None:
         name, make = "Adapted", "Adapted.load(here)"
     else:
         name, make = "AdaptiveClassifier", f"AdaptiveClassifier.load(here).adapt({rows})"
     return (
         f"# python {EXAMPLE} IMAGES, with {what}; needs acclimate {__version__} or newer\n"
-        f"{first}\n"
+        f"import {'numpy, ' if features else ''}pathlib, sys\n"
         f"from acclimate import {name}\n"
         f"here = pathlib.Path(__file__).parent\n"
         f"site = {make}\n"
@@ -90,26 +84,26 @@ def _example(trained: Trained, site: Adapted | None) -> str:
 
 
 def _card(trained: Trained, site: Adapted | None) -> str:
+    """What it is, what to expect, how to use it and whose weights it started from."""
+    code = _example(trained, site).splitlines()[1:]
     licence = weights_licence(trained.config.model)
     sections = {
         "What it is": _what(trained, site),
         "What to expect": _expected(trained),
-        "Use": _use(trained, site),
+        "Use": [f"`python {EXAMPLE} IMAGES`, which is:", "", "```python", *code, "```"],
         "Licence": [f"Of the weights that the backbone started from: {licence}."],
     }
     title = f"# {trained.config.algorithm}: {count(len(trained.classes), 'class', 'classes')}"
-    parts = [title]
-    parts += ["\n".join([f"## {name}", "", *lines]) for name, lines in sections.items()]
-    return "\n\n".join(parts) + "\n"
+    parts = ["\n".join([f"## {name}", "", *lines]) for name, lines in sections.items()]
+    return "\n\n".join([title, *parts]) + "\n"
 
 
 def _what(trained: Trained, site: Adapted | None) -> Iterable[str]:
-    model = trained.config.model
-    takes = "rows of features" if takes_features(trained.predictor) else "images"
-    side = f"{trained.size} features" if takes_features(trained.predictor) else f"{trained.size} px"
+    features, size = takes_features(trained.predictor), trained.size
+    takes = f"rows of features ({size} features)" if features else f"images ({size} px)"
     adaptive = AlgorithmName.of(trained.config.algorithm).adaptive
     kind = "conditioned on a domain's embedding" if adaptive else "the same for every domain"
-    yield f"- A classifier of {takes} ({side}), {kind}: backbone {model.backbone}"
+    yield f"- A classifier of {takes}, {kind}: backbone {trained.config.model.backbone}"
     yield f"- Classes: {_listed(trained.classes)}"
     yield f"- Trained on the domains {_listed(trained.train_domains)}"
     if trained.val_domains:
@@ -121,27 +115,17 @@ def _what(trained: Trained, site: Adapted | None) -> Iterable[str]:
 
 
 def _expected(trained: Trained) -> Iterable[str]:
-    found = rehearsal_of(trained)
-    if found is None:
+    rehearsal = rehearsal_of(trained)
+    if rehearsal is None:
         yield "Nothing was rehearsed: how it fares at a new domain is not known from this folder."
         return
-    for promise in found.promises:
-        if promise.frequencies == "as they are" and promise.chain in {
-            "none",
-            *found.chosen.values(),
-        }:
+    used = {"none", *rehearsal.chosen.values()}
+    for promise in rehearsal.promises:
+        if promise.frequencies == "as they are" and promise.chain in used:
             yield (
                 f"- {promise.chain}, {count(promise.n, 'image')}: {percent(promise.low)} to "
                 f"{percent(promise.high)} at a new domain ({signed(promise.gain)} points)"
             )
-
-
-def _use(trained: Trained, site: Adapted | None) -> Iterable[str]:
-    yield f"`python {EXAMPLE} IMAGES`, which is:"
-    yield ""
-    yield "```python"
-    yield from _example(trained, site).splitlines()[1:]
-    yield "```"
 
 
 def _listed(names: Iterable[str]) -> str:

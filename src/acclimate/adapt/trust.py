@@ -55,7 +55,7 @@ class Trust:
 
     n: int
     warnings: tuple[str, ...]
-    expected_accuracy: tuple[float, float] | None = None  # in nine cases of ten
+    expected_accuracy: tuple[float, float] | None = None  # a 90 % interval
     explained_by_labels: float | None = None  # of how predictions change here, by label shift
     radius95: float | None = None  # Theorem 1
     expected_error: float | None = None  # σ/√n; one image tells nothing

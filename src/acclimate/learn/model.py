@@ -53,6 +53,11 @@ from acclimate.records.folder import (
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24
 CONFUSION = "rehearsal/confusion"  # the name of that tensor on disk
+# Fields of a model that its description holds as they are.
+DESCRIBED = (
+    *("classes", "train_domains", "val_domains", "test_domains"),
+    *("data", "label_prior", "label_ratios", "size"),
+)
 
 
 class StartingPoint(NamedTuple):
@@ -133,15 +138,8 @@ class Trained:
 
     def _description(self) -> dict[str, Any]:
         return {
+            **{name: getattr(self, name) for name in DESCRIBED},
             "config": as_dict(self.config),
-            "classes": list(self.classes),
-            "train_domains": list(self.train_domains),
-            "val_domains": list(self.val_domains),
-            "test_domains": list(self.test_domains),
-            "data": self.data,
-            "label_prior": list(self.label_prior),
-            "label_ratios": None if self.label_ratios is None else list(self.label_ratios),
-            "size": self.size,
             "in_features": self._in_features(),
             "digest": self.digest(),
             "domains": None if self.table is None else _table_digest(self.table),

@@ -89,7 +89,7 @@ def conclude(
 
 
 def _choose(promises: Sequence[Promise], table: "_Table", before: Promise | None = None) -> str:
-    """The simplest chain that does as well as the best one, as far as can be told.
+    """The simplest chain that does as well as the best one, as far as domains can show.
 
     A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
     frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
@@ -100,16 +100,16 @@ def _choose(promises: Sequence[Promise], table: "_Table", before: Promise | None
     by_chain: dict[str, list[Promise]] = {}
     for promise in promises:
         by_chain.setdefault(promise.chain, []).append(promise)
-    gains = {chain: fmean(p.gain for p in found) for chain, found in by_chain.items()}
-    errors = {chain: _error(found) for chain, found in by_chain.items()}
+    gains = {chain: fmean(p.gain for p in own) for chain, own in by_chain.items()}
+    errors = {chain: _error(own) for chain, own in by_chain.items()}
     able = [
         chain
-        for chain, found in by_chain.items()
+        for chain, own in by_chain.items()
         if chain == "none"
         or (
-            found[0].domains >= ENOUGH_DOMAINS_TO_TELL
-            and gains[chain] > errors[chain] * quantile(found[0].domains, TWO_SIGMA)
-            and all(p.gain >= -FREE for p in found if p.frequencies == "as they are")
+            own[0].domains >= ENOUGH_DOMAINS_TO_TELL
+            and gains[chain] > errors[chain] * quantile(own[0].domains, TWO_SIGMA)
+            and all(p.gain >= -FREE for p in own if p.frequencies == "as they are")
         )
     ]
     stays = before is not None and promises[0].domains < before.domains
@@ -228,7 +228,7 @@ class _Table:
             return None
         several, accuracies = len(gains) > 1, [cell.accuracy for cell in cells]
         beyond = [cell.accuracy - cell.confidence for cell in cells if cell.confidence is not None]
-        told = len(beyond) == len(cells)
+        known = len(beyond) == len(cells)
         hidden = fmean(cell.scatter for cell in cells)
         low, high = _interval([accuracy + self.ahead for accuracy in accuracies])
         return Promise(
@@ -241,8 +241,8 @@ class _Table:
             low=low,
             high=high,
             domains=len(gains),
-            beyond_confidence=fmean(beyond) + self.ahead if told else None,
-            spread=math.sqrt(stdev(beyond) ** 2 + hidden) if told and several else None,
+            beyond_confidence=fmean(beyond) + self.ahead if known else None,
+            spread=math.sqrt(stdev(beyond) ** 2 + hidden) if known and several else None,
         )
 
 

@@ -66,7 +66,7 @@ class Fold(NamedTuple):
 
     number: int  # the same whichever of its domains have images enough
     held_out: list[int]
-    kept: list[int]
+    others: list[int]  # with enough rows to learn from
     apart: np.ndarray  # [n] bool: rows that show nothing of the held-out domains
 
 
@@ -92,9 +92,9 @@ def _fold(data: RehearsalData, number: int, part: Sequence[int]) -> Fold | None:
     if not held_out:
         return None
     apart = _apart(data, held_out)
-    others = (d for d in range(len(data.names)) if d not in held_out)
-    kept = [d for d in others if (data.fitted & apart)[data.features.domains[d]].sum() >= 2]
-    return Fold(number, held_out, kept, apart) if kept else None
+    rows = [(data.fitted & apart)[own].sum() for own in data.features.domains]
+    others = [d for d, count in enumerate(rows) if d not in held_out and count >= 2]
+    return Fold(number, held_out, others, apart) if others else None
 
 
 def _apart(data: RehearsalData, held_out: Sequence[int]) -> np.ndarray:
@@ -132,8 +132,8 @@ def _share_left(data: RehearsalData, part: Sequence[int]) -> float:
 def rehearsal_data(
     plan: Plan, features: Features | None = None, read: np.ndarray | None = None
 ) -> RehearsalData:
-    """What a run is rehearsed on; without features and the rows that could be `read`, the folds can
-    be told already."""
+    """What a run is rehearsed on. Before training there are no features, and `read` (the rows that
+    could be read) is not known: the folds need neither."""
     manifest, config = plan.manifest, plan.config
     images, learned_on = manifest.image_ids, manifest.splits == "train"
     if features is None:

@@ -90,7 +90,6 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
         scale = 1.0 if site is None else _scale(data, site, new)
         plain, last = over_features(predictor), predictor.head.last
         scaled = with_last_layer(plain, last.weight * scale, last.bias * scale).eval()
-        assert isinstance(scaled, Plain)
         fixed = features.x, scaled
         retrained = lambda fold: fixed  # noqa: E731
     rehearsal = rehearse(
@@ -178,7 +177,7 @@ def _fit_heads(
     if retrained is not None:
         x, plain = retrained(fold)
         data = replace(data, features=replace(data.features, x=x))
-    part = data.features.among(fold.kept, data.fitted & fold.apart)
+    part = data.features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
         plain = fit_plain(
             part,
@@ -188,14 +187,14 @@ def _fit_heads(
             dropout=data.dropout,
             seed=seed,
         )
-    many = len(fold.kept) >= LEAST_DOMAINS
+    many = len(fold.others) >= LEAST_DOMAINS
     prior, ratios = part.prior.tolist(), part.ratios.tolist() if many else None
     starts = {"none": StartingPoint(plain, None, None, True, prior, ratios)}
     if data.second and many:
-        site = fit_site(part, [data.names[d] for d in fold.kept], config, seed=seed)
+        site = fit_site(part, [data.names[d] for d in fold.others], config, seed=seed)
         pair = Paired(plain, site.predictor, 1.0).eval()
         starts["embedding"] = StartingPoint(pair, site.embedding, site.table, True, prior, ratios)
-    rows = data.new_rows(fold.kept)
+    rows = data.new_rows(fold.others)
     with torch.no_grad():
         logits = torch.cat([plain(data.features.at(some)).logits for some in in_parts(rows)])
     return data, _Heads(starts, many, NewRows(rows, logits, data.features.y[rows]))

@@ -109,10 +109,10 @@ def fold_folder(run: Path, fold: Fold) -> Path:
 
 
 def _without(plan: Plan, fold: Fold) -> Manifest:
-    """Rows of the domains that are kept, as far as they show nothing of the held-out ones, and
+    """Rows of the other domains, as far as they show nothing of the held-out ones, and
     those of the validation domains, which choose weights as in the run itself."""
-    manifest, kept = plan.manifest, [plan.train_domains[d] for d in fold.kept]
-    own = np.concatenate([manifest.rows(domain=name) for name in kept])
+    manifest, others = plan.manifest, [plan.train_domains[d] for d in fold.others]
+    own = np.concatenate([manifest.rows(domain=name) for name in others])
     own = own[fold.apart[own] & (manifest.splits[own] != "test")]
     unseen = [manifest.rows(domain=name) for name in plan.val_domains]
     return manifest.select(np.sort(np.concatenate([own, *unseen])))

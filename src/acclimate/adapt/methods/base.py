@@ -43,9 +43,7 @@ class Method(ABC):
     mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
     calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
-    assumes_label_shift: ClassVar[bool] = (
-        False  # the guard checks that where a domain was rehearsed
-    )
+    assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
     grows: ClassVar[bool] = False  # whether it has `observe_more`
 
     def __init__(self, config: Any = None) -> None:
@@ -61,13 +59,9 @@ class Method(ABC):
         """What `images` say, with `predictor` as it is so far."""
 
     def observe_more(
-        self,
-        predictor: Predictor,
-        images: Images,
-        context: Context,
-        earlier: Mapping[str, Tensor],
+        self, predictor: Predictor, images: Images, context: Context, earlier: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """What `images` say together with those that `earlier` was found on."""
+        """What `images` say together with those that `earlier` was learned from."""
         raise NotImplementedError
 
     @classmethod
@@ -112,7 +106,7 @@ def last_layer(predictor: Predictor) -> nn.Linear:
     return predictor.head.last
 
 
-def with_last_layer(predictor: Predictor, weight: Tensor, bias: Tensor) -> Predictor:
+def with_last_layer(predictor: Predictor, weight: Tensor, bias: Tensor) -> Plain:
     """`predictor` with another last layer: weight [C, h], bias [C]. Both share the backbone."""
     assert isinstance(predictor, Plain), "a conditioned predictor is folded before it is adapted"
     head = copy.deepcopy(predictor.head)

@@ -41,10 +41,10 @@ class BatchNorm(Method):
     ) -> Mapping[str, Tensor]:
         require_images("bn", predictor, images)
         self.require(predictor)
-        found = image_statistics(with_tensors(predictor, {}), images)
+        statistics = image_statistics(with_tensors(predictor, {}), images)
         return {
             name: predictor.get_buffer(name).cpu().lerp(new, self.config.weight)
-            for name, new in found.items()
+            for name, new in statistics.items()
         }
 
     def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:

@@ -65,11 +65,10 @@ class Chain:
     ) -> Context:
         """What its methods may know of a trained model. One that is `prior_aware` stands under
         `label_prior` in every domain; of another, the centre helps to tell."""
-        told = self.embedding and not prior_aware
-        centre = base_predictor(predictor, table, None) if told else None
+        shifted = self.embedding and not prior_aware
         return Context(
             torch.tensor(label_prior, dtype=torch.float64),
-            centre=centre,
+            centre=base_predictor(predictor, table, None) if shifted else None,
             ratios=None if ratios is None else np.asarray(ratios),
         )
 
@@ -85,17 +84,17 @@ class Chain:
         context = replace(context, start=predictor)
         payloads = {}
         for name, method in self.methods.items():
+            given = (predictor, images, context)
             with torch.set_grad_enabled(not method.gradient_free):
                 if earlier:
-                    kept = earlier[name].tensors
-                    found = method.observe_more(predictor, images, context, kept)
+                    observed = method.observe_more(*given, earlier[name].tensors)
                 else:
-                    found = method.observe(predictor, images, context)
-            for value in found.values():
+                    observed = method.observe(*given)
+            for value in observed.values():
                 require_finite(value, f"what method '{name}' found")
-            payload = Payload({key: value.cpu() for key, value in found.items()}, method.mergeable)
-            payloads[name] = payload
-            predictor = method.apply(predictor, payload.tensors)
+            tensors = {key: value.cpu() for key, value in observed.items()}
+            payloads[name] = Payload(tensors, method.mergeable)
+            predictor = method.apply(predictor, tensors)
         return predictor, payloads
 
     def apply(self, predictor: Predictor, payloads: Mapping[str, Payload]) -> Predictor:
@@ -143,8 +142,12 @@ def no_phi(count: int) -> Tensor:
 def adapt_model(
     start: StartingPoint, images: Images, chain: Chain, state: DomainState | None = None
 ) -> tuple[Predictor, DomainState]:
-    """`state` has counted `images` already, and holds what the methods kept of earlier ones.
-    Without one, μ is computed here where the chain starts from it."""
+    """Adapt a model to the domain of `images` by `chain`: THE way, for every caller.
+
+    `state` has counted `images` already, and holds what the methods kept of earlier ones. Without
+    one, μ is computed here where the chain starts from it. Returns the adapted predictor, and the
+    state with what the methods keep.
+    """
     if state is None:
         state = embed(start, images, chain)
     base = base_predictor(start.predictor, start.table, state)

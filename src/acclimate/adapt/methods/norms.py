@@ -35,8 +35,8 @@ def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
 
 def without_norms(method: str, works_on: str, network: nn.Module) -> ConfigError:
     """The error of a method whose layers the model lacks."""
-    found = norm_layers(network).values()
-    names = [name for name, kind in _KINDS.items() if any(isinstance(p, kind) for p in found)]
+    layers = norm_layers(network).values()
+    names = [name for name, kind in _KINDS.items() if any(isinstance(p, kind) for p in layers)]
     has = f"only {' and '.join(names)}" if names else "no normalisation layer"
     use = "prior, t3a or tent" if names and method != "tent" else "prior or t3a"
     return ConfigError(

@@ -75,8 +75,9 @@ def learned_prior(
     train = train_prior.double()
     rows = torch.where(train > 0, posteriors.double(), 0.0)
     rows = rows / rows.sum(1, keepdim=True).clamp(min=torch.finfo(torch.double).tiny)
-    kept = torch.from_numpy(weights > TINY)
-    ratios, log_weights = torch.from_numpy(RATIOS)[kept], torch.from_numpy(weights)[kept].log()
+    possible = torch.from_numpy(weights > TINY)
+    ratios = torch.from_numpy(RATIOS)[possible]
+    log_weights = torch.from_numpy(weights)[possible].log()
     expected = len(rows) * train
 
     def mean_ratio(counts: Tensor, variance: Tensor) -> Tensor:
@@ -199,15 +200,11 @@ class Prior(Method):
         if context.start is not None and context.centre is not None:
             start, centre = (posteriors(p, images) for p in (context.start, context.centre))
             base = implied_prior(start, centre, base)
-        found = posteriors(predictor, images, self.config.temperature)
-        return self._kept(found, base, context, Evidence.of(found))
+        rows = posteriors(predictor, images, self.config.temperature)
+        return self._payload(rows, base, context, Evidence.of(rows))
 
     def observe_more(
-        self,
-        predictor: Predictor,
-        images: Images,
-        context: Context,
-        earlier: Mapping[str, Tensor],
+        self, predictor: Predictor, images: Images, context: Context, earlier: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         # Which frequencies F(·, μ) stands under is read off all the images, and those are gone.
         implied = context.start is not None and context.centre is not None
@@ -221,18 +218,24 @@ class Prior(Method):
                 f"the earlier state was made with adapt.prior.temperature={temperature:g}, not "
                 f"{self.config.temperature:g}; go on with that, or adapt anew on all the images"
             )
-        base, before = context.label_prior, Evidence.from_tensors(earlier)
-        found = posteriors(predictor, images, self.config.temperature)
-        together = torch.cat([before.posteriors(base), found])
-        return self._kept(together, base, context, before.and_then(Evidence.of(found)))
+        base = context.label_prior
+        before = Evidence(earlier["evidence"], earlier["evidence_classes"])
+        new = posteriors(predictor, images, self.config.temperature)
+        rows = torch.cat([before.posteriors(base), new])
+        return self._payload(rows, base, context, before.and_then(Evidence.of(new)))
 
-    def _kept(
-        self, found: Tensor, base: Tensor, context: Context, evidence: "Evidence"
+    def _payload(
+        self, rows: Tensor, base: Tensor, context: Context, evidence: "Evidence"
     ) -> Mapping[str, Tensor]:
-        prior, iterations = estimated(found, base, self.config, context.ratios)
-        temperature = torch.tensor(self.config.temperature, dtype=torch.float64)
-        kept = {"prior": prior, "base": base, "temperature": temperature, **evidence.tensors()}
-        return {**kept, "iterations": torch.tensor(iterations)}
+        prior, iterations = estimated(rows, base, self.config, context.ratios)
+        return {
+            "prior": prior,
+            "base": base,
+            "temperature": torch.tensor(self.config.temperature, dtype=torch.float64),
+            "iterations": torch.tensor(iterations),
+            "evidence": evidence.shares,
+            "evidence_classes": evidence.places,
+        }
 
     def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
         return float(tensors["temperature"]), log_ratio(tensors["prior"], tensors["base"])
@@ -253,7 +256,7 @@ def estimated(
     if ratios is None:
         raise ConfigError(
             "adapt.prior.expect=learned needs a model that knows how its training domains vary, "
-            "and this one is of an earlier version; train again, or leave the setting out"
+            "and this one does not; train again, or leave the setting out"
         )
     return learned_prior(posteriors, base, ratios)
 
@@ -272,13 +275,6 @@ class Evidence:
         kind = torch.int16 if classes < 2**15 else torch.int32
         return cls(top.values.half(), top.indices.to(kind))
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Evidence":
-        return cls(tensors["evidence"], tensors["evidence_classes"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"evidence": self.shares, "evidence_classes": self.places}
-
     def and_then(self, others: "Evidence") -> "Evidence":
         return Evidence(
             torch.cat([self.shares, others.shares]), torch.cat([self.places, others.places])
@@ -286,9 +282,9 @@ class Evidence:
 
     def posteriors(self, base: Tensor) -> Tensor:
         """[n, C] float64: what was not kept is shared out as classes are by `base` [C]."""
-        kept = self.shares.double()
-        whole = base.double().repeat(len(kept), 1).scatter(1, self.places.long(), 0.0)
-        rest = (1 - kept.sum(1, keepdim=True)).clamp(min=0)
+        own = self.shares.double()
+        whole = base.double().repeat(len(own), 1).scatter(1, self.places.long(), 0.0)
+        rest = (1 - own.sum(1, keepdim=True)).clamp(min=0)
         whole *= rest / whole.sum(1, keepdim=True).clamp(min=TINY)
-        whole = whole.scatter(1, self.places.long(), kept)
+        whole = whole.scatter(1, self.places.long(), own)
         return whole / whole.sum(1, keepdim=True)

@@ -14,7 +14,7 @@ G, B, A and W start at zero, so that training starts at the plain predictor.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -44,12 +44,12 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
-        """The same of what the backbone has made of them."""
+        """Forward pass from the backbone's features."""
 
 
 @final
 class Plain(Predictor):
-    """The same for every domain: `mu` is ignored.
+    """One classifier for all domains: `mu` is ignored.
 
     Head "linear" is one layer on the backbone's features; head "mlp" is the conditioned
     predictor's head without μ, the control of equal capacity.
@@ -140,26 +140,19 @@ class Conditioned(Predictor):
         """
         if mu.shape != (self.mu_dim,):
             raise ConfigError(f"fold takes one embedding [{self.mu_dim}], not {list(mu.shape)}")
-        # On the meta device nothing is initialised, so no random numbers are used up.
-        with torch.device("meta"):
-            plain = Plain(
-                self.backbone,
-                self.head.last.out_features,
-                head="mlp",
-                width=self.head.project.out_features,
-                hidden=self.head.last.in_features,
-                dropout=self.head.dropout,
-            )
+        last, width = self.head.last, self.head.project.out_features
+        sizes = (self.backbone.features, last.out_features, width, last.in_features)
+        with torch.device("meta"):  # nothing is initialised, so no random numbers are used up
+            head = _MlpHead(*sizes, self.head.dropout)
         # Via the CPU, because not every accelerator has float64.
         tensors = {
             name: value.to("cpu", torch.float64, copy=True)
             for name, value in self.head.state_dict().items()
         }
         self.condition.fold(tensors, mu.to("cpu", torch.float64))
-        like = self.head.last.weight
-        folded = {name: value.to(like).contiguous() for name, value in tensors.items()}
-        plain.head.load_state_dict(folded, assign=True)
-        plain.head.train(self.head.training)
+        folded = {name: value.to(last.weight).contiguous() for name, value in tensors.items()}
+        head.load_state_dict(folded, assign=True)
+        plain = Plain.of(self.backbone, head.train(self.head.training))
         plain.training = self.training  # not train(): the backbone is shared and keeps its mode
         return plain
 
@@ -175,7 +168,7 @@ class Conditioned(Predictor):
 
 @final
 class Paired(Predictor):
-    """The mean of what a plain predictor and one that is conditioned say, over one backbone.
+    """The mean of the logits of a plain and a conditioned predictor, over one backbone.
 
     `conditioned` takes the features that the plain predictor's backbone, or what that one stands
     on, makes of images. `scale` is what the plain logits are multiplied by, so that both count.
@@ -201,15 +194,15 @@ class Paired(Predictor):
 
 
 def _apart(plain: Plain) -> tuple[Backbone, Plain]:
-    """What makes features, and the predictor on those features."""
-    backbone = plain.backbone
-    if backbone.extractor is not None:
-        below = nothing_more(backbone.extractor.features).to(backbone.mean.device)
-        below.put_on(backbone.extractor)  # images, and the extractor's features as they come
-        return below, Plain.of(backbone.alone(), plain.head)
-    if takes_features(plain):
-        return nothing_more(backbone.mean.numel()).to(backbone.mean.device), plain
-    return backbone, over_features(plain)
+    """The backbone that makes features, and the predictor on those features."""
+    backbone, extractor = plain.backbone, plain.backbone.extractor
+    if extractor is None and not takes_features(plain):
+        return backbone, over_features(plain)
+    below = nothing_more(backbone.mean.numel()).to(backbone.mean.device)
+    if extractor is None:
+        return below, plain
+    below.put_on(extractor)  # it takes images, and the extractor's features as they come
+    return below, Plain.of(backbone.alone(), plain.head)
 
 
 def nothing_more(width: int) -> Backbone:
@@ -218,7 +211,7 @@ def nothing_more(width: int) -> Backbone:
 
 
 def over_features(predictor: Plain) -> Plain:
-    """The same classifier for what its backbone makes of images."""
+    """The classifier on the features that its backbone makes of images; they share the head."""
     backbone = predictor.backbone
     return Plain.of(nothing_more(backbone.features).to(backbone.mean.device), predictor.head)
 
@@ -300,6 +293,7 @@ class _Condition(nn.Module, ABC):
 
     def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
         super().__init__()
+        self.width = width
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
         """z [b, width], mu [b, mu_dim] -> what F_mlp sees."""
@@ -317,10 +311,6 @@ class _Condition(nn.Module, ABC):
 @final
 class _Concat(_Condition):
     widens = True
-
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.width = width
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
         return torch.cat([z, mu], dim=1)
@@ -420,7 +410,7 @@ def takes_features(predictor: Predictor) -> bool:
 
 
 class Passed:
-    """A batch, and what backbones made of it: each sees it once."""
+    """A batch, and the features that backbones made of it: each sees it once."""
 
     def __init__(self, x: Tensor | None) -> None:
         self.x = x
@@ -428,10 +418,10 @@ class Passed:
 
     @classmethod
     def before(cls, backbone: Backbone, features: Tensor) -> "Passed":
-        """One that is no more, but for what that backbone made of it."""
-        found = cls(None)
-        found._features[backbone] = features
-        return found
+        """A batch of which only the features of that backbone are left."""
+        passed = cls(None)
+        passed._features[backbone] = features
+        return passed
 
     def features(self, backbone: Backbone) -> Tensor:
         if backbone not in self._features:
@@ -458,42 +448,35 @@ def each_by_its_own(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Te
     bias gathered for each row; others take their own rows.
     """
     first = heads[0]
-    if isinstance(first, _LinearHead) and _agree(heads, "last.weight"):
-        last = _biases(heads, "last")
-        return lambda x, which: F.linear(x, first.last.weight) + last[which]
-    weights = ("project.weight", "project.bias", "first.weight", "last.weight")
-    if isinstance(first, _MlpHead) and _agree(heads, *weights):
-        inner, last = _biases(heads, "first"), _biases(heads, "last")
+    biases = {"first.bias", "last.bias"}
+    if not isinstance(first, _LinearHead | _MlpHead) or not _agree(heads, biases):
+        return lambda x, which: _one_by_one(heads, x, which)
+    own = {
+        name: torch.stack([head.get_parameter(name).detach() for head in heads])
+        for name, _ in first.named_parameters()
+        if name in biases
+    }
 
-        def classify(x: Tensor, which: Tensor) -> Tensor:
-            hidden = F.relu(F.linear(first.project(x), first.first.weight) + inner[which])
-            return F.linear(hidden, first.last.weight) + last[which]
+    def classify(x: Tensor, which: Tensor) -> Tensor:
+        if isinstance(first, _MlpHead):
+            x = F.relu(F.linear(first.project(x), first.first.weight) + own["first.bias"][which])
+        return F.linear(x, first.last.weight) + own["last.bias"][which]
 
-        return classify
-    return lambda x, which: _one_by_one(heads, x, which)
+    return classify
 
 
 def _one_by_one(heads: Sequence[nn.Module], x: Tensor, which: Tensor) -> Tensor:
-    found: Tensor | None = None
-    for number in torch.unique(which).tolist():
-        rows = which == number
-        logits: Tensor = heads[number](x[rows]).logits
-        if found is None:
-            found = logits.new_empty(len(x), logits.shape[1])
-        found[rows] = logits
-    assert found is not None
-    return found
+    rows = {int(number): (which == number).nonzero()[:, 0] for number in torch.unique(which)}
+    logits = torch.cat([heads[number](x[own]).logits for number, own in rows.items()])
+    return logits[torch.cat(list(rows.values())).argsort()]
 
 
-def _agree(heads: Sequence[nn.Module], *names: str) -> bool:
-    def same(head: nn.Module, name: str) -> bool:
-        one, two = heads[0].get_parameter(name), head.get_parameter(name)
-        return one is two or torch.equal(one, two)
+def _agree(heads: Sequence[nn.Module], but: Collection[str]) -> bool:
+    """Whether heads are of one kind, and equal in all tensors but those named."""
+    one = {name: t for name, t in heads[0].named_parameters() if name not in but}
 
-    alike = all(type(head) is type(heads[0]) for head in heads)
-    return alike and all(same(head, name) for head in heads for name in names)
+    def same(head: nn.Module) -> bool:
+        other = dict(head.named_parameters())
+        return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
 
-
-def _biases(heads: Sequence[nn.Module], layer: str) -> Tensor:
-    """[heads, outputs]"""
-    return torch.stack([head.get_parameter(f"{layer}.bias").detach() for head in heads])
+    return all(type(head) is type(heads[0]) and same(head) for head in heads)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.trust import Reach
 from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
 from acclimate.core.randomness import derive, stream
+from acclimate.estimator import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.learn.consistency import mean_radius
 from acclimate.paper.kernel import maps
 from acclimate.paper.kernel.fitted import REMEDY, Fitted, load_fitted, numbers, save_fitted
