@@ -13,7 +13,7 @@ from acclimate.report.figures import illustrations
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.sentences import first_sentence
 from acclimate.results.load import load_report
-from acclimate.results.material import Report, limited
+from acclimate.results.material import Report
 from pages import fill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +60,7 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
 
 def _tables(report: Report, rule: str) -> list[str]:
     """The report's Markdown without its title, below the heading that is already there."""
-    lines = to_markdown(limited(report, [rule])).splitlines()
+    lines = to_markdown(report.limited([rule])).splitlines()
     return [f"#{line}" if line.startswith("## ") else line for line in lines if line[:2] != "# "]
 
 

@@ -27,8 +27,7 @@ from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, over_features, takes_features
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal, verdict
-from acclimate.results.comparison import Comparison, compare
-from acclimate.results.observations import Observation, frames_of
+from acclimate.results.comparison import Comparison, Observation, compare, frames_of
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 from acclimate.runs.plan import Plan, check_components

@@ -3,7 +3,7 @@
 import pytest
 
 from acclimate.paper.beside import Measured, Pair, beside
-from acclimate.results.observations import Observation
+from acclimate.results.comparison import Observation
 from acclimate.results.runs import Key
 
 

@@ -262,8 +262,8 @@ def test_text_stands_out_in_either_scheme(browser: Any, address: str, scheme: st
     assert len(found) > 500
     assert min(found, key=lambda one: one["ratio"])["ratio"] >= 4.5
     page_colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    bar = page.locator("#unseen-domains .mark path").first
-    fill = bar.evaluate("part => getComputedStyle(part).fill")
+    mark = page.locator("#unseen-domains .mark use").first
+    fill = mark.evaluate("part => getComputedStyle(part).fill")
     expected = {
         "light": ("rgb(255, 255, 255)", "rgb(213, 94, 0)"),
         "dark": ("rgb(23, 24, 27)", "rgb(245, 132, 66)"),

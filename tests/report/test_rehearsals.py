@@ -16,9 +16,9 @@ from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import illustrations, rehearsal
 from acclimate.report.page import page_of
 from acclimate.report.sentences import headline
-from acclimate.report.tables import kept_grid, promises_grid
+from acclimate.report.tables import checks_grid, promises_grid
 from acclimate.results.load import load_report
-from acclimate.results.rehearsals import kept
+from acclimate.results.material import check_promises
 from acclimate.results.runs import RunView, find_runs
 
 PLAIN = {"north": 0.6, "south": 0.7, "east": 0.8}
@@ -87,12 +87,12 @@ def run(tmp_path: Path) -> RunView:
 
 
 def test_a_promise_beside_what_happened(run: RunView) -> None:
-    (one,) = kept([run])
+    (one,) = check_promises([run])
     assert one.domains == ("hill", "dale")
     assert (one.promise.chain, one.promise.n) == ("prior", 20)
     assert one.promise.gain == pytest.approx(0.04)
     assert (one.plain, one.auto, one.gain) == pytest.approx((0.6, 0.635, 0.035))
-    (row,) = kept_grid([one]).rows
+    (row,) = checks_grid([one]).rows
     assert [cell.text for cell in row] == [
         "sites", "hill, dale", "prior", "+4.0 ± 0.6", "+3.5", "36.9 to 100.0", "63.5"
     ]  # fmt: skip
@@ -100,7 +100,9 @@ def test_a_promise_beside_what_happened(run: RunView) -> None:
 
 def test_runs_without_rehearsal_or_not_finished_promise_nothing(run: RunView) -> None:
     unfinished = replace(run.records, all=run.records.all[:-1])
-    assert list(kept([replace(run, rehearsal=None), replace(run, records=unfinished)])) == []
+    assert (
+        list(check_promises([replace(run, rehearsal=None), replace(run, records=unfinished)])) == []
+    )
 
 
 def test_the_table_marks_what_auto_uses() -> None:
@@ -127,7 +129,7 @@ def test_the_figure_has_a_panel_for_each_kind_of_frequencies() -> None:
     used, other = marks["promise-0-0-20"], marks["promise-0-1-20"]
     assert used.get_ydata()[0] == pytest.approx(4.0)
     assert used.get_markerfacecolor() == used.get_color()
-    assert other.get_markerfacecolor() == "none"
+    assert other.get_fillstyle() == "none"
     labels = drawing.figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["prior", "embedding"]
 
@@ -161,7 +163,7 @@ def test_where_auto_leaves_the_model_alone(tmp_path: Path) -> None:
     records.write_text("".join(line for line in lines if '"role": "test"' not in line))
     report = load_report(tmp_path)
     (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
-    assert one.caption.endswith("None is filled: auto leaves the model as it is (run a).")
+    assert one.caption.endswith("what auto uses, none with 5, none with 20 (run a).")
     assert headline(report) == (
         "No domain was kept unseen to be scored; what to expect at a new one, rehearsal tells "
         "below."

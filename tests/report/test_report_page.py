@@ -1,7 +1,7 @@
 """The HTML page and the figures of a report, without a browser."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acclimate.core.errors import ConfigError
+from acclimate.core.errors import UnknownName
 from acclimate.core.files import write_document
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, beside
@@ -25,13 +25,12 @@ from acclimate.paper.figures import (
     consistency as theory,
 )
 from acclimate.paper.reproduction import beside_grids, looked_at
-from acclimate.records.records import Finished, Loss, Record, Records
+from acclimate.records.records import Loss, Records
 from acclimate.report.figures import (
     FORMATS,
-    by_domain,
+    accuracy,
     canvas,
     domain_map,
-    dumbbells,
     illustrations,
     label_shares,
     learning,
@@ -47,6 +46,7 @@ from acclimate.results.protocol import Axis
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder
+from fixtures.errors import refused
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
 COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")
@@ -132,7 +132,7 @@ def test_a_rich_page_has_every_section(text: str) -> None:
         "Files that could not be read",
         "What was measured",
     ]
-    assert "177 of 180 runs finished on pacs, sensors: 4 methods, 3 draws of the settings" in text
+    assert "177 of 180 runs finished on pacs, sensors: 4 methods, 3 draws, 3 trials" in text
     assert "2 jobs are still to run" in text and "1 job failed" in text
 
 
@@ -188,9 +188,8 @@ def test_figures_become_files_for_papers(ablation: Report, tmp_path: Path) -> No
 
 
 def test_an_unknown_format_writes_nothing(ablation: Report, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
+    with refused(UnknownName, "'gif'"):
         write_figures(ablation, tmp_path / "x", formats=["png", "gif"])  # type: ignore[list-item]
-    assert str(error.value) == "figures: there is no format 'gif'; choose pdf, svg, png"
     assert not (tmp_path / "x").exists()
 
 
@@ -355,26 +354,7 @@ def test_an_ablation_says_only_what_is_drawn(ablation: Report, tmp_path: Path) -
 def test_an_ablation_counts_methods_and_variants_apart(ablation: Report) -> None:
     assert ablation.sweep is not None
     assert sweep_line(ablation).startswith(
-        "12 of 12 runs finished on pacs: 2 methods, 3 variants, 1 draw of the settings, 2 trials."
-    )
-
-
-def test_learning_curves_speak_of_what_is_there(ablation: Report) -> None:
-    def caption(runs: Sequence[RunView]) -> str:
-        return illustrations(replace(ablation, runs=tuple(runs)), FIGURES)[-1].caption
-
-    loss, accuracy = (
-        "a loss should fall and level off",
-        "a validation accuracy that falls again late in training is a sign of overfitting",
-    )
-    assert caption(ablation.runs) == f"One line per run: {loss}; {accuracy}."
-    without = {
-        kind: [replace(run, records=_without(run.records, kind)) for run in ablation.runs]
-        for kind in (Loss, Finished)
-    }
-    assert caption(without[Loss]) == f"One line per run: {accuracy}."
-    assert caption(without[Finished]) == (
-        f"One line per run: {loss}; {accuracy}. Unfinished runs are drawn as far as they went."
+        "12 of 12 runs finished on pacs: 2 methods, 3 variants, 1 draw, 2 trials."
     )
 
 
@@ -383,10 +363,6 @@ def test_a_dozen_learning_curves_are_not_faint(ablation: Report) -> None:
     assert drawing is not None and len(ablation.runs) == 12
     lines = [line for line in drawing.figure.axes[-1].get_lines() if len(line.get_xdata())]
     assert len(lines) == 12 and all((line.get_alpha() or 0) > 0.7 for line in lines)
-
-
-def _without(records: Records, kind: type[Record]) -> Records:
-    return Records(tuple(one for one in records.all if not isinstance(one, kind)))
 
 
 def test_labels_stand_in_the_order_of_the_data_sets(tmp_path: Path) -> None:
@@ -435,62 +411,34 @@ def test_a_decade_decides_the_scale() -> None:
     assert not canvas.is_logarithmic([0.0, 100.0])
 
 
-def test_bars_are_the_cells(report: Report) -> None:
+def test_marks_are_the_cells(report: Report) -> None:
     first = report.results[report.rules[0]][0]
-    drawing = by_domain.draw(first, COLOURS)
-    assert drawing is not None
-    bars = [bar for bar in drawing.figure.axes[0].patches if bar.get_gid()]
-    assert len(bars) == 4 * len(PACS) == len(drawing.titles)
-    erm = next(row for row in first.rows if row.key == ERM)
-    value = erm.cells[first.columns[2]]
-    assert value is not None
-    drawn = next(bar for bar in bars if bar.get_gid() == "cell-0-2")
-    assert drawn.get_width() == pytest.approx(100 * value.mean)
-    assert len(drawing.figure.axes[0].containers) >= len(bars)
     many = replace(first, columns=tuple(f"d{i}" for i in range(100)))
     cells = {name: Estimate(0.5, 0.01, 3) for name in many.columns}
     many = replace(many, rows=tuple(replace(row, cells=cells) for row in first.rows))
-    dotted = by_domain.draw(many, COLOURS)
-    assert dotted is not None
-    assert len(dotted.titles) == 4 * canvas.MOST_DOMAINS
-    assert not [bar for bar in dotted.figure.axes[0].patches if bar.get_gid()]
-
-
-def test_high_accuracies_close_together_are_no_bars_from_0(report: Report) -> None:
-    """At 96 % all bars would look alike."""
-    first = report.results[report.rules[0]][0]
-
-    def near(*means: float) -> Comparison:
-        rows = [row for row in first.rows if not row.badge]
-        cells = [{name: Estimate(mean, 0.002, 3) for name in first.columns} for mean in means]
-        made = (replace(row, cells=own) for row, own in zip(rows, cells, strict=False))
-        return replace(first, rows=tuple(made))
-
-    assert by_domain.close(near(0.95, 0.97)) and by_domain.close(near(0.60, 0.75))
-    assert not by_domain.close(near(0.59, 0.60)) and not by_domain.close(near(0.95, 0.79))
-    drawing = by_domain.draw(near(0.95, 0.97), COLOURS)
-    assert drawing is not None
-    (ax,) = drawing.figure.axes
-    assert not [bar for bar in ax.patches if bar.get_gid()]
-    low, high = ax.get_xlim()
-    assert 90 < low < 95 and 97 < high < 100
-    places = {line.get_gid(): line.get_ydata()[0] for line in ax.get_lines() if line.get_gid()}
-    assert places["cell-0-0"] != places["cell-1-0"]  # side by side, not one over the other
-    held = replace(report, results={report.rules[0]: (near(0.95, 0.97),)})
-    (shown,) = by_domain.illustrate(held)
-    assert shown.caption.endswith("over trials. The axis does not start at 0.")
+    two = replace(report, results={report.rule: (first, many)})
+    few, rest = accuracy.by_domain(two)
+    assert len(few.drawing.titles) == 4 * len(PACS)
+    marks = {line.get_gid(): line for line in few.drawing.figure.axes[0].lines}
+    erm = next(row for row in first.rows if row.key == ERM)
+    value = erm.cells[first.columns[2]]
+    assert value is not None
+    assert marks["mark-2"].get_xdata() == [pytest.approx(100 * value.mean)]
+    assert marks["mark-0"].get_ydata() != marks["mark-4"].get_ydata()  # side by side
+    assert len(rest.drawing.titles) == 4 * canvas.MOST_DOMAINS
+    assert "40 further domains are left out" in rest.caption
 
 
 def test_lines_of_one_algorithm_are_told_apart(report: Report) -> None:
     """An algorithm by several methods has one colour."""
-    rows = [
-        replace(row, key=Key("erm", method))
-        for row in report.results[report.rules[0]][0].rows[:1]
-        for method in ("none", "prior", "t3a", "tent")
-    ]
-    for dots in (True, False):
-        looks = [repr(sorted(look.items())) for look in by_domain._looks(rows, COLOURS, dots=dots)]
-        assert len({*looks}) == 4
+    first = report.results[report.rules[0]][0]
+    methods = ("none", "prior", "t3a", "tent")
+    rows = tuple(replace(first.rows[0], key=Key("erm", method)) for method in methods)
+    (one,) = accuracy.by_domain(
+        replace(report, results={report.rule: (replace(first, rows=rows),)})
+    )
+    (legend,) = one.drawing.figure.legends
+    assert len({line.get_fillstyle() for line in legend.get_lines()}) == 4
 
 
 def test_code_in_a_sentence_is_code() -> None:
@@ -649,7 +597,7 @@ def test_no_text_is_smaller_than_nine(text: str) -> None:
 def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
     learning = drawn[-1]
     assert learning.name == "learning"
-    assert learning.caption.startswith("One line per chosen run, of which 30 of 60 are drawn")
+    assert learning.caption.startswith("One line per chosen run (30 of 60)")
     lines = [line for line in learning.drawing.figure.axes[1].get_lines() if len(line.get_xdata())]
     assert len(lines) == 30 and all(line.get_alpha() < 0.5 for line in lines)
 
@@ -671,7 +619,7 @@ def test_one_point_is_a_mark_beside_curves_and_no_curve_by_itself(report: Report
 
 
 def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Report) -> None:
-    shown = next(iter(dumbbells.illustrate(report)))
+    shown = next(iter(accuracy.gains(report)))
     gains = {row.key: row.gain.mean for row in report.overall.contenders if row.gain is not None}
     winner = max(gains, key=lambda key: gains[key])
     assert len(gains) > 1
@@ -682,8 +630,7 @@ def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Re
 def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
     da = Key.usual("da-erm")
     tied = Difference(da, ERM, changes=(Change("a", 0.5, 0.5),))
-    drawing = dumbbells.draw(tied, COLOURS)
-    assert drawing is not None
+    drawing = accuracy.draw_gains(tied, COLOURS)
     ring, diamond = (
         next(one for one in drawing.figure.axes[0].get_lines() if one.get_marker() == marker)
         for marker in ("o", "D")
@@ -695,10 +642,10 @@ def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
 
 def test_domains_that_are_unseen_in_turn(report: Report, ablation: Report) -> None:
     pacs = [run for run in report.runs if run.dataset == "pacs"]
-    assert dict(facts(pacs))["Domains"] == "4, each unseen in turn"
+    assert dict(facts(pacs))["Domains"] == "4, of which 4 are unseen in turn"
     some = [run for run in pacs if run.domains["test"] != (PACS[0],)]
     assert dict(facts(some))["Domains"] == "4, of which 3 are unseen in turn"
-    assert dict(facts(report.runs))["Domains"].startswith("pacs: 4, each unseen in turn; sensors: ")
+    assert dict(facts(report.runs))["Domains"].startswith("pacs: 4, of which 4 are unseen")
     assert dict(facts(ablation.runs))["Domains"] == "3 training, 0 validation, 1 unseen test"
     varied = [replace(run, dataset=run.variant) for run in ablation.runs]
     assert dict(facts(varied))["Domains"] == "3 training, 0 validation, 1 unseen test"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.results.observations import (
+from acclimate.results.comparison import (
     Frame,
     Observation,
     by_method,
+    compare,
     mean_over,
     observations,
     pooled,
-    pooled_frame,
 )
 from acclimate.results.runs import Key, find_runs
 from fixtures.run_folders import make_run, score
@@ -78,11 +78,19 @@ def test_several_data_sets_as_one() -> None:
 
 
 def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
-    three = Frame(("a", "b", "c"), (ERM, CORAL))
-    two = Frame(("a", "e", "f"), (ERM, Key("erm", "prior")), {"": frozenset({"a", "e"})})
-    found = pooled_frame({"x": three, "y": two})
-    assert found.columns == ("x: a", "x: b", "x: c", "y: a", "y: e")  # y: f has nothing to score
-    assert found.keys == (ERM, CORAL, Key("erm", "prior"))
+    """A domain with nothing to score, as f of y, is not waited for; c of x is."""
+    frames = {
+        "x": Frame(("a", "c"), (ERM, CORAL)),
+        "y": Frame(("a", "f"), (ERM, Key("erm", "prior")), {"": frozenset({"a"})}),
+    }
+    one = Observation("x", ERM, "", 0, "a", top1=0.5)
+    whole = [one, replace(one, domain="c", top1=0.7), replace(one, dataset="y", top1=0.8)]
+    for found, mean in ((whole, 0.7), ([whole[0], whole[2]], None)):
+        every = compare(found, frames)[-1]
+        assert every.columns == ("x", "y")
+        assert [row.key for row in every.rows] == [ERM, CORAL, Key("erm", "prior")]
+        average = every.rows[0].average
+        assert (average and average.mean) == (mean and pytest.approx(mean))
 
 
 def test_data_sets_count_equally_however_many_domains_they_have() -> None:

@@ -249,7 +249,7 @@ def test_expected_jobs_name_targets_without_a_run() -> None:
     runs = [one for one in three_domains() if one.job.groups != (("b",),)]
     choices = select(runs, "oracle", expected=jobs)
     assert chosen(choices) == {"a": 1, "b": None, "c": 1}
-    assert choices[1].reason == "no finished run is scored on b"
+    assert choices[1].reason == "no finished run has an accuracy on b"
     assert [choice.run for choice in select([], "oracle", expected=jobs)] == [None] * 3
 
 

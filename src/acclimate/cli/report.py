@@ -47,7 +47,6 @@ def report(
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, to_dict, write_table
-    from acclimate.results.material import limited
     from acclimate.results.runs import Key
 
     formats = _formats(kinds)
@@ -59,7 +58,7 @@ def report(
     if published:
         found = paper.load(paper.WITH_PUBLISHED)(found)
     if rule:
-        found = limited(found, rule)
+        found = found.limited(rule)
     drawn = paper.load(paper.FIGURES)
     written = [write_page(found, out or folder / "report.html", figures=drawn)]
     for path in table or ():
@@ -88,7 +87,6 @@ def _show(report: "Report", written: list[Path]) -> None:
     from acclimate.report.export import heading, to_text
     from acclimate.report.sentences import first_sentence, notes
     from acclimate.report.tables import tests_grid
-    from acclimate.results.material import alike
 
     main = report.rules[0]
     shown = [results for results in report.results[main] if results.rows]
@@ -109,7 +107,7 @@ def _show(report: "Report", written: list[Path]) -> None:
     for note in dict.fromkeys([*report.notes, *notes(report)]):
         say(f"note: {note}")
     _show_trouble(report)
-    same = alike(report)
+    same = report.alike
     others = [rule for rule in report.rules[1:] if rule not in same]
     if same:
         say(f"selection by {' or '.join(same)} chooses the same runs")

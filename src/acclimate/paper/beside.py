@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from acclimate.paper.published import AVERAGE, Published, rows
-from acclimate.results.observations import Observation
+from acclimate.results.comparison import Observation
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 

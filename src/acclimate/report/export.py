@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from acclimate.report.grid import latex_table, markdown
 from acclimate.report.sentences import first_sentence, notes
 from acclimate.report.tables import results_grid, tests_grid
 from acclimate.results.comparison import ALL, AVERAGE, Comparison, Row
-from acclimate.results.material import Report, alike
+from acclimate.results.material import Report
 from acclimate.results.protocol import RULES
 from acclimate.results.statistics import Estimate
 
@@ -28,12 +28,10 @@ def heading(results: Comparison) -> str:
 def caption(results: Comparison) -> str:
     """What the numbers are; the same words in every format."""
     over = "data sets" if results.dataset == ALL else "unseen domains"
-    sentences = [
-        f"Accuracy in percent on {over}.",
-        "± is the standard error over trials: sample standard deviation / √n.",
-    ]
+    sentences = [f"Accuracy in percent on {over}."]
     if results.rule in RULES:
-        sentences.insert(1, f"Models selected by {results.rule} ({RULES[results.rule]}).")
+        sentences.append(f"Models selected by {results.rule} ({RULES[results.rule]}).")
+    sentences.append("± is the standard error over trials: sample standard deviation / √n.")
     if any(results.best.values()):
         sentences.append("Bold: the best of each column, with those that print the same.")
     return " ".join(sentences)
@@ -42,41 +40,35 @@ def caption(results: Comparison) -> str:
 def published_note(results: Comparison) -> str:
     """Where the published rows come from, and what is odd about any of them; "" without them."""
     rows = [row for row in results.rows if row.published]
-    sources = list(dict.fromkeys(row.note.partition("; ")[0] for row in rows))
+    sources = dict.fromkeys(row.note.partition("; ")[0] for row in rows)
     odd = [f"{row.key.label}: {row.note.partition('; ')[2]}" for row in rows if "; " in row.note]
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in (*sources, *odd))
 
 
 def tests_caption(results: Comparison) -> str:
-    base = results.baseline.algorithm
-    varied = len({row.key.variant for row in results.rows if row.key.algorithm == base}) > 1
+    same = ", at the same value" if any(row.key.variant for row in results.rows) else ""
     return (
-        f"Differences to {results.baseline.label} in points, ± the standard error over trials"
-        f"{', at the same value' if varied else ''}. p: paired t-test over trials, then corrected "
-        "by Holm for the methods of this table."
+        f"Differences to {results.baseline.label} in points{same}, ± the standard error over "
+        "trials. p: paired t-test over trials, then corrected by Holm for the methods of this "
+        "table."
     )
 
 
 def to_text(results: Comparison, *, width: int = 100) -> str:
     """For a terminal: as many columns side by side as fit, the rest below."""
-    blocks = _blocks(results, width)
-    if len(blocks) <= _MOST_BLOCKS:
-        return "\n".join(results_grid(results, one).starred().to_text() for one in blocks)
-    text = results_grid(results, (AVERAGE,)).starred().to_text()
-    return f"{text}({len(results.columns)} columns are left out here)\n"
-
-
-def _blocks(results: Comparison, width: int) -> list[tuple[str, ...]]:
-    first, *widths = results_grid(results).starred().widths
-    blocks: list[tuple[str, ...]] = [()]
+    grid = results_grid(results)
+    first, *widths = grid.widths
+    blocks: list[list[int]] = [[]]
     room = width - first
-    for name, wide in zip((*results.columns, AVERAGE), widths, strict=True):
-        room -= wide + 2
-        if room < 0 and blocks[-1]:
-            blocks.append(())
+    for place, wide in enumerate(widths, 1):
+        if (room := room - wide - 2) < 0 and blocks[-1]:
+            blocks.append([])
             room = width - first - wide - 2
-        blocks[-1] += (name,)
-    return blocks
+        blocks[-1].append(place)
+    if len(blocks) <= _MOST_BLOCKS:
+        return "\n".join(grid.only([0, *block]).to_text() for block in blocks)
+    left_out = f"({len(results.columns)} columns are left out here)\n"
+    return grid.only([0, len(widths)]).to_text() + left_out
 
 
 def to_markdown(report: Report) -> str:
@@ -94,25 +86,19 @@ def to_markdown(report: Report) -> str:
 
 
 def to_latex(report: Report) -> str:
-    parts = ["% Needs \\usepackage{booktabs}"]
-    same = alike(report)
-    parts += [f"% Selection by {rule} chooses the same runs as {report.rules[0]}." for rule in same]
+    parts, same = ["% Needs \\usepackage{booktabs}"], report.alike
+    parts += [f"% Selection by {rule} chooses the same runs as {report.rule}." for rule in same]
     for results in every(report):
         if results.rule in same:
             continue
-        title, label = f"{results.dataset}. {caption(results)}", _label(results)
-        below, tests = published_note(results), tests_grid(results)
+        words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
+        label, tests = f"tab:{words.strip('-')}", tests_grid(results)
+        title, below = f"{results.dataset}. {caption(results)}", published_note(results)
         parts.append(latex_table(results_grid(results), title, label, published=below))
         if tests.rows:
             title = f"{heading(results)}. {tests_caption(results)}"
             parts.append(latex_table(tests, title, f"{label}-differences", ruled=False))
     return "\n".join(parts)
-
-
-def _label(results: Comparison) -> str:
-    """`tab:pacs-oracle`"""
-    words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
-    return f"tab:{words.strip('-')}"
 
 
 def every(report: Report) -> list[Comparison]:
@@ -131,21 +117,12 @@ def to_csv(report: Report) -> str:
     lines: list[Iterable[object]] = [COLUMNS]
     for results in every(report):
         for row in results.rows:
+            key = row.key.algorithm, row.key.method, row.key.variant
+            published = str(row.published).lower()
             for column, value in (*row.cells.items(), (AVERAGE, row.average)):
-                cells = {
-                    "rule": results.rule,
-                    "dataset": results.dataset,
-                    **asdict(row.key),
-                    "column": column,
-                    **_estimate(value),
-                    "published": str(row.published).lower(),
-                }
-                lines.append([cells[name] for name in COLUMNS])
+                cell = (None, None, 0) if value is None else (value.mean, value.se, value.n)
+                lines.append([results.rule, results.dataset, *key, column, *cell, published])
     return csv_text(lines)
-
-
-def _estimate(value: Estimate | None) -> dict[str, Any]:
-    return {"mean": None, "se": None, "n": 0} if value is None else asdict(value)
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -159,7 +136,20 @@ def to_dict(report: Report) -> dict[str, Any]:
             {"name": run.name, "finished": run.finished is not None, "problem": run.problem}
             for run in report.runs
         ],
-        "results": [_results(results) for results in every(report)],
+        "results": [
+            {
+                "rule": results.rule,
+                "dataset": results.dataset,
+                "columns": list(results.columns),
+                "baseline": asdict(results.baseline),
+                "rows": [
+                    _row(row)
+                    | {"best": sorted(name for name in results.best if results.is_best(row, name))}
+                    for row in results.rows
+                ],
+            }
+            for results in every(report)
+        ],
         "choices": {
             rule: [asdict(one) for one in report.choices.get(rule, ())] for rule in report.rules
         },
@@ -171,55 +161,23 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 def comparison_values(found: Comparison) -> dict[str, Any]:
     """The methods that were scored, each with its means and its difference to the baseline."""
-    return {
-        "baseline": asdict(found.baseline),
-        "lines": [
-            {
-                **_row(row),
-                **{
-                    name: (value := getattr(row, name)) and asdict(value)
-                    for name in ("worst", "top5", "seen", "gap_closed")
-                },
-                "runs": row.runs,
-                "trials": row.trials,
-                "domains": row.domains,
-            }
-            for row in found.lines
-        ],
-    }
+    return {"baseline": asdict(found.baseline), "lines": [_row(row) for row in found.lines]}
 
 
 def _row(row: Row) -> dict[str, Any]:
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
     difference = row.difference and {
         **asdict(row.difference),
         "interval": row.gain and row.gain.interval,
         "verdict": row.difference.verdict,
     }
     return {
-        **asdict(row.key),
+        **asdict(values.pop("key")),
         "label": row.key.label,
         "kind": row.key.kind,
+        **{name: asdict(v) if isinstance(v, Estimate) else v for name, v in values.items()},
         "cells": {name: value and asdict(value) for name, value in row.cells.items()},
-        "average": row.average and asdict(row.average),
         "difference": difference,
-    }
-
-
-def _results(results: Comparison) -> dict[str, Any]:
-    return {
-        "rule": results.rule,
-        "dataset": results.dataset,
-        "columns": list(results.columns),
-        "baseline": asdict(results.baseline),
-        "rows": [
-            {
-                **_row(row),
-                "published": row.published,
-                "note": row.note,
-                "best": sorted(name for name in results.best if results.is_best(row, name)),
-            }
-            for row in results.rows
-        ],
     }
 
 
@@ -241,7 +199,4 @@ def _json(report: Report) -> str:
 
 
 def _text(report: Report) -> str:
-    parts = []
-    for results in every(report):
-        parts += [heading(results), to_text(results), ""]
-    return "\n".join(parts)
+    return "\n".join(f"{heading(one)}\n{to_text(one)}\n" for one in every(report))

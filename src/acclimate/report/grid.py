@@ -1,9 +1,9 @@
 """The one model of a table: a `Grid` of `Cell`s, as text, Markdown and LaTeX (booktabs).
 
-`tables` fills grids from results; `markup` draws the same grids as HTML.
+`tables` fills grids from results; templates/macros.html draws the same grids as HTML.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from acclimate.core.text import DASH, percent
@@ -48,15 +48,27 @@ class Grid:
     rows: tuple[tuple[Cell, ...], ...]
     words: frozenset[str] = frozenset()  # further columns that hold no numbers
 
+    def only(self, places: Sequence[int]) -> "Grid":
+        """The columns at these places, in their order."""
+        rows = tuple(tuple(row[place] for place in places) for row in self.rows)
+        return replace(self, header=tuple(self.header[place] for place in places), rows=rows)
+
     def without(self, *names: str) -> "Grid":
-        kept = [place for place, name in enumerate(self.header) if name not in names]
-        rows = tuple(tuple(row[place] for place in kept) for row in self.rows)
-        return replace(self, header=tuple(self.header[place] for place in kept), rows=rows)
+        return self.only([at for at, name in enumerate(self.header) if name not in names])
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """As a terminal shows it, the header first."""
-        return [self.header, *(tuple(cell.marked for cell in row) for row in self.rows)]
+        """As a terminal shows it, the header first. It has no bold that survives a file: the best
+        has a star, and the others have room for one."""
+        starred = any(cell.best for row in self.rows for cell in row)
+        rows = [self.header, *(tuple(cell.marked for cell in row) for row in self.rows)]
+        if not starred:
+            return rows
+        best = [[False] * len(self.header), *([cell.best for cell in row] for row in self.rows)]
+        return [
+            (row[0], *(text + " *"[star] for text, star in zip(row[1:], stars[1:], strict=True)))
+            for row, stars in zip(rows, best, strict=True)
+        ]
 
     @property
     def widths(self) -> list[int]:
@@ -73,24 +85,13 @@ class Grid:
 
     def to_markdown(self) -> str:
         """A table with the best of each column in bold."""
-        ruler = "|" + "|".join(["---", *["---:"] * (len(self.header) - 1)]) + "|"
-        lines: list[Iterable[str]] = [map(markdown, self.header)]
-        for row in self.rows:
-            texts = ((markdown(cell.marked), cell.best) for cell in row)
-            lines.append(f"**{text}**" if best else text for text, best in texts)
-        first, *body = [f"| {' | '.join(line)} |" for line in lines]
-        return "\n".join([first, ruler, *body]) + "\n"
-
-    def starred(self) -> "Grid":
-        """A terminal has no bold that survives a file: a star, and room for one."""
-        if not any(cell.best for row in self.rows for cell in row):
-            return self
-        rows = tuple(
-            (first, *(replace(cell, text=cell.text + ("*" if cell.best else " ")) for cell in rest))
-            for first, *rest in self.rows
-        )
-        header = (self.header[0], *(f"{name} " for name in self.header[1:]))
-        return replace(self, header=header, rows=rows)
+        ruler = ["---", *["---:"] * (len(self.header) - 1)]
+        rows = [
+            [f"**{markdown(cell.marked)}**" if cell.best else markdown(cell.marked) for cell in row]
+            for row in self.rows
+        ]
+        first, *body = [f"| {' | '.join(line)} |" for line in [map(markdown, self.header), *rows]]
+        return "\n".join([first, f"|{'|'.join(ruler)}|", *body]) + "\n"
 
 
 def markdown(text: str) -> str:
@@ -126,25 +127,21 @@ def latex_table(
 ) -> str:
     """A grid as a table; `ruled` sets off each kind of row, `published` is the footnote."""
     footnote = f" {DAGGER}{escaped(published)}" if published else ""
-    body, before = [], grid.rows[0][0].badge if grid.rows else ""
+    body, badge = [], grid.rows[0][0].badge if grid.rows else ""
     for name, *cells in grid.rows:
-        if ruled and name.badge != before:
+        if ruled and name.badge != badge:
             body.append(r"\midrule")
-        before = name.badge
-        body.append(_row([_name(name), *map(_number, cells)]))
-    header = [escaped(name) for name in grid.header]
-    return _table(header, body, escaped(caption) + footnote, label)
-
-
-def _table(header: Sequence[str], body: Sequence[str], caption: str, label: str) -> str:
+        badge = name.badge
+        mark = escaped(name.text) + DAGGER if badge == "published" else escaped(name.marked)
+        body.append(" & ".join([mark, *map(_number, cells)]) + r" \\")
     lines = [
         r"\begin{table}[t]",
         r"\centering",
-        f"\\caption{{{caption}}}",
+        f"\\caption{{{escaped(caption)}{footnote}}}",
         f"\\label{{{label}}}",
-        f"\\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}",
+        f"\\begin{{tabular}}{{l{'c' * (len(grid.header) - 1)}}}",
         r"\toprule",
-        _row(header),
+        " & ".join(map(escaped, grid.header)) + r" \\",
         r"\midrule",
         *body,
         r"\bottomrule",
@@ -154,18 +151,8 @@ def _table(header: Sequence[str], body: Sequence[str], caption: str, label: str)
     return "\n".join(lines) + "\n"
 
 
-def _name(cell: Cell) -> str:
-    if cell.badge == "published":
-        return escaped(cell.text) + DAGGER
-    return escaped(cell.marked)
-
-
 def _number(cell: Cell) -> str:
     """Of the best, the mean is bold and its error is not."""
     mean, sign, error = cell.text.partition(" ± ")
     bold = f"\\textbf{{{escaped(mean)}}}" if cell.best else escaped(mean)
     return f"{bold} $\\pm$ {escaped(error)}" if sign else bold
-
-
-def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"

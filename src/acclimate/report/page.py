@@ -5,11 +5,12 @@ the page shows everything, in the order it was written.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
@@ -23,9 +24,8 @@ from acclimate.report.figures.canvas import Illustration, svg
 from acclimate.report.figures.search import drawn_settings, resolved_settings
 from acclimate.report.grid import Grid
 from acclimate.results.comparison import ALL
-from acclimate.results.material import Report, alike
+from acclimate.results.material import Report, check_promises
 from acclimate.results.protocol import RULES
-from acclimate.results.rehearsals import kept, speaker
 from acclimate.results.runs import RunView
 from acclimate.results.statistics import CONFIDENCE, ENOUGH_SEEDS
 
@@ -52,39 +52,41 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
     lead, findings = sentences.first_sentence(report), sentences.findings(report.overall)
     if report.overall.contenders and lead != (plain := sentences.headline(report)):
         findings = [plain, *findings]
-    same = alike(report)
     drawn = groupby(illustrations(report, figures), key=lambda one: one.heading)
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=report.title,
-            report=report,
-            intro=[part for part in intro.split("\n\n") if part.strip()],
-            lead=lead,
-            findings=findings,
-            caution=list(dict.fromkeys([*sentences.notes(report), *report.notes])),
-            compared=compared,
-            bold=any(keys for one in compared for keys in one.best.values()),
-            tested=any(one.tested for one in compared),
-            badges={row.badge for one in compared for row in one.rows},
-            alike=same,
-            distinct_rules=[rule for rule in report.rules if rule not in same],
-            figures={heading: list(group) for heading, group in drawn},
-            rehearsed=_rehearsed(report),
-            choices=_choices(report),
-            uncounted=[
-                f"{run.name}: {run.problem or _progress(run)}"
-                for run in report.runs
-                if run.finished is None
-            ],
-            # Seeds meet the same damaged files: each is listed once.
-            quarantined=sorted(
-                {": ".join(entry) for run in report.runs for entry in run.quarantined}
-            ),
-            facts=list(facts(report.runs)),
-        )
-    )
+    several = len(report.runs_by_dataset) > 1
+    verdicts = [(dataset, verdict(found)) for dataset, _, found in report.rehearsals]
+    values = {
+        "title": report.title,
+        "report": report,
+        "intro": [part for part in intro.split("\n\n") if part.strip()],
+        "lead": lead,
+        "findings": findings,
+        "caution": list(dict.fromkeys([*sentences.notes(report), *report.notes])),
+        "compared": compared,
+        "bold": any(keys for one in compared for keys in one.best.values()),
+        "tested": any(one.tested for one in compared),
+        "badges": {row.badge for one in compared for row in one.rows},
+        "distinct_rules": [rule for rule in report.rules if rule not in report.alike],
+        "figures": {heading: list(group) for heading, group in drawn},
+        "verdicts": [
+            f"{dataset}: {said}" if several and said is first else said
+            for dataset, (first, *rest) in verdicts
+            for said in (first, *rest)
+        ],
+        "promises": list(check_promises(report.finished)),
+        "choices": _choices(report),
+        "uncounted": [
+            f"{run.name}: {run.problem or _progress(run)}"
+            for run in report.runs
+            if run.finished is None
+        ],
+        # Seeds meet the same damaged files: each is listed once.
+        "quarantined": sorted(
+            {": ".join(entry) for run in report.runs for entry in run.quarantined}
+        ),
+        "facts": list(facts(report.runs)),
+    }
+    return environment().get_template("report.html").render(values)
 
 
 @lru_cache
@@ -153,18 +155,17 @@ def sweep_line(report: Report) -> str:
     sweep = report.sweep
     assert sweep is not None
     jobs, finished = sweep.jobs, sum(run.finished is not None for run in report.runs)
-    methods = {(job.algorithm, method) for job in jobs for method in job.methods}
-    variants = {job.variant for job in jobs if job.variant}
-    parts = [
-        count(len(methods), "method"),
-        *([count(len(variants), "variant")] if variants else []),
-        count(len({job.draw for job in jobs}), "draw") + " of the settings",
-        count(len({job.trial for job in jobs}), "trial"),
-    ]
-    names = ", ".join(found.name for found in sweep.datasets)
+    sizes = {
+        "method": len({(job.algorithm, method) for job in jobs for method in job.methods}),
+        "variant": len({job.variant for job in jobs if job.variant}),
+        "draw": len({job.draw for job in jobs}),
+        "trial": len({job.trial for job in jobs}),
+    }
+    names = ", ".join(data.name for data in sweep.datasets)
+    parts = ", ".join(count(size, noun) for noun, size in sizes.items() if size)
     return (
-        f"{finished} of {count(len(jobs), 'run')} finished on {names}: {', '.join(parts)}. "
-        f"Settings are chosen by {_rule_name(sweep.rule)}."
+        f"{finished} of {count(len(jobs), 'run')} finished on {names}: {parts}. Settings are "
+        f"chosen by {_rule_name(sweep.rule)}."
     )
 
 
@@ -176,20 +177,6 @@ def _choices(report: Report) -> Mapping[str, Grid]:
     drawn = {one.name: drawn_settings(report.sweep, one.name) for one in report.sweep.datasets}
     found = {rule: report.choices.get(rule, ()) for rule in report.rules}
     return {rule: tables.choices_grid(own, configs, drawn) for rule, own in found.items() if own}
-
-
-def _rehearsed(report: Report) -> dict[str, Any]:
-    """Around the figures of rehearsals: what they say, whose they are, and what came of them."""
-    groups = report.runs_by_dataset
-    words: list[str] = []
-    runs = []
-    for dataset, found in groups.items():
-        run = speaker(found)
-        if run is not None and run.rehearsal is not None:
-            first, *rest = verdict(run.rehearsal)
-            words += [f"{dataset}: {first}" if len(groups) > 1 else first, *rest]
-            runs.append(run)
-    return {"words": words, "runs": runs, "kept": list(kept(report.finished))}
 
 
 def _progress(run: RunView) -> str:
@@ -221,47 +208,31 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
 
 
 def _domains(runs: Sequence[RunView]) -> str:
-    """`4, each unseen in turn`, by data set where there are several; else how many of each role."""
+    """How many of each role; of a sweep that leaves several unseen in turn, how many in all."""
     names = dict.fromkeys(run.dataset for run in runs if run.trial is not None)
-    found = {name: [run for run in runs if run.dataset == name] for name in names}
-    turns = {name: _in_turn(mine) for name, mine in found.items()}
-    if not any(turns.values()):
-        return _by_role(runs)
-    if len(turns) == 1:
-        return "".join(turns.values())
-    return "; ".join(f"{name}: {text or _by_role(found[name])}" for name, text in turns.items())
-
-
-def _in_turn(runs: Sequence[RunView]) -> str:
-    """Of a sweep whose runs leave different domains unseen; "" where all leave the same."""
-    unseen = {run.domains.get("test", ()) for run in runs}
-    if len(unseen) < 2:
-        return ""
-    every = {name for run in runs for names in run.domains.values() for name in names}
-    turns = {name for names in unseen for name in names}
-    if turns == every:
-        return f"{len(every)}, each unseen in turn"
-    return f"{len(every)}, of which {len(turns)} are unseen in turn"
-
-
-def _by_role(runs: Sequence[RunView]) -> str:
+    parts = []
+    for name in names:
+        mine = [run for run in runs if run.dataset == name]
+        unseen = {run.domains.get("test", ()) for run in mine}
+        every = {one for run in mine for own in run.domains.values() for one in own}
+        turns = len({one for own in unseen for one in own})
+        if len(unseen) > 1:
+            label = f"{name}: " if len(names) > 1 else ""
+            parts.append(f"{label}{len(every)}, of which {turns} are unseen in turn")
     roles = {"train": "training", "val": "validation", "test": "unseen test"}
-    return ", ".join(
+    return "; ".join(parts) or ", ".join(
         f"{_some({len(run.domains.get(role, ())) for run in runs})} {word}"
         for role, word in roles.items()
     )
 
 
 def _adapted(runs: Sequence[RunView]) -> Iterable[str]:
-    found: dict[str, set[int]] = {}
-    for run in runs:
-        for score in run.final:
-            if score.role == "test" and score.method == "embedding" and score.adapt_n is not None:
-                found.setdefault(score.adapted_on or "", set()).add(score.adapt_n)
-    for source, counts in sorted(found.items()):
-        low, high = min(counts), max(counts)
-        number = str(low) if low == high else f"{low} to {high}"
-        yield f"{number} unlabelled images per domain, {ADAPTED_ON.get(source, source)}"
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for score in (score for run in runs for score in run.final):
+        if score.role == "test" and score.method == "embedding" and score.adapt_n is not None:
+            numbers[score.adapted_on or ""].add(score.adapt_n)
+    for source, counts in sorted(numbers.items()):
+        yield f"{_some(counts)} unlabelled images per domain, {ADAPTED_ON.get(source, source)}"
 
 
 def _some(numbers: set[int]) -> str:

@@ -1,6 +1,7 @@
 """A report in sentences: what a reader with ten seconds should take away, and what else is said.
 
-No sentence claims more than the seeds bear out.
+No sentence claims more than the seeds bear out: its words go by `Difference.verdict`, which goes by
+the p of the tables.
 """
 
 import json
@@ -15,8 +16,6 @@ from acclimate.results.material import Report
 from acclimate.results.runs import NAMES, Key, RunView
 from acclimate.results.statistics import in_percent, in_points
 
-_Rows = Mapping[str, Sequence[Row]]  # algorithm -> its rows in the order of the axis
-
 
 def first_sentence(report: Report) -> str:
     """Of an ablation what every algorithm scores; otherwise the first method and the baseline."""
@@ -24,58 +23,24 @@ def first_sentence(report: Report) -> str:
 
 
 def _course(report: Report) -> str:
-    """An ablation from its first value to its last; "" for anything else, or with too few runs."""
+    """An ablation, value by value; "" for anything else, or where there is one value alone."""
     axis = report.axis
     if axis is None or len(report.tables) != 1:
         return ""
-    results, order = report.tables[0], list(axis.places)
-    if axis.ordered:
-        order.sort(key=lambda name: axis.places[name] or 0.0)
-    rows = _by_algorithm(results, order)
-    if sum(map(len, rows.values())) < 2:
+    order = sorted(axis.places, key=lambda name: axis.places[name] or 0.0)
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in report.tables[0].lines:
+        if row.average is not None and row.key == Key.usual(row.key.algorithm, row.key.variant):
+            rows[row.key.algorithm].append(row)
+    if len({row.key.variant for own in rows.values() for row in own}) < 2:
         return ""
-    said = _ends(rows, results.baseline) if axis.ordered else _categories(rows)
-    return said and f"Accuracy on domains never seen in training, by {axis.label}{said}"
-
-
-def _adaptive_first(name: str) -> tuple[bool, str]:
-    return not AlgorithmName.of(name).adaptive, name
-
-
-def _by_algorithm(results: Comparison, order: Sequence[str]) -> _Rows:
-    known = {row.key: row for row in results.rows if row.average is not None and not row.published}
-    names = sorted({key.algorithm for key in known}, key=_adaptive_first)
-    found = {name: [known.get(Key.usual(name, variant)) for variant in order] for name in names}
-    return {name: kept for name, rows in found.items() if (kept := [r for r in rows if r])}
-
-
-def _categories(rows: _Rows) -> str:
-    parts = [
-        f"{row.key.variant} {in_percent(row.average)} % ({Key.usual(name).label})"
-        for name, found in rows.items()
-        for row in found
-    ]
-    return f": {', '.join(parts)}."
-
-
-def _ends(rows: _Rows, baseline: Key) -> str:
-    """Between the first and the last value that all algorithms have."""
-    variants = [[row.key.variant for row in found] for found in rows.values()]
-    common = [name for name in variants[0] if all(name in other for other in variants)]
-    if len(common) < 2:
-        return ""
-    first, last = common[0], common[-1]
-    scores, gaps = [], []
-    for name, found in rows.items():
-        low, high = ({row.key.variant: row for row in found}[end] for end in (first, last))
-        label = Key.usual(name).label
-        scores.append(f"{label} {in_percent(low.average)} to {in_percent(high.average)} %")
-        if low.gain is not None and high.gain is not None:
-            gaps.append(
-                f" {label} less {baseline.label}: {in_points(low.gain)} points at {first}, "
-                f"{in_points(high.gain)} at {last}."
-            )
-    return f", from {first} to {last}: {', '.join(scores)}.{''.join(gaps)}"
+    parts = []
+    for name in sorted(rows, key=lambda name: (not AlgorithmName.of(name).adaptive, name)):
+        known = {row.key.variant: in_percent(row.average) for row in rows[name]}
+        values = [f"{known[variant]} % ({variant})" for variant in order if variant in known]
+        values += [f"{known['']} %"] if "" in known else []  # it is not varied
+        parts.append(f"{Key.usual(name).label} {', '.join(values)}")
+    return f"Accuracy on domains never seen in training, by {axis.label}: {'; '.join(parts)}."
 
 
 def headline(report: Report) -> str:
@@ -90,22 +55,17 @@ def headline(report: Report) -> str:
         if report.finished:
             return "No finished run has scores on unseen test domains."
         return "No run is finished, so there is nothing to compare yet."
-    first = next(iter(found.contenders), None)
-    if first is None:
-        return f"{_by_itself(found.lines[0])} There is no run to compare with it."
-    if first.difference is None or found.row(first.difference.against) is None:
-        wanted = found.baseline.label
-        return f"{_by_itself(first)} There is no finished {wanted} run to compare it with."
-    return compared(first.difference)
-
-
-def _by_itself(row: Row) -> str:
-    if row.average is None:
-        return f"No trial of {row.key.label} has all of its unseen domains yet."
-    return (
-        f"On {count(row.domains, 'domain')} never seen in training, {row.key.label} scores "
-        f"{percent(row.average.mean)} % over {count(row.average.n, 'seed')}."
-    )
+    first = next(iter(found.contenders), found.lines[0])
+    if first.difference is not None and found.row(first.difference.against) is not None:
+        return compared(first.difference)
+    alone = f"No trial of {first.key.label} has all of its unseen domains yet."
+    if first.average is not None:
+        alone = (
+            f"On {count(first.domains, 'domain')} never seen in training, {first.key.label} scores "
+            f"{percent(first.average.mean)} % over {count(first.average.n, 'seed')}."
+        )
+    other = "" if first.key == found.baseline else f"{found.baseline.label} "
+    return f"{alone} There is no finished {other}run to compare it with."
 
 
 def compared(difference: Difference) -> str:
@@ -113,12 +73,7 @@ def compared(difference: Difference) -> str:
     line, other = difference.line.label, difference.against.label
     if difference.gain is None:
         return f"{line} and {other} cannot be compared in pairs: {difference.remark}."
-    ending = _ending(
-        difference,
-        better="",
-        worse=f", so {line} is worse here",
-        noise=", no difference beyond noise",
-    )
+    ending = _ending(difference, worse=f", so {line} is worse here")
     return (
         f"On {count(len(difference.changes), 'domain')} never seen in training, {line} scores "
         f"{percent(difference.after)} % and {other} {percent(difference.before)} %: "
@@ -126,32 +81,29 @@ def compared(difference: Difference) -> str:
     )
 
 
-def _ending(difference: Difference, *, better: str, worse: str, noise: str) -> str:
+def _ending(difference: Difference, *, better: str = "", worse: str = "") -> str:
     """The words for the verdict, or that seeds are too few for one."""
-    endings = {"better": better, "worse": worse, "noise": noise}
     seeds = count(difference.gain.n if difference.gain else 0, "seed")
-    few = f"; {seeds} cannot tell it from noise"
-    return endings.get(difference.verdict, few)
+    endings = {"better": better, "worse": worse, "noise": ", no difference beyond noise"}
+    return endings.get(difference.verdict, f"; {seeds} cannot tell it from noise")
 
 
 def findings(found: Comparison) -> list[str]:
     """What else the page should say: other contenders, controls and ceilings."""
-    said = [
-        compared(row.difference)
-        for row in found.contenders[1:]
-        if row.difference is not None and row.gain is not None
-    ]
-    said += [_control(one) for one in found.controls if one.gain is not None]
-    said += [
-        _ceiling(found, row.difference)
+    others = [row.difference for row in found.contenders[1:] if row.difference]
+    ceilings = [
+        row.difference
         for row in found.lines
         # A ceiling of another algorithm is none of the baseline's.
-        if row.difference is not None
-        and row.gain is not None
-        and row.key.kind == "ceiling"
+        if row.key.kind == "ceiling"
+        and row.difference is not None
         and row.difference.against == replace(row.key, method="none")
     ]
-    return said
+    return [
+        *(compared(one) for one in others if one.gain),
+        *(_control(one) for one in found.controls if one.gain),
+        *(_ceiling(found, one) for one in ceilings if one.gain),
+    ]
 
 
 def _control(difference: Difference) -> str:
@@ -159,7 +111,6 @@ def _control(difference: Difference) -> str:
         difference,
         better=": it does better with the wrong one, which speaks against the method here",
         worse=": what it gets from the embedding is about the domain",
-        noise=": no difference beyond noise, so nothing shows that it uses the domain's own",
     )
     return (
         f"Control: given another domain's embedding, {difference.against.label} scores "
@@ -170,46 +121,26 @@ def _control(difference: Difference) -> str:
 def _ceiling(found: Comparison, ceiling: Difference) -> str:
     gain = ceiling.gain
     assert gain is not None  # it has been compared
-    known = {"oracle-prior": "each domain's true label frequencies"}
-    told = known.get(ceiling.line.method, "all that is true of each domain")
+    prior = ceiling.line.method == "oracle-prior"
+    truth = "each domain's true label frequencies" if prior else "all that is true of each domain"
     sentence = (
-        f"Ceiling: told {told}, which no method may know, {ceiling.against.label} scores "
+        f"Ceiling: told {truth}, which no method may know, {ceiling.against.label} scores "
         f"{percent(ceiling.after)} % ({in_points(gain)} points)"
     )
     if signed(gain.mean).startswith("−"):
-        return (
-            f"{sentence}: less than without, so that it is no ceiling here; a correction by "
-            "frequencies needs probabilities that can be trusted."
-        )
+        return f"{sentence}: less than without, so that it is no ceiling here."
     rivals = [
-        one.difference
-        for one in found.contenders
-        if one.difference is not None and one.difference.against == ceiling.against
+        (row.gain.mean, row.difference)
+        for row in found.contenders
+        if row.difference and row.gain and row.difference.against == ceiling.against
     ]
-    first = next(iter(rivals), None)
-    if first and first.gain and first.verdict == ceiling.verdict == "better":
-        share = 100 * first.gain.mean / gain.mean
-        sentence += f"; {first.line.label} gains {share:.0f} % of that without labels"
-    above = ", ".join(one.line.label for one in rivals if one.gain and one.gain.mean > gain.mean)
+    if rivals and rivals[0][1].verdict == ceiling.verdict == "better":
+        share = 100 * rivals[0][0] / gain.mean
+        sentence += f"; {rivals[0][1].line.label} gains {share:.0f} % of that without labels"
+    above = ", ".join(one.line.label for mean, one in rivals if mean > gain.mean)
     if above:
         sentence += f"; {above} is above it, for frequencies are not all that a domain tells"
     return sentence + "."
-
-
-def _heads(runs: Sequence[RunView]) -> Iterable[str]:
-    """An adaptive predictor has hidden layers on its features, which a linear head has not."""
-    plain = {
-        run.algorithm
-        for run in runs
-        if not AlgorithmName.of(run.algorithm).adaptive
-        and run.config.get("model", {}).get("head") == "linear"
-    }
-    if plain and any(AlgorithmName.of(run.algorithm).adaptive for run in runs):
-        listed = ", ".join(Key.usual(name).label for name in sorted(plain))
-        yield (
-            f"{listed}: a linear head, where adaptive algorithms have hidden layers; with "
-            "model.head=mlp both have the same."
-        )
 
 
 def notes(report: Report) -> Iterable[str]:
@@ -230,12 +161,21 @@ def notes(report: Report) -> Iterable[str]:
         yield from _unequal(report.overall.baseline, families)
 
 
+def _heads(runs: Sequence[RunView]) -> Iterable[str]:
+    """An adaptive predictor has hidden layers on its features, which a linear head has not."""
+    heads = {run.algorithm: run.config.get("model", {}).get("head") for run in runs}
+    adaptive = {name for name in heads if AlgorithmName.of(name).adaptive}
+    plain = sorted(name for name in heads.keys() - adaptive if heads[name] == "linear")
+    if plain and adaptive:
+        listed = ", ".join(Key.usual(name).label for name in plain)
+        yield (
+            f"{listed}: a linear head, where adaptive algorithms have hidden layers; with "
+            "model.head=mlp both have the same."
+        )
+
+
 def _unplanned(families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
     """In what runs that nobody planned differ, or do not differ."""
-    covered = [sorted((run.data, run.seed) for run in runs) for runs in families.values()]
-    alike = len(covered) > 1 and all(one == covered[0] for one in covered)
-    if alike and len({data for data, _ in covered[0]}) > 1:
-        yield "Each seed has a data set of its own, the same for every algorithm."
     for key in sorted(families, key=lambda key: key.place):
         same: dict[tuple[str, int, str], list[str]] = defaultdict(list)
         for run in families[key]:
@@ -272,9 +212,9 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
 
 def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:
     """Each setting's values over `runs`, as JSON; without those that name a run."""
-    found: dict[str, set[str]] = defaultdict(set)
+    values: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for path, value in flat(run.config).items():
             if path not in NAMES:
-                found[path].add(json.dumps(value))
-    return dict(sorted(found.items()))
+                values[path].add(json.dumps(value))
+    return dict(sorted(values.items()))

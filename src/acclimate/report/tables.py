@@ -1,16 +1,15 @@
 """The tables of a report, as grids: a column of a table is a line here, whatever shows it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from acclimate.core.text import DASH, count, percent, signed
-from acclimate.records.rehearsal import Rehearsal
+from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
 from acclimate.results.comparison import AVERAGE, Comparison, Row
-from acclimate.results.material import Labels
-from acclimate.results.rehearsals import Kept
+from acclimate.results.material import Labels, PromiseCheck
 from acclimate.results.runs import Key
 from acclimate.results.selection import Choice
 from acclimate.results.statistics import Estimate, in_words
@@ -20,20 +19,29 @@ _FEW = 6  # columns that stand side by side on a page
 
 
 def comparison(found: Comparison) -> Grid:
-    """One row per method: unseen domains, training domains, difference to the baseline."""
-    base, lines = found.baseline.label, found.lines
-    header = ["Method", "Unseen domains", "Worst unseen domain", "Top-5", "Training domains"]
-    header += [f"Difference to {base}", f"Better than {base}", GAP_CLOSED, "Runs", "Domains"]
-    grid = Grid(tuple(header), tuple(tuple(_cells(row)) for row in lines))
-    if not any(row.top5 for row in lines):
-        grid = grid.without("Top-5")
+    """One row per method: unseen domains, training domains, difference to the baseline. A column in
+    which no row has a value is left out."""
+    base = found.baseline.label
+    columns: dict[str, Callable[[Row], Cell]] = {
+        "Method": _name,
+        "Unseen domains": lambda row: accuracy(row.average),
+        "Worst unseen domain": lambda row: accuracy(row.worst),
+        "Top-5": lambda row: accuracy(row.top5),
+        "Training domains": lambda row: accuracy(row.seen),
+        f"Difference to {base}": lambda row: difference(row.gain),
+        f"Better than {base}": _improved,
+        GAP_CLOSED: lambda row: accuracy(row.gap_closed),
+        "Runs": _runs,
+        "Domains": lambda row: number(row.domains),
+    }
     if not found.tested:
-        grid = grid.without(f"Difference to {base}", f"Better than {base}")
-    if not any(row.gap_closed for row in lines):
-        grid = grid.without(GAP_CLOSED)
-    if len({row.domains for row in lines}) < 2:  # the first sentence has the number
-        grid = grid.without("Domains")
-    return grid
+        del columns[f"Difference to {base}"], columns[f"Better than {base}"]
+    if len({row.domains for row in found.lines}) < 2:  # the first sentence has the number
+        del columns["Domains"]
+    rows = tuple(tuple(cell(row) for cell in columns.values()) for row in found.lines)
+    grid = Grid(tuple(columns), rows)
+    empty = [at for at in range(1, len(columns)) if all(row[at].text == DASH for row in rows)]
+    return grid.without(*(grid.header[at] for at in empty))
 
 
 def further(found: Comparison) -> Grid:
@@ -41,31 +49,31 @@ def further(found: Comparison) -> Grid:
     return comparison(found).without("Unseen domains", f"Difference to {found.baseline.label}")
 
 
-def _cells(row: Row) -> Iterable[Cell]:
-    yield Cell(row.key.label, badge=row.badge)
-    yield from map(accuracy, (row.average, row.worst, row.top5, row.seen))
-    yield difference(row.gain)
-    if row.difference is not None and row.gain is not None:
-        improved = row.difference.improved / row.difference.pairs
-        yield Cell(f"{100 * improved:.0f} % of {row.difference.pairs}", improved)
-    else:
-        yield Cell(DASH)
-    yield accuracy(row.gap_closed)
+def _name(row: Row) -> Cell:
+    return Cell(row.key.label, badge=row.badge, remark=row.note)
+
+
+def _improved(row: Row) -> Cell:
+    if row.difference is None or not row.difference.pairs:
+        return Cell(DASH)
+    improved = row.difference.improved / row.difference.pairs
+    return Cell(f"{100 * improved:.0f} % of {row.difference.pairs}", improved)
+
+
+def _runs(row: Row) -> Cell:
     seeds = f" ({count(row.trials, 'seed')})" if row.trials != row.runs else ""
-    yield Cell(f"{row.runs}{seeds}", row.runs)
-    yield number(row.domains)
+    return Cell(f"{row.runs}{seeds}", row.runs)
 
 
-def results_grid(found: Comparison, columns: Sequence[str] | None = None) -> Grid:
+def results_grid(found: Comparison) -> Grid:
     """One row per method, one column per domain and their average; the best of each is marked."""
-    shown = (*found.columns, AVERAGE) if columns is None else tuple(columns)
-    header = ("Method", *("Average" if name == AVERAGE else name for name in shown))
+    shown = (*found.columns, AVERAGE)
     rows = []
     for row in found.rows:
         values = {**row.cells, AVERAGE: row.average}
         cells = [accuracy(values.get(name), best=found.is_best(row, name)) for name in shown]
         rows.append((_name(row), *cells))
-    return Grid(header, tuple(rows))
+    return Grid(("Method", *found.columns, "Average"), tuple(rows))
 
 
 def tests_grid(found: Comparison) -> Grid:
@@ -77,36 +85,24 @@ def tests_grid(found: Comparison) -> Grid:
 
 def whole_grid(found: Comparison) -> Grid:
     """Both in one, as a page has room for: accuracies, their average and the difference."""
-    grid = results_grid(found)
-    gain, _, p, _ = tests_grid(found).header[1:]
-    first, *names, last = grid.header
-    overall = [last, gain, p] if found.tested else [last]
+    grid, tests = results_grid(found), tests_grid(found).header
+    if found.tested:
+        rows = [(*cells, *_test(row)) for row, cells in zip(found.rows, grid.rows, strict=True)]
+        grid = Grid((*grid.header, *tests[1:]), tuple(rows)).without("p", "Pairs")
     # Where domains are many, what matters most must not lie beyond the edge of the page.
+    domains = range(1, len(found.columns) + 1)
+    overall = range(len(found.columns) + 1, len(grid.header))
     early = len(found.columns) > _FEW
-    rows = []
-    for row, (name, *domains, average) in zip(found.rows, grid.rows, strict=True):
-        points, _, p_holm, _ = _test(row)
-        summed = [average, points, p_holm] if found.tested else [average]
-        rows.append((name, *summed, *domains) if early else (name, *domains, *summed))
-    header = (first, *overall, *names) if early else (first, *names, *overall)
-    return Grid(header, tuple(rows))
+    return grid.only([0, *overall, *domains] if early else [0, *domains, *overall])
 
 
-def _name(row: Row) -> Cell:
-    return Cell(row.key.label, badge=row.badge, remark=row.note)
-
-
-def _test(row: Row) -> tuple[Cell, Cell, Cell, Cell]:
+def _test(row: Row) -> tuple[Cell, ...]:
     """Difference, p, p after Holm's correction, pairs."""
     test = row.difference
     if test is None or test.gain is None:
-        return Cell(DASH), Cell(DASH), Cell(DASH), Cell(DASH)
-    return (
-        difference(test.gain),
-        Cell(in_words(test.p), test.p),
-        Cell(in_words(test.p_holm), test.p_holm),
-        number(test.pairs),
-    )
+        return (Cell(DASH),) * 4
+    ps = (Cell(in_words(p), p) for p in (test.p, test.p_holm))
+    return difference(test.gain), *ps, number(test.pairs)
 
 
 def choices_grid(
@@ -143,26 +139,28 @@ def _value(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def _promised(promise: Promise) -> Cell:
+    return difference(Estimate(promise.gain, promise.error, promise.domains))
+
+
 def promises_grid(found: Rehearsal) -> Grid:
     """A rehearsal's promises: by chain, number of images and how label frequencies were drawn."""
     header = ("Adapted by", "Images", "Label frequencies", "Accuracy", "Gain over plain, points")
-    rows = []
-    for promise in found.promises:
-        chosen = found.chosen[promise.n] == promise.chain
-        gain = Estimate(promise.gain, promise.error, promise.domains)
-        rows.append(
-            (
-                Cell(promise.chain + ", used by auto" * chosen),
-                number(promise.n),
-                Cell(promise.frequencies),
-                share(promise.accuracy),
-                replace(difference(gain), best=chosen),
-            )
+    chosen = {*found.chosen.items()}
+    rows = (
+        (
+            Cell(promise.chain + ", used by auto" * ((promise.n, promise.chain) in chosen)),
+            number(promise.n),
+            Cell(promise.frequencies),
+            share(promise.accuracy),
+            replace(_promised(promise), best=(promise.n, promise.chain) in chosen),
         )
+        for promise in found.promises
+    )
     return Grid(header, tuple(rows), frozenset({"Label frequencies"}))
 
 
-def kept_grid(found: Iterable[Kept]) -> Grid:
+def checks_grid(found: Iterable[PromiseCheck]) -> Grid:
     """What rehearsal promised, beside what happened on unseen domains; a row for each run."""
     header = ("Run", "Unseen domains", "auto is", "Promised gain", "True gain", "Expected", "Auto")
     rows = (
@@ -170,7 +168,7 @@ def kept_grid(found: Iterable[Kept]) -> Grid:
             Cell(one.run.name),
             Cell(", ".join(one.domains), long=len(one.domains) > 3),
             Cell(one.promise.chain),
-            difference(Estimate(one.promise.gain, one.promise.error, one.promise.domains)),
+            _promised(one.promise),
             Cell(signed(one.gain), one.gain),
             Cell(f"{percent(one.promise.low)} to {percent(one.promise.high)}", one.promise.low),
             share(one.auto),
@@ -182,7 +180,8 @@ def kept_grid(found: Iterable[Kept]) -> Grid:
 
 def labels_grid(labels: Labels) -> Grid:
     """Every domain of a data set: how many rows, how shifted, its most frequent class."""
-    rows = tuple(
+    header = ("Domain", "Role", "Rows", "Label shift", "Most frequent class", "Its share, %")
+    rows = (
         (
             Cell(shift.domain),
             Cell(shift.role or DASH),
@@ -193,5 +192,4 @@ def labels_grid(labels: Labels) -> Grid:
         )
         for shift in shifts(labels)
     )
-    header = ("Domain", "Role", "Rows", "Label shift", "Most frequent class", "Its share, %")
-    return Grid(header, rows, frozenset({"Role", "Most frequent class"}))
+    return Grid(header, tuple(rows), frozenset({"Role", "Most frequent class"}))

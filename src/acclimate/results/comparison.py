@@ -4,31 +4,149 @@ Every table, sentence and figure reads a `Comparison`, of one data set or of all
 A domain counts as much as any other of its data set, and a data set as much as any other. Whatever
 is said of a difference goes by one test: Student's t over the trials' mean differences, corrected
 by Holm for the number of methods that a table compares.
+
+Replicates are seeds (trials, in a sweep): the runs of one algorithm on the same data with the same
+seed form a *trial*, so that leave-one-domain-out runs count once per seed, with all their test
+domains together. Variants of an algorithm are methods of their own.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from acclimate.config import AlgorithmName
 from acclimate.core.text import percent
-from acclimate.results.observations import (
-    Frame,
-    Observation,
-    Pairs,
-    Scores,
-    by_method,
-    mean_over,
-    paired,
-    pooled,
-    pooled_frame,
-)
-from acclimate.results.runs import ERM, Key
+from acclimate.results.protocol import Sweep, targets
+from acclimate.results.runs import ERM, Key, RunView, metric_of, scores_of
 from acclimate.results.statistics import Estimate, difference_p, holm, ratio, verdict_of
 
 AVERAGE = "average"
 ALL = "all data sets"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one method scored on one domain, once."""
+
+    dataset: str
+    key: Key
+    data: str  # digest: seeds may have drawn data of their own under one name
+    trial: int
+    domain: str
+    top1: float
+    top5: float | None = None
+    images: int = 0
+    run: str = ""
+
+
+Replicate = tuple[str, int]  # data, trial
+Scores = Mapping[Replicate, Mapping[str, Observation]]  # -> domain -> what one method scored on it
+
+
+def observations(runs: Iterable[RunView], role: str = "test") -> list[Observation]:
+    """What finished runs scored on their domains of a role."""
+    return [
+        Observation(
+            dataset=run.dataset,
+            key=Key(run.algorithm, score.method, run.variant),
+            # The trials of a sweep share its data, whatever the digest is made from.
+            data=run.data if run.trial is None else "",
+            trial=run.replicate,
+            domain=score.domain,
+            top1=top1,
+            top5=metric_of(score, "top5"),
+            images=score.n,
+            run=run.name,
+        )
+        for run in runs
+        if run.finished is not None
+        for score in scores_of(run, role)
+        if (top1 := metric_of(score)) is not None
+    ]
+
+
+def mean_over(cells: Iterable[Observation]) -> float:
+    """Mean accuracy: domains count equally within a data set, and so do data sets."""
+    by_set: dict[str, list[float]] = defaultdict(list)
+    for one in cells:
+        by_set[one.dataset].append(one.top1)
+    return fmean(map(fmean, by_set.values()))
+
+
+def by_method(found: Iterable[Observation]) -> dict[Key, Scores]:
+    """Scores by method, trial and domain. Runs that differ in their folder alone are averaged, and
+    count once."""
+    alike: dict[tuple[Key, Replicate, str], list[Observation]] = defaultdict(list)
+    for one in found:
+        alike[one.key, (one.data, one.trial), one.domain].append(one)
+    methods: dict[Key, dict[Replicate, dict[str, Observation]]] = {}
+    for (key, replicate, domain), same in alike.items():
+        top5 = [one.top5 for one in same if one.top5 is not None]
+        mean = replace(
+            same[0], top1=fmean(one.top1 for one in same), top5=fmean(top5) if top5 else None
+        )
+        methods.setdefault(key, {}).setdefault(replicate, {})[domain] = mean
+    return dict(methods)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a table should hold, so that what is missing shows as missing."""
+
+    columns: tuple[str, ...]
+    keys: tuple[Key, ...] = ()
+    needed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # data -> its own columns
+
+    def domains(self, data: str) -> frozenset[str]:
+        return self.needed.get(data, frozenset(self.columns))
+
+    def complete(self, scores: Scores) -> dict[Replicate, list[Observation]]:
+        """The trials that have all domains of their data; a mean over fewer would be another
+        quantity."""
+        return {
+            replicate: [found[name] for name in needed]
+            for replicate, found in scores.items()
+            if (needed := self.domains(replicate[0])) and needed <= set(found)
+        }
+
+    def averages(self, scores: Scores) -> dict[Replicate, float]:
+        return {replicate: mean_over(cells) for replicate, cells in self.complete(scores).items()}
+
+
+def frames_of(found: Iterable[Observation]) -> dict[str, Frame]:
+    """For runs that nobody planned: what any of them scored is what all should have scored."""
+    needed: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for one in found:
+        needed[one.dataset][one.data].add(one.domain)
+    return {
+        dataset: Frame(
+            tuple(sorted(set().union(*of_data.values()))),
+            needed={data: frozenset(names) for data, names in of_data.items()},
+        )
+        for dataset, of_data in sorted(needed.items())
+    }
+
+
+def planned_frames(sweep: Sweep, empty: Container[tuple[str, str]]) -> dict[str, Frame]:
+    """For a sweep: what its jobs are to score, less the (data set, domain) that are `empty`."""
+    frames = {}
+    for data in sweep.datasets:
+        jobs = [job for job in sweep.jobs if job.dataset == data.name]
+        columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
+        keys = dict.fromkeys(
+            Key(job.algorithm, method, job.variant) for job in jobs for method in job.methods
+        )
+        needed = frozenset(name for name in columns if (data.name, name) not in empty)
+        frames[data.name] = Frame(columns, tuple(keys), {"": needed})
+    return frames
+
+
+def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
+    """(data set, domain) that runs looked at and found nothing to score in."""
+    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
+    scored = {(dataset, score.domain) for dataset, score in scores if metric_of(score) is not None}
+    return {(dataset, score.domain) for dataset, score in scores} - scored
 
 
 @dataclass(frozen=True)
@@ -85,7 +203,8 @@ class Row:
     @property
     def badge(self) -> str:
         """What sets it off from our methods: "control", "ceiling", "published", or nothing."""
-        return "published" if self.published else self.key.badge
+        kind = "" if self.key.kind == "method" else self.key.kind
+        return "published" if self.published else kind
 
     @property
     def gain(self) -> Estimate | None:
@@ -154,20 +273,19 @@ def compare(
     """
     if not frames:
         return (Comparison("", rule, (), (), baseline, {}),)
-    tables = [
-        _compare(
-            name,
-            [one for one in found if one.dataset == name],
-            [one for one in seen if one.dataset == name],
-            frame,
-            rule,
-            baseline,
-        )
-        for name, frame in frames.items()
-    ]
+    tables = []
+    for name, frame in frames.items():
+        own, trained = ([one for one in some if one.dataset == name] for some in (found, seen))
+        tables.append(_compare(name, own, trained, frame, rule, baseline))
     if len(tables) > 1:
-        frame = pooled_frame(frames)
-        every = _compare(ALL, pooled(found), pooled(seen), frame, rule, baseline)
+        columns = tuple(
+            f"{name}: {domain}"
+            for name, frame in frames.items()
+            for domain in sorted(set().union(*map(frame.domains, frame.needed or {""})))
+        )
+        keys = dict.fromkeys(key for frame in frames.values() for key in frame.keys)
+        pool = Frame(columns, tuple(keys))
+        every = _compare(ALL, pooled(found), pooled(seen), pool, rule, baseline)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
         rows = [
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
@@ -175,6 +293,11 @@ def compare(
         ]
         tables.append(_finished(replace(every, columns=tuple(averages), rows=tuple(rows))))
     return tuple(tables)
+
+
+def pooled(found: Iterable[Observation]) -> list[Observation]:
+    """As of one data set: a trial covers all of them, and domains of one name are told apart."""
+    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in found]
 
 
 def _compare(
@@ -187,34 +310,31 @@ def _compare(
 ) -> Comparison:
     scores: dict[Key, Scores] = {key: {} for key in frame.keys} | by_method(found)
     trained = by_method(seen)
+    runs: dict[Key, set[object]] = defaultdict(set)
+    for one in found:
+        runs[one.key].add((one.dataset, one.data, one.trial, one.run))
     # Methods, controls, ceilings; the baseline first among its kind.
     keys = sorted(scores, key=lambda key: (key.place[0], key != baseline, key.place))
     rows = []
     for key in keys:
         other = against(key, baseline, keys)
-        row = _row(key, scores[key], trained.get(key, {}), frame)
-        row = replace(row, runs=len({one.run_id for one in found if one.key == key}))
+        row = _row(key, scores[key], trained.get(key, {}), frame, len(runs[key]))
         if key != other and row.trials:
-            gained = _difference(key, other, scores[key], scores.get(other, {}))
-            row = replace(row, difference=gained)
+            row = replace(row, difference=_difference(key, other, scores))
         rows.append(row)
     means = {row.key: row.average.mean for row in rows if row.average is not None}
-    for place, row in enumerate(rows):
-        if row.key.kind == "method" and row.difference is not None:
-            closed = _gap_closed(row.difference, scores, means)
-            rows[place] = replace(row, gap_closed=closed)
+    rows = [replace(row, gap_closed=_gap_closed(row.difference, scores, means)) for row in rows]
     controls = tuple(
-        _difference(key, own, scores[key], scores.get(own, {}))
+        _difference(key, replace(key, method="embedding"), scores)
         for key in keys
         if key.kind == "control" and scores[key]
-        for own in [replace(key, method="embedding")]
     )
     return _finished(Comparison(name, rule, frame.columns, tuple(rows), baseline, {}, controls))
 
 
-def _row(key: Key, scores: Scores, seen: Scores, frame: Frame) -> Row:
+def _row(key: Key, scores: Scores, seen: Scores, frame: Frame, runs: int) -> Row:
     whole = frame.complete(scores).values()
-    top5 = [[one for one in cells if one.top5 is not None] for cells in whole]
+    top5 = [[one.top5 for one in cells if one.top5 is not None] for cells in whole]
     return Row(
         key=key,
         cells={
@@ -223,21 +343,44 @@ def _row(key: Key, scores: Scores, seen: Scores, frame: Frame) -> Row:
         },
         average=Estimate.of(map(mean_over, whole)),
         worst=Estimate.of(min(one.top1 for one in cells) for cells in whole),
-        top5=Estimate.of(fmean(one.top5 or 0.0 for one in cells) for cells in top5 if cells),
+        top5=Estimate.of(fmean(values) for values in top5 if values),
         seen=Estimate.of(mean_over(cells.values()) for cells in seen.values()),
+        runs=runs,
         trials=len(scores),
         domains=len({domain for cells in scores.values() for domain in cells}),
     )
 
 
-def _difference(key: Key, other: Key, mine: Scores, theirs: Scores) -> Difference:
-    pairs = paired(mine, theirs)
-    if not pairs:
-        return Difference(key, other, remark=_why_unpaired(key, other, mine, theirs))
-    after = [mean_over(one for one, _ in found) for found in pairs.values()]
-    before = [mean_over(rival for _, rival in found) for found in pairs.values()]
-    flat = [pair for found in pairs.values() for pair in found]
+def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Difference:
+    """`key` less `other` on what both scored, with equal data and trial."""
+    mine, theirs = scores[key], scores.get(other, {})
+    trials = [
+        [(own, theirs[trial][domain]) for domain, own in cells.items() if domain in theirs[trial]]
+        for trial, cells in mine.items()
+        if trial in theirs
+    ]
+    trials = [pairs for pairs in trials if pairs]
+    both = f"{key.label} and {other.label}"
+    if not trials:
+        lacking = f"{both} have no data, seed and test domain in common"
+        return Difference(
+            key, other, remark=lacking if theirs else f"there is no finished run of {other.label}"
+        )
+    after = [mean_over(own for own, _ in pairs) for pairs in trials]
+    before = [mean_over(rival for _, rival in pairs) for pairs in trials]
+    flat = [pair for pairs in trials for pair in pairs]
+    changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for own, rival in flat:
+        changes[own.domain].append((rival.top1, own.top1))
+    unequal = []
+    if len(trials) < (every := len(set(mine) | set(theirs))):
+        unequal.append(f"only {len(trials)} of {every} seeds could be paired")
+    if any({*mine[trial]} != {*theirs[trial]} for trial in mine.keys() & theirs.keys()):
+        unequal.append("only the test domains that both scored are compared")
+    if any(own.images != rival.images for own, rival in flat):
+        unequal.append("they were scored on different numbers of images")
     gain = Estimate.of(a - b for a, b in zip(after, before, strict=True))
+    assert gain is not None  # there is a trial
     return Difference(
         line=key,
         against=other,
@@ -245,72 +388,38 @@ def _difference(key: Key, other: Key, mine: Scores, theirs: Scores) -> Differenc
         before=fmean(before),
         after=fmean(after),
         pairs=len(flat),
-        improved=sum(one.top1 > rival.top1 for one, rival in flat),
-        changes=_changes(flat),
-        remark=_inequality(key, other, pairs, mine, theirs),
-        p=None if gain is None else difference_p(gain),
+        improved=sum(own.top1 > rival.top1 for own, rival in flat),
+        changes=tuple(
+            Change(domain, *map(fmean, zip(*pairs, strict=True)))
+            for domain, pairs in sorted(changes.items())
+        ),
+        remark=f"{both}: {'; '.join(unequal)}" if unequal else "",
+        p=difference_p(gain),
     )
-
-
-def _changes(pairs: Iterable[tuple[Observation, Observation]]) -> tuple[Change, ...]:
-    by_domain: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for after, before in pairs:
-        by_domain[after.domain].append((before.top1, after.top1))
-    return tuple(
-        Change(domain, *map(fmean, zip(*found, strict=True)))
-        for domain, found in sorted(by_domain.items())
-    )
-
-
-def _why_unpaired(key: Key, other: Key, mine: Scores, theirs: Scores) -> str:
-    if not theirs:
-        return f"there is no finished run of {other.label}"
-    both = f"{key.label} and {other.label}"
-    if not {data for data, _ in mine} & {data for data, _ in theirs}:
-        return f"{both} ran on different data"
-    shared = set(mine) & set(theirs)
-    return f"{both} have no {'test domain' if shared else 'seed'} in common"
-
-
-def _inequality(key: Key, other: Key, pairs: Pairs, mine: Scores, theirs: Scores) -> str:
-    remarks = []
-    every = len(set(mine) | set(theirs))
-    if len(pairs) < every:
-        remarks.append(f"only {len(pairs)} of {every} seeds could be paired")
-    shared = {replicate: {one.domain for one, _ in found} for replicate, found in pairs.items()}
-    if any(names != {*mine[r], *theirs[r]} for r, names in shared.items()):
-        remarks.append("only the test domains that both scored are compared")
-    compared: dict[str, set[frozenset[str]]] = defaultdict(set)
-    for (data, _), names in shared.items():
-        compared[data].add(frozenset(names))
-    if any(len(sets) > 1 for sets in compared.values()):
-        remarks.append("not every seed has the same test domains to compare")
-    if any(one.images != rival.images for found in pairs.values() for one, rival in found):
-        remarks.append("they were scored on different numbers of images")
-    return f"{key.label} and {other.label}: {'; '.join(remarks)}" if remarks else ""
 
 
 def _gap_closed(
-    difference: Difference, scores: Mapping[Key, Scores], means: Mapping[Key, float]
+    difference: Difference | None, scores: Mapping[Key, Scores], means: Mapping[Key, float]
 ) -> Estimate | None:
-    """Over the trials and domains that the method, its baseline and the highest ceiling of that
+    """Over the trials and domains that a method, its baseline and the highest ceiling of that
     baseline all scored; `None` where there is no gap beyond noise."""
+    if difference is None or difference.line.kind != "method":
+        return None
     base = difference.against
     ceilings = [
         key for key in means if key.kind == "ceiling" and replace(key, method=base.method) == base
     ]
     if base not in scores or not ceilings:
         return None
-    mine, low = scores[difference.line], scores[base]
-    high = scores[max(ceilings, key=means.__getitem__)]
+    ceiling = max(ceilings, key=means.__getitem__)
+    three = [scores[key] for key in (difference.line, base, ceiling)]
     gains, gaps = [], []
-    for replicate in mine.keys() & low.keys() & high.keys():
-        of = [found[replicate] for found in (mine, low, high)]
-        domains = of[0].keys() & of[1].keys() & of[2].keys()
+    for trial in sorted(set.intersection(*({*one} for one in three))):
+        domains = sorted(set.intersection(*({*one[trial]} for one in three)))
         if domains:
-            own, bottom, top = (mean_over(cells[name] for name in domains) for cells in of)
-            gains.append(own - bottom)
-            gaps.append(top - bottom)
+            own, low, high = (mean_over(one[trial][name] for name in domains) for one in three)
+            gains.append(own - low)
+            gaps.append(high - low)
     return ratio(gains, gaps)
 
 

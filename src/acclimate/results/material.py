@@ -1,14 +1,16 @@
 """What a report is made of: everything that a page, a table or a figure is drawn from, as data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from acclimate.core.errors import unknown
+from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
-from acclimate.results.runs import RunView
+from acclimate.results.runs import RunView, metric_of, scores_of
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import Failure
 
@@ -91,33 +93,72 @@ class Report:
     def datasets(self) -> Sequence[str]:
         """Of a sweep, in its order; of an ablation with data for each value, those of the first and
         the last value: what lies between looks like something in between."""
-        names = [] if self.sweep is None else [found.name for found in self.sweep.datasets]
+        names = [] if self.sweep is None else [data.name for data in self.sweep.datasets]
         return [names[0], names[-1]] if self.axis is not None and len(names) > 2 else names
 
     @property
     def runs_by_dataset(self) -> dict[str, list[RunView]]:
         """Finished runs of each data set of a sweep, in a fixed order: the first that has what is
         wanted speaks for its data set. Runs on their own are taken together."""
-        runs = sorted(self.finished, key=lambda run: (run.algorithm, run.seed, run.name))
-        found: dict[str, list[RunView]] = {name: [] for name in self.datasets or [""]}
-        for run in runs:
-            if (name := run.dataset if self.sweep is not None else "") in found:
-                found[name].append(run)
-        return found
+        runs: dict[str, list[RunView]] = {name: [] for name in self.datasets or [""]}
+        for run in sorted(self.finished, key=lambda run: (run.algorithm, run.seed, run.name)):
+            if (name := run.dataset if self.sweep is not None else "") in runs:
+                runs[name].append(run)
+        return runs
+
+    @property
+    def rehearsals(self) -> list[tuple[str, RunView, Rehearsal]]:
+        """Of each data set, the first run that was rehearsed, and what that found."""
+        first = {
+            name: next(((run, run.rehearsal) for run in runs if run.rehearsal), None)
+            for name, runs in self.runs_by_dataset.items()
+        }
+        return [(name, *found) for name, found in first.items() if found is not None]
+
+    @property
+    def alike(self) -> list[str]:
+        """The further rules that give the same tables as the first: with one draw there is nothing
+        to choose, and all of them do."""
+        tables = {
+            rule: [replace(one, rule="") for one in self.results[rule]] for rule in self.rules
+        }
+        return [rule for rule in self.rules[1:] if tables[rule] == tables[self.rule]]
+
+    def limited(self, rules: Sequence[str]) -> "Report":
+        """Only these rules, in this order."""
+        for rule in rules:
+            if rule not in self.rules:
+                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.rules)
+        return replace(self, rules=tuple(dict.fromkeys(rules)))
 
 
-def limited(report: Report, rules: Sequence[str]) -> Report:
-    """Only these rules, in this order."""
-    for rule in rules:
-        if rule not in report.rules:
-            raise unknown(f"{report.folder} has no results by '{rule}'", rule, report.rules)
-    return replace(report, rules=tuple(dict.fromkeys(rules)))
+@dataclass(frozen=True)
+class PromiseCheck:
+    """A run's promise for what `auto` does, and what came of it on its unseen test domains."""
+
+    run: RunView
+    promise: Promise
+    domains: tuple[str, ...]
+    plain: float  # accuracy, a mean over the domains
+    auto: float
+
+    @property
+    def gain(self) -> float:
+        return self.auto - self.plain
 
 
-def alike(report: Report) -> list[str]:
-    """The further rules that give the same tables as the first: with one draw there is nothing to
-    choose, and all of them do."""
-    tables = {
-        rule: [replace(one, rule="") for one in report.results[rule]] for rule in report.rules
-    }
-    return [rule for rule in report.rules[1:] if tables[rule] == tables[report.rule]]
+def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:
+    """Of the rehearsed runs that have unseen test domains."""
+    for run in runs:
+        if run.finished is None or run.rehearsal is None:
+            continue
+        scores: dict[str, dict[str, float]] = {"none": {}, "auto": {}}
+        for score in scores_of(run, "test"):
+            if score.method in scores and (value := metric_of(score)) is not None:
+                scores[score.method][score.domain] = value
+        domains = tuple(name for name in scores["auto"] if name in scores["none"])
+        if domains:
+            images = int(run.config["adapt"]["points"])
+            promise = run.rehearsal.promise(run.rehearsal.chain_for(images), images)
+            plain, auto = (fmean(own[name] for name in domains) for own in scores.values())
+            yield PromiseCheck(run, promise, domains, plain, auto)

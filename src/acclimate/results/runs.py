@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,6 @@ class Key:
         if self.method.startswith("oracle-"):
             return "ceiling"
         return "control" if self.method == "wrong-embedding" else "method"
-
-    @property
-    def badge(self) -> str:
-        """What sets it off from the methods: "control", "ceiling" or nothing."""
-        return "" if self.kind == "method" else self.kind
 
     @property
     def label(self) -> str:
@@ -129,38 +124,31 @@ def find_runs(folder: Path) -> list[RunView]:
     left_out, here = sweeps_below(folder), SweepFolder(folder)
     if here.exists:
         left_out.append(here.embeddings)
-    kept = [
-        run for run in runs_below(folder) if not any(run.is_relative_to(one) for one in left_out)
+    return [
+        _view(RunFolder(run), folder)
+        for run in runs_below(folder)
+        if not any(run.is_relative_to(one) for one in left_out)
     ]
-    return [_view(RunFolder(run), run.relative_to(folder).as_posix()) for run in kept]
 
 
 def sweep_runs(folder: Path, sweep: Sweep) -> list[RunView]:
     """The runs of a sweep's jobs, as far as they are there, with what the sweep knows of them."""
-    views = []
-    for job in sweep.jobs:
-        run = SweepFolder(folder).run(job.id)
-        if run.exists:
-            views.append(
-                replace(
-                    _view(run, run.path.relative_to(folder).as_posix()),
-                    algorithm=job.algorithm,
-                    variant=job.variant,
-                    dataset=job.dataset,
-                    draw=job.draw,
-                    trial=job.trial,
-                    groups=job.groups,
-                )
-            )
-    return views
+    names = ("algorithm", "variant", "dataset", "draw", "trial", "groups")
+    runs = [(job, SweepFolder(folder).run(job.id)) for job in sweep.jobs]
+    return [
+        replace(_view(run, folder), **{name: getattr(job, name) for name in names})
+        for job, run in runs
+        if run.exists
+    ]
 
 
-def _view(run: RunFolder, name: str) -> RunView:
+def _view(run: RunFolder, root: Path) -> RunView:
     folder, file = run.path, run.identity_file.name
-    name = folder.resolve().name if name == "." else name
+    name = folder.resolve().name if folder == root else folder.relative_to(root).as_posix()
     try:
         stored = run.identity()
         source = str(stored.get("source", ""))
+        found = run.rehearsal()
         return RunView(
             name=name,
             folder=folder,
@@ -174,93 +162,84 @@ def _view(run: RunFolder, name: str) -> RunView:
             config=stored["config"],
             records=run.records(),
             quarantined=run.quarantined(),
-            rehearsal=_rehearsal(run),
+            rehearsal=None if found is None else Rehearsal.from_dict(found, where=REHEARSAL),
         )
     except SchemaError:
         # A table over the runs of one version, without those of another, would mislead.
         raise
-    except RecordError as error:
+    except (RecordError, RunError) as error:
         problem = str(error).replace(f"{folder}/", "")
-    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = f"{file}: not the description of a run; restore it or delete the folder"
     return RunView(name=name, folder=folder, problem=problem)
-
-
-def _rehearsal(run: RunFolder) -> Rehearsal | None:
-    try:
-        found = run.rehearsal()
-        return None if found is None else Rehearsal.from_dict(found, where=REHEARSAL)
-    except RunError as error:
-        raise RecordError(str(error)) from None
 
 
 NAMES = frozenset({"algorithm", "seed", "test_domains", "val_domains"})  # settings that name a run
 
 
-def told_apart(runs: Sequence[RunView]) -> list[RunView]:
-    """Runs of one algorithm that differ in settings on the same data, seed and test domains are
+def name_variants(runs: Sequence[RunView]) -> list[RunView]:
+    """Runs of one algorithm that differ in settings on the same data, seed and test domains become
     variants of it. Where each seed has settings of its own, nothing says which belong together."""
-    variants: dict[Path, str] = {}
-    algorithms: dict[str, list[RunView]] = defaultdict(list)
+    settings = {run.folder: flat(run.config) for run in runs}
+    alike: dict[str, dict[object, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        if run.problem is None and run.trial is None:
-            algorithms[run.algorithm].append(run)
-    for found in algorithms.values():
-        paths = _differing([run for run in found if run.finished is not None])
-        for run in found:
-            settings = flat(run.config)
-            variants[run.folder] = ", ".join(
-                f"{name}={_shown(settings.get(path))}" for path, name in paths.items()
-            )
-    return [replace(run, variant=variants.get(run.folder, run.variant)) for run in runs]
-
-
-def _differing(runs: Iterable[RunView]) -> dict[str, str]:
-    """The settings that differ between runs that should be alike -> a short name of each."""
-    alike: dict[tuple[object, ...], list[dict[str, str]]] = defaultdict(list)
-    for run in runs:
-        settings = {path: json.dumps(value) for path, value in flat(run.config).items()}
-        alike[run.data, run.seed, run.domains.get("test", ())].append(settings)
-    paths = sorted(
-        {
+        if run.finished is not None and run.trial is None:
+            group = run.data, run.seed, run.domains.get("test", ())
+            alike[run.algorithm][group].append(run.folder)
+    varied: dict[str, list[str]] = {}
+    for algorithm, groups in alike.items():
+        paths = {path for folders in groups.values() for one in folders for path in settings[one]}
+        varied[algorithm] = sorted(
             path
-            for group in alike.values()
-            for path in {path for settings in group for path in settings} - NAMES
-            if len({settings.get(path) for settings in group}) > 1
-        }
-    )
+            for path in paths - NAMES
+            if any(
+                len({json.dumps(settings[one].get(path)) for one in folders}) > 1
+                for folders in groups.values()
+            )
+        )
+    return [
+        replace(run, variant=_variant(settings[run.folder], varied[run.algorithm]))
+        if run.problem is None and run.trial is None and run.algorithm in varied
+        else run
+        for run in runs
+    ]
+
+
+def _variant(settings: Mapping[str, Any], paths: Sequence[str]) -> str:
+    """`lr=0.1, steps=5`: the settings at `paths`, by their last name where that is theirs alone."""
     last = [path.rpartition(".")[2] for path in paths]
-    return {
-        path: name if last.count(name) == 1 else path
+    return ", ".join(
+        f"{name if last.count(name) == 1 else path}={_shown(settings.get(path))}"
         for path, name in zip(paths, last, strict=True)
-    }
+    )
 
 
 def _shown(value: object) -> str:
-    if value is None:
-        return "unset"
     if isinstance(value, str):
         return Path(value).name or "unset"  # a path of weights would fill the table
-    return json.dumps(value)
+    return "unset" if value is None else json.dumps(value)
 
 
-def score_of(score: Score) -> float | None:
-    """Its accuracy; `None` where there is none, or where training ran off to infinity."""
-    return score.top1 if score.top1 is not None and math.isfinite(score.top1) else None
+def metric_of(score: Score, name: str = "top1") -> float | None:
+    """A metric of a score, accuracy unless named; `None` where there was nothing to score."""
+    value: float | None = getattr(score, name)
+    return value
 
 
-# Which split of a domain speaks for it. An unseen domain is scored whole; a training domain on
-# rows that were not trained on, best on those that did not choose the weights either.
+# Which split of a domain speaks for it, the best first. An unseen domain is scored whole; a
+# training domain on rows that were not trained on, best on those that did not choose the weights.
 _WHOLE_FIRST = ("all", "test", "val", "train")
 SPLITS = {"test": _WHOLE_FIRST, "val": _WHOLE_FIRST, "train": ("test", "val", "all", "train")}
 
 
 def scores_of(run: RunView, role: str) -> list[Score]:
-    """The final scores on domains of a role, one per domain and method; missing ones left out."""
+    """The final scores on domains of a role, one per domain and method; missing ones left out, and
+    those of training that ran off to infinity."""
     order = SPLITS[role]
-    kept: dict[tuple[str, str], Score] = {}
+    best: dict[tuple[str, str], Score] = {}
     known = [s for s in run.final if s.role == role and s.split in order]
     for score in sorted(known, key=lambda s: order.index(s.split), reverse=True):
-        if score_of(score) is not None:
-            kept[score.domain, score.method] = score
-    return list(kept.values())
+        value = metric_of(score)
+        if value is not None and math.isfinite(value):
+            best[score.domain, score.method] = score
+    return list(best.values())

@@ -17,6 +17,7 @@ from statistics import fmean
 from acclimate.core.errors import RecordError, unknown
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
+from acclimate.results.runs import metric_of
 from acclimate.results.sweep_folder import SweepFolder
 
 Key = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
@@ -47,6 +48,12 @@ class Choice:
     score: float | None  # the value that was compared; None where there was nothing to compare
     candidates: int  # how many draws it chose from
     reason: str = ""  # why there is none
+
+    @property
+    def contest(self) -> tuple[object, ...]:
+        """What it was chosen for; the draws that competed for it have it in common."""
+        line = self.dataset, self.algorithm, self.variant, self.method
+        return *line, self.trial, self.target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +120,7 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
                 method=method,
                 training=training,
                 validation=_while_training(s for s in mine if s.role == "val"),
-                unseen={s.domain: s.top1 for s in final},
+                unseen={s.domain: metric_of(s) for s in final},
             )
         )
     return found
@@ -199,13 +206,10 @@ def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice
 
 
 def _reason(contest: Contest, rule: str, usable: Mapping[int, float]) -> str:
-    target = named(contest.target)
-    if not contest.scored:
-        return f"no finished run is scored on {target}"
     if not usable:
-        return f"no finished run has an accuracy on {target}"
+        return f"no finished run has an accuracy on {named(contest.target)}"
     if rule in CROSS_VALIDATED and not contest.folds:
-        return f"no run holds out a further domain beside {target}"
+        return f"no run holds out a further domain beside {named(contest.target)}"
     if rule in CROSS_VALIDATED:
         return f"no draw has an accuracy for each of the {len(contest.folds)} further folds"
     return f"no finished run has an accuracy on the {RULES[rule]}"
@@ -271,12 +275,12 @@ def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:
     if not known:
         return {}
     found = {draw: [run.unseen.get(d) for d in known] for draw, run in runs.items()}
-    return _finite({draw: _mean(values) for draw, values in found.items()})
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return fmean(present) if present and len(present) == len(values) else None
+    whole = {
+        draw: [value for value in values if value is not None]
+        for draw, values in found.items()
+        if None not in values
+    }
+    return _finite({draw: fmean(values) for draw, values in whole.items()})
 
 
 def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
@@ -288,7 +292,7 @@ def _while_training(scores: Iterable[Score]) -> float | None:
     several; of the final scores where it looked elsewhere."""
     found: dict[str, list[float]] = defaultdict(list)
     for score in scores:
-        if score.top1 is not None:
-            found[score.moment].append(score.top1)
+        if (value := metric_of(score)) is not None:
+            found[score.moment].append(value)
     moment = next((name for name in ("averaged", "validation", "final") if name in found), None)
     return None if moment is None else fmean(found[moment])

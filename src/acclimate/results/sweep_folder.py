@@ -9,17 +9,18 @@ SWEEP/
   logs/, slurm/        what workers printed
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
-from acclimate.core.files import Fields, clear_temporary, locked, read_document, write_document
+from acclimate.core.files import clear_temporary, locked, read_document, write_document
 from acclimate.records.folder import CHECKSUMS, LOCK, SHARED, RunFolder, check, write_checksums
 from acclimate.records.folder import SWEEP as DEFINITION
-from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 
 State = Literal["done", "failed", "started", "waiting"]
 
@@ -90,8 +91,8 @@ class SweepFolder:
             ) from None
         with damage_is(SweepError, remedy):
             try:
-                return _sweep(Fields(stored, path))
-            except (KeyError, TypeError, AttributeError):
+                return _sweep(stored)
+            except (KeyError, TypeError, ValueError, AttributeError):
                 raise DamagedFile(path) from None
 
     def failure(self, job: str) -> Failure | None:
@@ -154,58 +155,35 @@ def sweeps_below(folder: Path) -> list[Path]:
     return [sweep for sweep in found if sweep != folder]
 
 
-def _sweep(stored: Fields) -> Sweep:
-    for name in ("title", "rule", "baseline"):
-        stored.text(name)
-    parts = {
-        "datasets": _datasets(stored.tables("datasets")),
-        "draws": _datasets(stored.tables("draws")),
-        "embeddings": tuple(EmbeddingJob(**_named(found)) for found in stored.tables("embeddings")),
-        "jobs": tuple(map(_job, stored.tables("jobs"))),
-        "axis": Axis(**stored.table("axis")) if "axis" in stored else None,
-    }
-    sweep = Sweep(**{**stored.values, **parts})
+def _sweep(stored: Mapping[str, Any]) -> Sweep:
+    """A stored sweep, or `TypeError`, `KeyError`, `ValueError` or `AttributeError` for damage."""
+    sweep: Sweep = _typed(stored, Sweep)
+    everything: list[Job | EmbeddingJob] = [*sweep.embeddings, *sweep.jobs]
+    for one in everything:
+        # A name that is safe as that of a folder: no way leads out of the sweep.
+        if not one.id.strip(".") or "/" in one.id or "\0" in one.id:
+            raise ValueError(one.id)
+        _typed(one.config.get("adapt", {}).get("methods", []), tuple[str, ...])  # rows of tables
     if not {job.dataset for job in sweep.jobs} <= {data.name for data in sweep.datasets}:
-        raise DamagedFile(stored.path)
+        raise KeyError("dataset")
     return sweep
 
 
-def _datasets(stored: Iterable[Fields]) -> tuple[DataSet, ...]:
-    found = []
-    for data in stored:
-        for name in ("name", "digest", "source"):
-            data.text(name)
-        found.append(DataSet(**{**data.values, "domains": data.texts("domains")}))
-    return tuple(found)
-
-
-def _job(found: Fields) -> Job:
-    for name in ("draw", "trial"):
-        found.whole(name)
-    if "variant" in found.values:  # may be left out, and empty, but is never null
-        found.text("variant")
-    groups = tuple(tuple(map(str, group)) for group in found.values["groups"])
-    named = {**_named(found), "algorithm": found.text("algorithm"), "groups": groups}
-    return Job(**named)
-
-
-def _named(found: Fields) -> dict[str, Any]:
-    """What a job and an EmbeddingJob have in common, checked."""
-    config = found.table("config")
-    if "adapt" in config:
-        adapt = Fields(Fields(config, found.path).table("adapt"), found.path)
-        if "methods" in adapt.values:
-            adapt.texts("methods")  # rows of tables go by these
-    if "drawn" in found.values:
-        found.text("drawn")
-    if "needs" in found:
-        found.text("needs")
-    return {**found.values, "id": _id(found), "dataset": found.text("dataset"), "config": config}
-
-
-def _id(found: Fields) -> str:
-    """A name that is safe as that of a folder: no way leads out of the sweep."""
-    name = found.text("id")
-    if not name.strip(".") or "/" in name or "\0" in name:
-        raise DamagedFile(found.path)
-    return name
+def _typed(value: Any, kind: Any) -> Any:
+    """`value`, as JSON holds it, as the type `kind` of a field of a sweep."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any or (value is None and type(None) in parts):
+        return value
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        made: Any = kind
+        return made(**{name: _typed(part, hints[name]) for name, part in value.items()})
+    if origin is tuple and isinstance(value, list):
+        return tuple(_typed(part, parts[0]) for part in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {name: _typed(part, parts[1]) for name, part in value.items()}
+    if origin is UnionType:  # of something and None
+        return _typed(value, parts[0])
+    if type(value) is not kind and (type(value), kind) != (int, float):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from acclimate.core.text import count
-from acclimate.results.observations import by_method, observations, planned_frames, without_rows
+from acclimate.results.comparison import by_method, observations, planned_frames, without_rows
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import sweep_runs
 from acclimate.results.statistics import (

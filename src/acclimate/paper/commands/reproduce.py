@@ -166,8 +166,8 @@ def _read(one: "Ready", figures: tuple[str, ...], found: _Found) -> None:
     from acclimate.paper.figures import FIGURES
     from acclimate.report.figures import illustrations
     from acclimate.report.page import write_page
+    from acclimate.results.comparison import observations
     from acclimate.results.load import load_report
-    from acclimate.results.observations import observations
 
     report = load_report(one.folder)
     for role in ("train", "val", "test"):

@@ -101,13 +101,18 @@ def plain(ax: Axes, grid: str) -> None:
     ax.tick_params(which="both", color=INKS["faint"], labelcolor=INKS["ink"])
     ax.tick_params(labelsize=TEXT, length=2)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.label.set_color(INKS["ink"])
-        axis.label.set_fontsize(TEXT)
-        axis.offsetText.set_fontsize(TEXT)
-        axis.offsetText.set_color(INKS["ink"])
-    if grid in ("x", "y", "both"):
+        for text in (axis.label, axis.offsetText):
+            text.set(color=INKS["ink"], fontsize=TEXT)
+    if grid:
         ax.grid(axis=grid, color=INKS["faint"], alpha=0.25, linewidth=0.7)  # type: ignore[arg-type]
     ax.set_axisbelow(True)
+
+
+def name_rows(ax: Axes, names: Sequence[str], most: int = 24) -> None:
+    """A row for each name from the top, whose places are 0, 1, 2 …"""
+    lines = ["\n".join(short(line, most) for line in name.split("\n")) for name in names]
+    ax.set_yticks(range(len(names)), lines, parse_math=False)
+    ax.set_ylim(len(names) - 0.4, -0.6)
 
 
 def headline(ax: Axes, text: str) -> None:
@@ -126,17 +131,12 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     lines = -(-len(labels) // fit)
     # Figures have room for two lines; more of them must not take it from the axes.
     figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
-    found = figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=-(-len(labels) // lines),
-        fontsize=TEXT,
-        frameon=False,
-        labelcolor=INKS["ink"],
-        columnspacing=1.2,
+    style: dict[str, Any] = {"fontsize": TEXT, "labelcolor": INKS["ink"], "columnspacing": 1.2}
+    ncols = -(-len(labels) // lines)
+    made = figure.legend(
+        handles, labels, loc="outside lower center", ncols=ncols, frameon=False, **style
     )
-    for text in found.get_texts():
+    for text in made.get_texts():
         text.set_parse_math(False)
 
 
@@ -162,7 +162,13 @@ def short(name: str, most: int) -> str:
 
 def svg(drawing: Drawing, prefix: str) -> str:
     """An `<svg>` element to put into a page: ids start with `prefix`, inks are CSS variables."""
-    body = _svg_text(drawing.figure, salt=prefix, transparent=True)
+    import matplotlib as mpl
+
+    text = io.StringIO()
+    # A fixed salt and no date: the same runs give the same page.
+    with mpl.rc_context({"svg.hashsalt": prefix, "svg.fonttype": "none"}):
+        drawing.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    body = text.getvalue()
     body = body[body.index("<svg") :]
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r' xmlns(:xlink)?="[^"]*"', "", body).replace("xlink:href", "href")
@@ -173,16 +179,6 @@ def svg(drawing: Drawing, prefix: str) -> str:
         marked = f'<g id="{gid}" class="mark">\n<title>{escape(title)}</title>'
         body = body.replace(opening, marked, 1)
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
-
-
-def _svg_text(figure: Figure, *, salt: str, transparent: bool) -> str:
-    import matplotlib as mpl
-
-    text = io.StringIO()
-    # A fixed salt and no date: the same runs give the same page.
-    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", transparent=transparent, metadata={"Date": None})
-    return text.getvalue()
 
 
 Format = Literal["pdf", "svg", "png"]

@@ -21,18 +21,10 @@ from acclimate.results.runs import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import BboxBase
 
 _NAMED = 30  # up to as many points, training domains carry their names on the map too
 _LONGEST = 18
 _FEW = 8  # domains up to which half a page is room enough
-# Where a name may stand beside its mark, the first choice first.
-_BESIDE: tuple[tuple[float, float, str, str], ...] = (
-    *((5, 0, "left", "center"), (-5, 0, "right", "center")),
-    *((0, 5, "center", "bottom"), (0, -5, "center", "top")),
-)
-
-
 # How a map was made, and what may be read from it.
 _COMPONENTS = (
     "their two principal components",
@@ -63,7 +55,10 @@ def illustrate(report: Report) -> Iterable[Illustration]:
             continue
         run, domains = found
         how, meaning = _COMPONENTS if _by_components(domains.mu) else _NEIGHBOURS
-        groups = _groups(report, dataset)
+        labels = [one for one in report.labels if one.name == dataset]
+        groups = {
+            name: own.group for one in labels for name, own in one.domains.items() if own.group
+        }
         coloured = "Colours are the data's own groups of domains. " if groups else ""
         yield Illustration(
             "Map of the domains",
@@ -72,14 +67,6 @@ def illustrate(report: Report) -> Iterable[Illustration]:
             "marks with the arrow keys, to read its name.",
             draw(domains, groups=groups),
         )
-
-
-def _groups(report: Report, dataset: str) -> dict[str, str]:
-    """Each domain's group, such as its continent, where the data name any."""
-    labels = (one for one in report.labels if one.name == dataset)
-    return {
-        name: found.group for one in labels for name, found in one.domains.items() if found.group
-    }
 
 
 def read_domain_map(run: RunView) -> DomainMap | None:
@@ -91,21 +78,11 @@ def read_domain_map(run: RunView) -> DomainMap | None:
             metadata = parse_metadata(file.metadata())
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
         names, roles = parse_json(metadata["names"]), parse_json(metadata["roles"])
-    except (
-        AcclimateError,
-        OSError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):
+        found = DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
+    except (AcclimateError, OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
-    if not isinstance(names, list) or not isinstance(roles, list) or mu.ndim != 2:
-        return None
-    if not len(mu) == len(names) == len(roles) or not len(mu) or not np.isfinite(mu).all():
-        return None
-    return DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
+    whole = mu.ndim == 2 and len(mu) == len(names) == len(roles) > 0 and np.isfinite(mu).all()
+    return found if whole else None
 
 
 def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = None) -> Drawing:
@@ -158,52 +135,32 @@ def _inks(groups: Mapping[str, str]) -> dict[str, str]:
 def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence[int]) -> None:
     """Write the names that find a free spot beside their mark; tooltips name the rest.
 
-    In a crowd, a name may cover marks of training domains, never other marks or names.
+    A name covers no other name, and no mark but those of training domains.
     places: [M, 2]
     """
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import Bbox, BboxBase
 
     figure: Any = ax.figure
     figure.draw_without_rendering()  # lays the axes out, so that sizes in pixels are final
-    radius = 3.5 * figure.dpi / 72
-    marks = ax.transData.transform(places)
-    dots = [Bbox.from_bounds(x, y, 0, 0).padded(radius) for x, y in marks]
-    crowd: list[BboxBase] = [
-        dot for dot, role in zip(dots, found.roles, strict=True) if role == "train"
-    ]
+    frame, radius = ax.get_window_extent(), 3.5 * figure.dpi / 72
     taken: list[BboxBase] = [
-        dot for dot, role in zip(dots, found.roles, strict=True) if role != "train"
+        Bbox.from_bounds(x, y, 0, 0).padded(radius)
+        for (x, y), role in zip(ax.transData.transform(places), found.roles, strict=True)
+        if role != "train"
     ]
-    left = [i for i in wanted if not _named(ax, places[i], found.names[i], taken, crowd)]
-    for i in left:
-        if found.roles[i] != "train":
-            _named(ax, places[i], found.names[i], taken, [])
-
-
-def _named(
-    ax: Axes, place: np.ndarray, name: str, taken: list[BboxBase], crowd: Sequence[BboxBase]
-) -> bool:
-    """Whether a spot was free; then the name stands there, and the spot is taken."""
-    frame = ax.get_window_extent()
-    for dx, dy, across, up in _BESIDE:
-        text = ax.annotate(
-            canvas.short(name, _LONGEST),
-            (float(place[0]), float(place[1])),
-            xytext=(dx, dy),
-            textcoords="offset points",
-            ha=across,
-            va=up,
-            fontsize=TEXT,
-            color=INKS["ink"],
-            parse_math=False,
-        )
-        box = text.get_window_extent()
-        within = frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)
-        if within and not any(box.overlaps(other) for other in (*taken, *crowd)):
-            taken.append(box)
-            return True
-        text.remove()
-    return False
+    for i in wanted:
+        for dx, align in ((5, "left"), (-5, "right")):
+            text = ax.annotate(
+                canvas.short(found.names[i], _LONGEST), tuple(places[i]), xytext=(dx, 0),
+                textcoords="offset points", ha=align, va="center", fontsize=TEXT,
+                color=INKS["ink"], parse_math=False,
+            )  # fmt: skip
+            box = text.get_window_extent()
+            within = frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)
+            if within and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
 
 
 def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -212,12 +169,10 @@ def flattened(mu: np.ndarray, seed: int = 0) -> np.ndarray:
     count = len(mu)
     if _by_components(mu):
         left, extent, _ = np.linalg.svd(centred, full_matrices=False)
-        scores = np.zeros((count, 2))
-        kept = (left * extent)[:, :2]
+        scores = np.pad(left * extent, ((0, 0), (0, 2)))[:, :2]
         # The sign of a component is arbitrary; fix it, so that a page is the same each time.
-        largest = kept[np.abs(kept).argmax(axis=0), np.arange(kept.shape[1])]
-        scores[:, : kept.shape[1]] = kept * np.where(largest < 0, -1.0, 1.0)
-        return scores
+        largest = scores[np.abs(scores).argmax(axis=0), [0, 1]]
+        return np.asarray(scores * np.where(largest < 0, -1.0, 1.0))
     from sklearn.manifold import TSNE
 
     model = TSNE(

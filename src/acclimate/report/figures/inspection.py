@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from acclimate.data.manifest import Manifest
 from acclimate.report.figures import canvas, label_shares
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, TEXT, Drawing
 from acclimate.results.material import Labels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_CLASSES = 100
 _FEW_CLASSES = 12  # as many as can be counted in a cell
@@ -43,50 +40,35 @@ def write_label_plots(inspection: Inspection, manifest: Manifest, folder: Path) 
 def draw_counts(inspection: Inspection, manifest: Manifest) -> Drawing:
     """Heat map of rows per domain and class on a log scale; cells without rows stay empty."""
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import LogLocator
 
     counts = label_counts(manifest)
     rows = np.sort(_by_shift(inspection)[:MOST_DOMAINS])
     columns = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]
     cells = counts[np.ix_(rows, columns)]
+    most = max(2, int(cells.max(initial=0)))
     figure = canvas.figure_of(0.19 * len(rows) + 2.2, max(canvas.WIDTH, 0.18 * len(columns) + 3.2))
     ax = figure.subplots()
-    canvas.plain(ax, "")
     ax.set_facecolor("#EDEDED")
-    image = ax.imshow(
-        np.ma.masked_equal(cells, 0),
-        norm=LogNorm(vmin=1, vmax=max(2, int(cells.max(initial=0)))),
-        cmap="viridis",
-        aspect="auto",
-        interpolation="nearest",
-    )
-    domains = [canvas.short(inspection.domains[i].domain, 24) for i in rows]
+    style: dict[str, Any] = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
+    image = ax.imshow(np.ma.masked_equal(cells, 0), norm=LogNorm(vmin=1, vmax=most), **style)
     classes = [canvas.short(manifest.classes[c], 20) for c in columns]
-    ax.set_yticks(range(len(rows)), domains, parse_math=False)
+    canvas.name_rows(ax, [inspection.domains[i].domain for i in rows])
     ax.set_xticks(range(len(columns)), classes, rotation=90, parse_math=False)
-    ax.tick_params(length=0)
+    canvas.plain(ax, "")
     ax.spines[:].set_visible(False)
-    ticks = LogLocator(subs=(1, 2, 5))
-    bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, ticks=ticks, format="{x:,.0f}")
+    bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, format="{x:,.0f}")
     bar.minorticks_off()
     bar.set_label("rows (grey: none)", fontsize=TEXT)
-    bar.ax.tick_params(labelsize=TEXT)
-    if cells.shape[1] <= _FEW_CLASSES and cells.shape[0] <= 20:
-        _write_counts(ax, cells)
+    if len(columns) <= _FEW_CLASSES and len(rows) <= 20:
+        for (row, column), number in np.ndenumerate(cells):
+            if number:
+                dark = number <= np.sqrt(most)  # the middle of the log scale from 1
+                colour = "white" if dark else "black"
+                ax.text(column, row, f"{number}", ha="center", va="center", size=7, color=colour)
     total, shown = len(manifest.classes), len(columns)
     named = f"{total} classes" if shown == total else f"the {shown} largest of {total} classes"
     canvas.headline(ax, f"Rows of {_some(len(rows), inspection)} in {named}")
     return Drawing(figure)
-
-
-def _write_counts(ax: Axes, cells: np.ndarray) -> None:
-    """cells: [domains, classes]"""
-    bright = np.sqrt(max(2, int(cells.max())))  # the middle of the log scale from 1
-    for (row, column), number in np.ndenumerate(cells):
-        if number:
-            colour = "black" if number > bright else "white"
-            text = f"{number}" if number < 10_000 else f"{number / 1000:.0f}k"
-            ax.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
 
 
 def draw_shift(inspection: Inspection) -> Drawing | None:
@@ -100,19 +82,15 @@ def draw_shift(inspection: Inspection) -> Drawing | None:
     places = range(len(shown))
     figure = canvas.figure_of(0.19 * len(shown) + 1.5)
     ax = figure.subplots()
-    ax.barh(places, distances, color=INKS["blue"], height=0.72, label="total variation")
-    ax.scatter(
-        divergences, places, s=18, color=INKS["orange"], edgecolors=INKS["ink"], linewidths=0.5,
-        zorder=3, label="Jensen-Shannon (bits)",
-    )  # fmt: skip
-    for place, distance in enumerate(distances):
-        ax.text(distance + 0.008, place, f"{distance:.2f}", va="center", fontsize=7)
-    ax.set_yticks(places, [canvas.short(domain.domain, 28) for domain in shown], parse_math=False)
-    ax.set_ylim(len(shown) - 0.4, -0.6)
+    bars = ax.barh(places, distances, color=INKS["blue"], label="total variation")
+    ax.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+    marks: dict[str, Any] = {"edgecolors": INKS["ink"], "linewidths": 0.5, "zorder": 3}
+    label = "Jensen-Shannon (bits)"
+    ax.scatter(divergences, places, s=18, color=INKS["orange"], label=label, **marks)
+    canvas.name_rows(ax, [domain.domain for domain in shown], 28)
     ax.set_xlim(0, min(1.08, max(0.1, *distances) * 1.12))
     ax.set_xlabel("distance from the labels of the other domains pooled")
     canvas.plain(ax, "")
-    ax.tick_params(axis="y", length=0)
     canvas.headline(ax, f"Label shift of {_some(len(shown), inspection)}")
     canvas.legend(figure, ax)
     return Drawing(figure)
@@ -127,6 +105,6 @@ def _by_shift(inspection: Inspection) -> list[int]:
 
 def _some(shown: int, inspection: Inspection) -> str:
     total = len(inspection.domains)
-    if shown < total:
-        return f"the {shown} most shifted of {total} domains"
-    return "the only domain" if total == 1 else count(total, "domain")
+    return (
+        count(total, "domain") if shown == total else f"the {shown} most shifted of {total} domains"
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 MOST_PANELS = 12
 _NAMED = 12  # as many classes as can be named below a panel
 _BINS = 50  # more classes than that are drawn in as many groups
-_ROLES = {"test": "blue", "val": "green"}
+_ROLES = {
+    "train": ("training domain", "faint"),
+    "val": ("validation domain", "green"),
+    "test": ("test domain", "blue"),
+}
 HEADING = "Label distributions"
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    names = report.datasets
-    found = [one for one in report.labels if not names or one.name in names]
-    found.sort(key=lambda labels: names.index(labels.name) if names else 0)
+    found = [one for one in report.labels if one.name in (report.datasets or [one.name])]
     for labels in found:
         drawing = draw(labels)
         if drawing is None:
             continue
         count, size = len(shifts(labels)), groups_of(len(labels.classes))
-        some = f"the {MOST_PANELS} most shifted of {count} domains" if count > MOST_PANELS else ""
+        some = f"the {MOST_PANELS} most shifted of {count} domains"
         steps = (
             f"; each step is a group of {size} of the {len(labels.classes)} classes, and heights "
             "are on a square-root scale"
@@ -39,7 +41,7 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         yield Illustration(
             HEADING,
             f"{of_data(labels.name, len(found))}Share of each class in "
-            f"{some or 'each domain'}, from the most to the least "
+            f"{some if count > MOST_PANELS else 'each domain'}, from the most to the least "
             f"frequent class overall{steps if size > 1 else ''}. Shift is the total variation "
             "distance from the other domains pooled: 0 is alike, 1 has no class in common.",
             drawing,
@@ -64,16 +66,14 @@ def shifts(labels: Labels) -> list[Shift]:
     found = []
     for name, domain in labels.domains.items():
         counts = np.asarray(domain.counts, dtype=np.int64)
-        rows = int(counts.sum())
+        rows, others = int(counts.sum()), total - counts
         if not rows:
             continue
-        others = total - counts
         distance = None
         if others.any():
             distance = float(np.abs(counts / rows - others / others.sum()).sum() / 2)
-        top, share = int(counts.argmax()), float(counts.max() / rows)
-        role = domain.role or ""
-        found.append(Shift(name, role, rows, distance, labels.classes[top], share))
+        largest, share = labels.classes[counts.argmax()], float(counts.max() / rows)
+        found.append(Shift(name, domain.role or "", rows, distance, largest, share))
     return sorted(found, key=lambda shift: (-(shift.distance or 0.0), shift.domain))
 
 
@@ -101,21 +101,30 @@ def draw(labels: Labels, over: str = "") -> Drawing | None:
     axes: list[Axes] = list(
         figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
     )
-    for ax, shift in zip(axes, shown, strict=False):
-        _panel(ax, shares[shift.domain], pooled, _ROLES.get(shift.role, "faint"))
-        note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
-        canvas.headline(ax, canvas.short(shift.domain, 16) + note)
-    highest = max(float(found.max()) for found in (pooled, *shares.values()))
-    if groups_of(len(order)) > 1:
-        axes[0].set_yscale("function", functions=(_root, np.square))
-    axes[0].set_ylim(0, 106 * highest)
+    edges = np.arange(len(pooled) + 1) - 0.5
+    line: dict[str, Any] = {"color": INKS["orange"], "linewidth": 1.4}
     for position, ax in enumerate(axes):
         ax.set_visible(position < len(shown))
         # A panel above an empty place is the lowest of its column, and carries the labels.
         ax.tick_params(labelbottom=named and position + columns >= len(shown))
         ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False, fontsize=TEXT)
+    for ax, shift in zip(axes, shown, strict=False):
+        colour = INKS[_ROLES.get(shift.role, ("", "faint"))[1]]
+        ax.stairs(100 * shares[shift.domain], edges, fill=True, color=colour, alpha=0.75)
+        ax.stairs(100 * pooled, edges, **line)
+        ax.set_xlim(edges[0], edges[-1])
+        canvas.plain(ax, "y")
+        note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
+        canvas.headline(ax, canvas.short(shift.domain, 16) + note)
+    if groups_of(len(order)) > 1:
+        axes[0].set_yscale("function", functions=(_root, np.square))
+    highest = max(float(found.max()) for found in (pooled, *shares.values()))
+    axes[0].set_ylim(0, 106 * highest)
     figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
-    _entries(axes[0], shown, over or "all domains")
+    for role in dict.fromkeys(shift.role for shift in shown):
+        word, ink = _ROLES.get(role, ("domain", "faint"))
+        axes[0].fill_between([], [], color=INKS[ink], alpha=0.75, label=word)
+    axes[0].plot([], [], **line, label=over or "all domains")
     canvas.legend(figure, axes[0])
     return Drawing(figure)
 
@@ -125,25 +134,8 @@ def _shares(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
     shares = counts[order] / max(int(counts.sum()), 1)
     size = groups_of(len(order))
     padded = np.pad(shares, (0, -len(shares) % size))
-    summed: np.ndarray = padded.reshape(-1, size).sum(axis=1)
-    return summed
+    return np.asarray(padded.reshape(-1, size).sum(axis=1))
 
 
 def _root(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.maximum(values, 0.0)))
-
-
-def _panel(ax: Axes, shares: np.ndarray, pooled: np.ndarray, ink: str) -> None:
-    edges = np.arange(len(shares) + 1) - 0.5
-    ax.stairs(100 * shares, edges, fill=True, color=INKS[ink], alpha=0.75)
-    ax.stairs(100 * pooled, edges, color=INKS["orange"], linewidth=1.4)
-    ax.set_xlim(edges[0], edges[-1])
-    canvas.plain(ax, "y")
-
-
-def _entries(ax: Axes, shown: Sequence[Shift], over: str) -> None:
-    words = {"train": "training domain", "val": "validation domain", "test": "test domain"}
-    for role in dict.fromkeys(shift.role for shift in shown):
-        style = {"color": INKS[_ROLES.get(role, "faint")], "alpha": 0.75}
-        ax.fill_between([], [], **style, label=words.get(role, "domain"))  # type: ignore[arg-type]
-    ax.plot([], [], color=INKS["orange"], linewidth=1.4, label=over)

@@ -11,11 +11,10 @@ from acclimate.config import AlgorithmName
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Illustration
 from acclimate.results.material import Report
-from acclimate.results.runs import Key, RunView
+from acclimate.results.runs import Key, RunView, metric_of
 
 MOST_CURVES = 40
-_MANY_LINES = 8  # beyond, learning curves have no marks
-_CROWD = 20  # beyond, they are thin and faint
+_CROWD = 20  # beyond, lines are thin and faint
 _PANELS = {
     "embedding": "embedding: loss",
     "main": "classifier: loss",
@@ -27,33 +26,17 @@ def illustrate(report: Report) -> Iterable[Illustration]:
     runs = [run for run in report.runs if run.problem is None]
     which = "One line per run"
     if len(runs) > MOST_CURVES:
-        runs = [run for run in report.chosen[report.rule] if run.problem is None] or runs
-        every = -(-len(runs) // MOST_CURVES)
-        which = "One line per chosen run" + (
-            f", of which {len(runs[::every])} of {len(runs)} are drawn" if every > 1 else ""
-        )
-        runs = runs[::every]
+        chosen = [run for run in report.chosen[report.rule] if run.problem is None] or runs
+        runs = chosen[:: -(-len(chosen) // MOST_CURVES)]
+        which = f"One line per chosen run ({len(runs)} of {len(chosen)})"
     drawing = draw(runs, canvas.colours_of(report))
     if drawing is not None:
-        yield Illustration("Learning curves", f"{which}: {_caption(runs)}", drawing)
-
-
-def _caption(runs: Sequence[RunView]) -> str:
-    """Of what is drawn, and nothing else: short runs record no loss."""
-    panels = set(_curves(runs))
-    parts = []
-    if panels - {"validation"}:
-        parts.append("a loss should fall and level off")
-    if "validation" in panels:
-        parts.append(
-            "a validation accuracy that falls again late in training is a sign of overfitting"
+        yield Illustration(
+            "Learning curves",
+            f"{which}, as far as it went: a loss should fall and level off; a validation accuracy "
+            "that falls again late in training is a sign of overfitting.",
+            drawing,
         )
-    partly = any(run.finished is None for run in runs)
-    more = " Unfinished runs are drawn as far as they went." if partly else ""
-    return f"{'; '.join(parts)}.{more}"
-
-
-_Curve = tuple[RunView, list[int], list[float]]
 
 
 def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
@@ -62,45 +45,43 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
     if not panels:
         return None
     order = sorted(panels, key=lambda name: {"embedding": 0, "validation": 2}.get(name, 1))
-    many = len(runs) > _MANY_LINES
     crowd = len(runs) > _CROWD
     style: dict[str, Any] = {"linewidth": 0.8 if crowd else 1.1, "alpha": 0.4 if crowd else 0.8}
     figure = canvas.figure_of(1.65 * len(order) + 0.4)
     for ax, name in zip(figure.subplots(len(order), squeeze=False)[:, 0], order, strict=True):
-        for run, steps, values in panels[name]:
-            # One point makes no line.
-            marks = "o" if len(steps) == 1 else "-" if many else ".-"
-            ax.plot(steps, values, marks, color=colours[run.algorithm], markersize=4, **style)
+        for run, curve in panels[name]:
+            marks = "o" if len(curve) == 1 else "-"  # one point makes no line
+            colour = colours[run.algorithm]
+            ax.plot(*zip(*curve, strict=True), marks, color=colour, markersize=4, **style)
         canvas.headline(ax, _PANELS.get(name, f"{name}: loss"))
         canvas.plain(ax, "y")
     ax.set_xlabel("training step")
-    drawn = {run.algorithm for found in panels.values() for run, _, _ in found}
+    drawn = {run.algorithm for found in panels.values() for run, _ in found}
     for algorithm in (name for name in colours if name in drawn):
         ax.plot([], [], color=colours[algorithm], label=Key.usual(algorithm).label)
     canvas.legend(figure, ax)
     return Drawing(figure)
 
 
-def _adaptive_first(run: RunView) -> tuple[bool, str]:
-    return not AlgorithmName.of(run.algorithm).adaptive, run.name
+_Curve = list[tuple[int, float]]  # step, value
 
 
-def _curves(runs: Sequence[RunView]) -> dict[str, list[_Curve]]:
-    panels: dict[str, list[_Curve]] = defaultdict(list)
-    for run in sorted(runs, key=_adaptive_first):
-        for phase in dict.fromkeys(loss.phase for loss in run.records.losses):
-            losses = [loss for loss in run.records.losses if loss.phase == phase]
-            panels[phase].append((run, [x.step for x in losses], [x.risk for x in losses]))
-        scores: dict[int, list[float]] = defaultdict(list)
+def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
+    """By panel; a panel where no run has two points shows nothing."""
+    panels: dict[str, list[tuple[RunView, _Curve]]] = defaultdict(list)
+    # Adaptive runs are drawn below the others, which have fewer phases to show.
+    for run in sorted(runs, key=lambda run: (not _adaptive(run), run.name)):
+        found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for loss in run.records.losses:
+            found[loss.phase][loss.step].append(loss.risk)
         for score in run.records.scores:
-            if score.moment == "validation" and score.top1 is not None:
-                scores[score.step].append(100 * score.top1)
-        if scores:
-            means = [fmean(scores[step]) for step in sorted(scores)]
-            panels["validation"].append((run, sorted(scores), means))
-    # One point of each run makes no curve.
-    return {
-        name: found
-        for name, found in panels.items()
-        if any(len(steps) > 1 for _, steps, _ in found)
-    }
+            value = metric_of(score)
+            if score.moment == "validation" and value is not None:
+                found["validation"][score.step].append(100 * value)
+        for name, steps in found.items():
+            panels[name].append((run, [(step, fmean(steps[step])) for step in sorted(steps)]))
+    return {name: own for name, own in panels.items() if any(len(curve) > 1 for _, curve in own)}
+
+
+def _adaptive(run: RunView) -> bool:
+    return AlgorithmName.of(run.algorithm).adaptive
