@@ -313,7 +313,7 @@ def _save(
 def _finish(now: Session, evaluator: Evaluator, progress: Position) -> None:
     """Final scores of the kept weights, and the record that ends the run."""
     train = now.plan.config.train
-    kept = progress.kept(train.keep)
+    kept = progress.kept_step(train.keep)
     chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
     scores = list(_watched_scores(now, evaluator, kept))
     now.world.wait()
