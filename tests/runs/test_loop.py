@@ -3,29 +3,28 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from acclimate.config import AverageConfig, EmbeddingConfig, OptimiserConfig
 from acclimate.core.distributed import World, joined, pick_device
 from acclimate.core.errors import ConfigError, RunError, UnknownName
-from acclimate.data.batches import Batch, DomainSampler, Loader
-from acclimate.data.manifest import Manifest
-from acclimate.data.source import FeatureSource
+from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
-from acclimate.runs.loop import Loop, Phase, Position, load_checkpoint, save_checkpoint
+from acclimate.runs.loop import Phase, Position, load_checkpoint, save_checkpoint
 from acclimate.runs.optimisation import check_shares, learning_rate, make_average, make_optimiser
 from fixtures.errors import refused
+from fixtures.interruption import Killed
+from fixtures.loops import assert_same_state, make_erm, make_loop, state_of
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -109,31 +108,12 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
     train(other, resumed, 10, 11)  # what was there before must not matter
     assert load_checkpoint(path, other, resumed) == progress
     train(other, resumed, 3, 5)
-    for key, value in module.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value), key
+    assert_same_state(module, other)
     one, two = optimiser.state_dict()["state"], resumed.state_dict()["state"]
     for index, slots in one.items():
         for slot, value in slots.items():
             if value is not None:
                 assert torch.equal(two[index][slot], value), (index, slot)
-
-
-def test_a_checkpoint_before_the_first_step(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.safetensors"
-    module, other = network(0), network(1)
-    save_checkpoint(path, module, make_optimiser(module, OPTIMISERS["adam"]), Position())
-    optimiser = make_optimiser(other, OPTIMISERS["adam"])
-    assert load_checkpoint(path, other, optimiser) == Position(0, None, None)
-    assert torch.equal(other.state_dict()["0.weight"], module.state_dict()["0.weight"])
-    assert optimiser.state_dict()["state"] == {}
-
-
-def test_without_a_checkpoint_one_starts_at_0(tmp_path: Path) -> None:
-    module = network(0)
-    before = {key: value.clone() for key, value in module.state_dict().items()}
-    optimiser = make_optimiser(module, OPTIMISERS["adam"])
-    assert load_checkpoint(tmp_path / "none", module, optimiser) == Position()
-    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
 def test_parts_hold_every_domain_in_equal_measure() -> None:
@@ -165,49 +145,21 @@ def test_losses_add_up() -> None:
     assert Losses(torch.tensor(1.5), torch.tensor(0.25)).total.item() == 1.75
 
 
-@pytest.fixture(scope="module")
-def manifest() -> Manifest:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(60, 4)).astype(np.float32)
-    return Manifest.from_arrays(X, rng.integers(0, 3, 60), ["a"] * 20 + ["b"] * 20 + ["c"] * 20)
-
-
-def erm(seed: int = 0) -> Objective:
-    torch.manual_seed(seed)
-    predictor = Plain(build_backbone("mlp", in_features=4), 3)
-    choice = choose("erm")
-    return choice.build(predictor, choice.settings, domains=3, classes=3, world=World(), seed=0)
-
-
-def loop(manifest: Manifest, folder: Path, objective: Objective, phase: Phase, **more: Any) -> Loop:
-    rows = [manifest.rows(domain=name) for name in manifest.domains]
-    sampler = DomainSampler(rows, per_domain=8, domains_per_step=3, seed=0)
-    loading = Loader(FeatureSource(manifest), sampler, rows, World(), seed=0, augmented=False)
-    return Loop(objective, loading, phase, World(), RunFolder(folder), seed=0, **more)
-
-
 def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:
     return Phase("main", steps, settings, checkpoint_every=1)
 
 
-def weights(objective: nn.Module) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in objective.state_dict().items()}
-
-
 @pytest.mark.parametrize("parts", [2, 4, 8])
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(
-    manifest: Manifest, tmp_path: Path, parts: int
-) -> None:
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path: Path, parts: int) -> None:
     # One step of sgd at rate 1: the weights' change is the gradient.
     changes, risks = [], []
     for accumulate in (1, parts):
         settings = OptimiserConfig(name="sgd", lr=1.0, momentum=0.0, accumulate=accumulate)
-        objective = erm()
-        before = weights(objective)
+        objective = make_erm()
+        before = state_of(objective)
         folder = tmp_path / str(accumulate)
-        folder.mkdir()
-        loop(manifest, folder, objective, phase(settings)).run()
-        changes.append({key: value - before[key] for key, value in weights(objective).items()})
+        make_loop(folder, objective, phase(settings)).run()
+        changes.append({key: value - before[key] for key, value in state_of(objective).items()})
         risks.append(read(folder / "records.jsonl").losses[0].risk)
     for key, whole in changes[0].items():
         torch.testing.assert_close(changes[1][key], whole, rtol=0, atol=1e-6)
@@ -225,28 +177,25 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(
     ],
 )
 def test_the_best_weights_are_kept_and_given_back(
-    scores: tuple[float | None, ...], best: int, manifest: Manifest, tmp_path: Path
+    scores: tuple[float | None, ...], best: int, tmp_path: Path
 ) -> None:
-    objective, validated = erm(), {}
+    objective, validated = make_erm(), {}
 
     def validate(step: int) -> Validated:
-        validated[step] = weights(objective)
+        validated[step] = state_of(objective)
         return Validated([], scores[step - 1])
 
     settings = replace(phase(OPTIMISERS["adam"], steps=4), evaluate_every=1)
     for keep, step in (("best", best), ("last", 4)):
-        (tmp_path / keep).mkdir()
-        objective, chosen = erm(), replace(settings, keep=keep)
-        end = loop(manifest, tmp_path / keep, objective, chosen, validate=validate).run()
+        objective, chosen = make_erm(), replace(settings, keep=keep)
+        end = make_loop(tmp_path / keep, objective, chosen, validate=validate).run()
         assert (end.step, end.best_step, end.best_score) == (4, best, scores[best - 1])
         assert len({float(v["predictor.head.last.bias"][0]) for v in validated.values()}) == 4
-        kept = weights(objective)
+        kept = state_of(objective)
         assert all(torch.equal(kept[key], value) for key, value in validated[step].items())
 
 
-def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(
-    manifest: Manifest, tmp_path: Path
-) -> None:
+def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(tmp_path: Path) -> None:
     """Weights and position; before, the optimiser's state as well. A finished phase that is run
     again takes no step and ends with the same weights."""
     settings, held = phase(OPTIMISERS["adam"], steps=3), []
@@ -254,8 +203,8 @@ def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(
     def watch(name: str, done: int, total: int, note: str) -> None:
         held.append(set(load_file(RunFolder(tmp_path).checkpoint("main"))))
 
-    objective = erm()
-    loop(manifest, tmp_path, objective, settings, watch=watch).run()
+    objective = make_erm()
+    make_loop(tmp_path, objective, settings, watch=watch).run()
     module = {f"module/{name}" for name in objective.state_dict()}
     assert [any(key.startswith("optimiser/") for key in keys) for keys in held] == [
         True,
@@ -263,11 +212,10 @@ def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(
         False,
     ]
     assert held[-1] == module
-    again, taken = erm(seed=1), len(held)
-    end = loop(manifest, tmp_path, again, settings, watch=watch).run()
+    again, taken = make_erm(seed=1), len(held)
+    end = make_loop(tmp_path, again, settings, watch=watch).run()
     assert end.step == 3 and len(held) == taken
-    for key, value in weights(objective).items():
-        assert torch.equal(again.state_dict()[key], value)
+    assert_same_state(objective, again)
 
 
 @pytest.mark.parametrize(
@@ -296,20 +244,20 @@ def test_parts_of_a_round_need_support_and_query() -> None:
         embedding.sampler([np.arange(9), np.arange(9, 20)], config, seed=0)
 
 
-def test_long_gradients_are_clipped(manifest: Manifest, tmp_path: Path) -> None:
+def test_long_gradients_are_clipped(tmp_path: Path) -> None:
     settings = OptimiserConfig(name="sgd", lr=1.0, momentum=0.0, clip=1e-3)
-    objective = erm()
-    before = weights(objective)
-    loop(manifest, tmp_path, objective, phase(settings)).run()
+    objective = make_erm()
+    before = state_of(objective)
+    make_loop(tmp_path, objective, phase(settings)).run()
     squares = sum(
-        float((value - before[key]).square().sum()) for key, value in weights(objective).items()
+        float((value - before[key]).square().sum()) for key, value in state_of(objective).items()
     )
     assert math.sqrt(squares) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_rate_follows_the_schedule(manifest: Manifest, tmp_path: Path) -> None:
+def test_the_rate_follows_the_schedule(tmp_path: Path) -> None:
     settings = OptimiserConfig(lr=0.01, schedule="cosine", warmup=1)
-    loop(manifest, tmp_path, erm(), phase(settings, steps=4)).run()
+    make_loop(tmp_path, make_erm(), phase(settings, steps=4)).run()
     found = [record.lr for record in read(tmp_path / "records.jsonl").losses]
     assert found == pytest.approx(rates(settings, 4)[:4])
 
@@ -323,9 +271,9 @@ class Exploding(Objective):
         return Losses(risk=self.weight * (math.inf if step == 1 else 1.0))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with refused(RunError, "'main'", "step 2", "(0.5)", "train.optimiser.clip"):
-        loop(manifest, tmp_path, Exploding(), phase(OptimiserConfig(lr=0.5), steps=3)).run()
+        make_loop(tmp_path, Exploding(), phase(OptimiserConfig(lr=0.5), steps=3)).run()
 
 
 def test_shares_cover_everything_once() -> None:
@@ -369,55 +317,47 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ema", "window"])
-def test_averages_against_a_loop(kind: str, manifest: Manifest, tmp_path: Path) -> None:
+def test_averages_against_a_loop(kind: str, tmp_path: Path) -> None:
     """The kept weights are the average, written out, of the weights after each step."""
     steps, average = 8, AverageConfig(kind=kind, decay=0.7, start=0.5)  # type: ignore[arg-type]
     settings = OptimiserConfig(name="sgd", lr=0.1)
     path: list[dict[str, torch.Tensor]] = []
     for done in range(1, steps + 1):
         folder = tmp_path / f"plain-{done}"
-        folder.mkdir()
-        objective = erm()
-        loop(manifest, folder, objective, Phase("main", done, settings, done)).run()
-        path.append(weights(objective))
+        objective = make_erm()
+        make_loop(folder, objective, Phase("main", done, settings, done)).run()
+        path.append(state_of(objective))
     expected = {key: value.double() for key, value in path[0 if kind == "ema" else 4].items()}
     for count, point in enumerate(path[1:] if kind == "ema" else path[5:], start=2):
         new = max(1 / count, 1 - 0.7) if kind == "ema" else 1 / count
         expected = {key: (1 - new) * v + new * point[key].double() for key, v in expected.items()}
-    objective = erm()
+    objective = make_erm()
     folder = tmp_path / "averaged"
-    folder.mkdir()
-    loop(manifest, folder, objective, Phase("main", steps, settings, 3, average=average)).run()
-    for key, value in weights(objective).items():
+    make_loop(folder, objective, Phase("main", steps, settings, 3, average=average)).run()
+    for key, value in state_of(objective).items():
         torch.testing.assert_close(value.double(), expected[key], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["ema", "window"])
-def test_an_average_resumes_bit_by_bit(kind: str, manifest: Manifest, tmp_path: Path) -> None:
+def test_an_average_resumes_bit_by_bit(kind: str, tmp_path: Path) -> None:
     average = AverageConfig(kind=kind, start=0.25)  # type: ignore[arg-type]
     phase = Phase("main", 8, OptimiserConfig(lr=0.1), 2, average=average)
-    whole, resumed = erm(), erm()
-    for name in ("whole", "resumed"):
-        (tmp_path / name).mkdir()
-    loop(manifest, tmp_path / "whole", whole, phase).run()
-
-    class Stop(Exception):
-        pass
+    whole, resumed = make_erm(), make_erm()
+    make_loop(tmp_path / "whole", whole, phase).run()
 
     def stop(phase: str, done: int, total: int, note: str) -> None:
         if done == 5:
-            raise Stop
+            raise Killed
 
-    with pytest.raises(Stop):
-        loop(manifest, tmp_path / "resumed", erm(), phase, watch=stop).run()
-    loop(manifest, tmp_path / "resumed", resumed, phase).run()
-    for key, value in weights(whole).items():
-        assert torch.equal(weights(resumed)[key], value), key
+    with pytest.raises(Killed):
+        make_loop(tmp_path / "resumed", make_erm(), phase, watch=stop).run()
+    make_loop(tmp_path / "resumed", resumed, phase).run()
+    assert_same_state(whole, resumed)
 
 
-def test_a_slow_average_forgets_the_first_weights(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_slow_average_forgets_the_first_weights(tmp_path: Path) -> None:
     """The default decay over a short run is a mean over it, not the weights it began with."""
-    objective = erm()
+    objective = make_erm()
     average = make_average(objective, AverageConfig(kind="ema"), steps=300)
     with torch.no_grad():
         for done in range(1, 301):

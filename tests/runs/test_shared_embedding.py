@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +12,11 @@ import numpy as np
 import pytest
 
 from acclimate.config import RunConfig, as_dict, flat, setting
-from acclimate.core.errors import ConfigError, RunBusy, RunError, WeightsError
+from acclimate.core.errors import ConfigError, RunError, WeightsError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
-from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started, read
 from acclimate.rehearse.training import train
 from acclimate.runs import training as embedding_step
@@ -358,14 +354,6 @@ def test_another_phi_is_refused(
         train_embedding(other, features, phi)
 
 
-def test_phi_of_other_data_is_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    train_embedding(tiny(**UNSEEN), features, tmp_path / "phi")
-    with pytest.raises(RunError, match="its data differ"):
-        train(
-            tiny(), features.without_domains("site-4"), tmp_path / "r", embedding=tmp_path / "phi"
-        )
-
-
 def test_the_data_are_those_given_not_those_left(tiny: Tiny, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     y = np.tile(["ant", "bee"], 30)
@@ -503,36 +491,6 @@ def test_digests_of_weights(tmp_path: Path) -> None:
     for missing in (tmp_path / "none", tmp_path):
         with refused(WeightsError, missing):
             weights_digest(str(missing))
-
-
-def test_one_process_at_a_time(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    phi = tmp_path / "phi"
-    with RunFolder(phi).locked(), refused(RunBusy, phi):
-        train_embedding(tiny(), features, phi)
-    train_embedding(tiny(), features, phi)
-
-
-@pytest.mark.slow
-def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\nfrom pathlib import Path\n"
-        "from acclimate.records.folder import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])).locked():\n"
-        "    print('held', flush=True)\n    time.sleep(60)"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    with holder.stdout:
-        assert holder.stdout.readline() == "held\n"
-    with pytest.raises(RunBusy), RunFolder(tmp_path).locked():
-        pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    with RunFolder(tmp_path).locked():
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_left_alone(

@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from acclimate.cli.scores import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
-from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
-from acclimate.data.batches import DomainSampler, Loader
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import FeatureSource
-from acclimate.learn.algorithms import choose
-from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Objective
-from acclimate.records.folder import RunFolder
 from acclimate.records.records import Finished, Records, Score, Validated, read
 from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
@@ -27,7 +20,8 @@ from acclimate.runs.loop import Loop, Phase, Position
 from acclimate.runs.optimisation import Swad, Valley, find_valley
 from acclimate.runs.training import train
 from fixtures.errors import refused
-from fixtures.interruption import stable, weights
+from fixtures.interruption import Killed, stable, weights
+from fixtures.loops import assert_same_state, make_erm, make_loop, state_of
 
 Tiny = Callable[..., RunConfig]
 
@@ -106,53 +100,26 @@ CURVES: dict[str, tuple[list[float], tuple[int, int] | None]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def manifest() -> Manifest:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(60, 4)).astype(np.float32)
-    return Manifest.from_arrays(X, rng.integers(0, 3, 60), ["a"] * 20 + ["b"] * 20 + ["c"] * 20)
-
-
-def erm() -> Objective:
-    torch.manual_seed(0)
-    predictor = Plain(build_backbone("mlp", in_features=4), 3)
-    choice = choose("erm")
-    return choice.build(predictor, choice.settings, domains=3, classes=3, world=World(), seed=0)
-
-
-def state(objective: Objective) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in objective.state_dict().items()}
-
-
-def loop(manifest: Manifest, folder: Path, curve: str, objective: Objective, **more: Any) -> Loop:
-    folder.mkdir(exist_ok=True)
+def swad_loop(folder: Path, curve: str, objective: Objective, **more: Any) -> Loop:
     losses = CURVES[curve][0]
 
     def validate(step: int) -> Validated:
         return Validated([], step / 100 if step <= 6 else 0.0, losses[(step - 1) // EVERY])
 
-    rows = [manifest.rows(domain=name) for name in manifest.domains]
-    sampler = DomainSampler(rows, per_domain=8, domains_per_step=3, seed=0)
-    loading = Loader(FeatureSource(manifest), sampler, rows, World(), seed=0, augmented=False)
-    optimiser = OptimiserConfig(name="sgd", lr=0.1)
-    phase = Phase("main", STEPS, optimiser, 3, EVERY, "best", SWAD)
-    return Loop(
-        objective, loading, phase, World(), RunFolder(folder), seed=0, validate=validate, **more
-    )
+    phase = Phase("main", STEPS, OptimiserConfig(name="sgd", lr=0.1), 3, EVERY, "best", SWAD)
+    return make_loop(folder, objective, phase, validate=validate, **more)
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_the_mean_is_over_every_step_of_the_window(
-    curve: str, manifest: Manifest, tmp_path: Path
-) -> None:
-    objective, path, held = erm(), [], []
+def test_the_mean_is_over_every_step_of_the_window(curve: str, tmp_path: Path) -> None:
+    objective, path, held = make_erm(), [], []
 
     def watch(phase: str, done: int, total: int, note: str) -> None:
-        path.append(state(objective))
+        path.append(state_of(objective))
         assert isinstance(training._average, Swad)
         held.append(len(training._average.stretches))
 
-    training = loop(manifest, tmp_path / "run", curve, objective, watch=watch)
+    training = swad_loop(tmp_path / "run", curve, objective, watch=watch)
     end = training.run()
     window = CURVES[curve][1]
     if window is None:  # the best is kept, as without SWAD
@@ -160,7 +127,7 @@ def test_the_mean_is_over_every_step_of_the_window(
         window = 6, 6
     else:
         assert end == Position(STEPS, window[1], 0.0, window)
-    for name, value in state(objective).items():
+    for name, value in state_of(objective).items():
         inside = [weights[name].double() for weights in path[window[0] - 1 : window[1]]]
         mean = torch.stack(inside).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
@@ -169,22 +136,17 @@ def test_the_mean_is_over_every_step_of_the_window(
 
 @pytest.mark.parametrize("curve", ["closed", "open to the end", "falls throughout"])
 @pytest.mark.parametrize("stop_at", [4, 11, 17, 20])
-def test_it_resumes_bit_by_bit(
-    curve: str, stop_at: int, manifest: Manifest, tmp_path: Path
-) -> None:
-    class Stop(Exception):
-        pass
-
+def test_it_resumes_bit_by_bit(curve: str, stop_at: int, tmp_path: Path) -> None:
     def stop(phase: str, done: int, total: int, note: str) -> None:
         if done == stop_at:
-            raise Stop
+            raise Killed
 
-    whole, resumed = erm(), erm()
-    end = loop(manifest, tmp_path / "whole", curve, whole).run()
-    with pytest.raises(Stop):
-        loop(manifest, tmp_path / "resumed", curve, erm(), watch=stop).run()
-    assert loop(manifest, tmp_path / "resumed", curve, resumed).run() == end
-    assert all(torch.equal(state(resumed)[name], value) for name, value in state(whole).items())
+    whole, resumed = make_erm(), make_erm()
+    end = swad_loop(tmp_path / "whole", curve, whole).run()
+    with pytest.raises(Killed):
+        swad_loop(tmp_path / "resumed", curve, make_erm(), watch=stop).run()
+    assert swad_loop(tmp_path / "resumed", curve, resumed).run() == end
+    assert_same_state(whole, resumed)
 
 
 SWAD_RUN = {

@@ -117,14 +117,6 @@ def test_a_changed_setting_is_refused(features: Manifest, tiny: Tiny, tmp_path: 
         train(tiny("erm"), features.without_domains("site-0"), run)
 
 
-def test_a_folder_of_something_else_is_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with refused(RunError, tmp_path, "--out"):
-        train(tiny("erm"), features, tmp_path)
-
-
 def test_a_run_that_never_started_can_be_mended(
     features: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -258,13 +250,6 @@ def test_plain_and_adaptive_are_scored_on_the_same_images(
     assert counts[0] == counts[1]
 
 
-def test_a_loaded_model_is_the_trained_one(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny("da-erm"), features, tmp_path / "run")
-    one, two = (Trained.load(tmp_path / "run") for _ in range(2))
-    assert one.digest() == two.digest()
-    assert one.digest() == json.loads((tmp_path / "run" / "model.json").read_text())["digest"]
-
-
 def test_a_model_of_one_domain_loads_again(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
     one = features.select(features.rows(domain="site-0"))
     train(tiny("erm"), one, tmp_path / "run")
@@ -352,17 +337,6 @@ def test_features_far_from_zero_are_standardised(tiny: Tiny, tmp_path: Path) -> 
     rows = np.concatenate([data.rows(domain=d, split="train") for d in "pq"])
     np.testing.assert_allclose(backbone.mean, X[rows].astype(np.float64).mean(0), rtol=1e-6)
     np.testing.assert_allclose(backbone.std, X[rows].astype(np.float64).std(0), rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
-def test_a_damaged_model_is_one_line(
-    features: Manifest, tiny: Tiny, tmp_path: Path, name: str
-) -> None:
-    train(tiny("erm"), features, tmp_path / "run")
-    path = tmp_path / "run" / name
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(RunError, match="damaged; restore it, or train again in another folder"):
-        Trained.load(tmp_path / "run")
 
 
 def test_weights_of_another_network_are_one_line(

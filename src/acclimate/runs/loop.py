@@ -57,7 +57,7 @@ class Position:
     micro_batches: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
-    def kept(self, keep: str) -> int:
+    def kept_step(self, keep: str) -> int:
         """The step whose weights are kept, the last one of a mean."""
         chosen = keep == "best" or self.window is not None
         return self.best_step if chosen and self.best_step is not None else self.step

@@ -315,7 +315,7 @@ def _save(
 def _finish(now: Session, subject: Subject, progress: Position) -> None:
     """Final scores of the kept weights with their rows, and the record that ends the run."""
     train = now.plan.config.train
-    kept = progress.kept(train.keep)
+    kept = progress.kept_step(train.keep)
     chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
     scores = list(_watched_scores(now, subject, kept))
     now.world.wait()
