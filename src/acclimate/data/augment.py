@@ -72,18 +72,8 @@ def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws
     hue = rng.uniform(-JITTER, JITTER, size=count)
     grey = rng.random(count) < GREY
     order = tuple(_JITTERS[i] for i in rng.permutation(len(_JITTERS)))
-    brightness, contrast, saturation = factors.astype(np.float32)
-    return Draws(
-        size=(height, width),
-        order=order,
-        box=box.astype(np.float32),
-        flip=flip,
-        brightness=brightness,
-        contrast=contrast,
-        saturation=saturation,
-        hue=hue.astype(np.float32),
-        grey=grey,
-    )
+    numbers = (box.astype(np.float32), flip, *factors.astype(np.float32), hue.astype(np.float32))
+    return Draws((height, width), order, *numbers, grey)
 
 
 def _boxes(count: int, height: int, width: int, rng: np.random.Generator) -> np.ndarray:
