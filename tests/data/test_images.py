@@ -359,7 +359,7 @@ def test_find_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("paths", "facts"),
-    [([], []), (["gone"], ["gone"]), (["empty"], ["empty", "bmp dcm dicom gif heic"])],
+    [([], []), (["gone"], ["gone"]), (["empty"], ["empty", "bmp, dcm, dicom, gif, heic"])],
 )
 def test_find_images_refuses(
     paths: list[str], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
