@@ -1,7 +1,6 @@
 """Which rows a step uses, and that processes, restarts and bad images change nothing else."""
 
 import multiprocessing
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -135,18 +134,6 @@ def test_more_slots_than_domains() -> None:
     rows, numbers = domain_sampler(5, 5, slots=64).rows(0)
     assert len(rows) == 8
     assert set(numbers.tolist()) == {0, 1}
-
-
-def test_three_thousand_domains_are_fast() -> None:
-    domains = np.split(np.arange(300_000), 3000)
-    started = time.perf_counter()
-    sampler = DomainSampler(domains, per_domain=32, domains_per_step=64, seed=0)
-    for step in (*range(20), *range(10**6, 10**6 + 20)):
-        sampler.rows(step)
-    rounds = EpisodeSampler(domains, per_domain=32, domains_per_step=4, support=0.5, seed=0)
-    for step in range(40):
-        rounds.rows(step)
-    assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize("support", [0.0, 0.25, 0.5, 0.8, 1.0])
@@ -464,15 +451,6 @@ def test_batches_for_a_gpu_are_right_while_processes_decode(folder: Path, cache:
             assert torch.equal(batch.y.cpu(), other.y)
 
 
-def test_a_loader_can_be_left_early(folder: Path) -> None:
-    source = open_images(folder)
-    batches = loader(source, source.manifest).batches(0, 10**6)
-    assert same(next(batches), loader(source, source.manifest).batch(0))
-    started = time.perf_counter()
-    batches.close()
-    assert time.perf_counter() - started < 2
-
-
 def test_sources_with_and_without_cache_agree(folder: Path) -> None:
     spoil(folder, "a/1/1")
     cached, direct = open_images(folder), open_images(folder, cache=0.0)
@@ -488,26 +466,6 @@ def test_sources_with_and_without_cache_agree(folder: Path) -> None:
     assert len(cached.quarantine) == len(direct.quarantine) == 1
     assert cached.take(np.array([], dtype=np.int64))[0].shape == (0, 3, SIDE, SIDE)
     assert direct.take(np.array([], dtype=np.int64))[0].shape == (0, 3, SIDE, SIDE)
-
-
-def test_the_cache_is_filled_once(folder: Path) -> None:
-    cached, direct = open_images(folder), open_images(folder, cache=0.0)
-    everything = np.arange(14)
-    before = cached.take(everything)[0]
-    for path in folder.rglob("*.png"):
-        path.unlink()
-    assert torch.equal(cached.take(everything)[0], before)
-    assert not direct.take(everything)[1].any()
-
-
-def test_the_cache_must_fit() -> None:
-    images = np.stack([picture(row) for row in range(4)])
-    manifest = Manifest.from_arrays(images, list("aabb"), list("xxyy"))
-    quarantine = Quarantine(None, total=4, max_share=1.0)
-    size = 4 * 3 * SIDE * SIDE / 2**30
-    for gib, fits in ((size, True), (size * 0.99, False)):
-        source = ImageSource(manifest, SIDE, DataConfig(cache_gib=gib), quarantine)
-        assert (source.held is not None) == fits
 
 
 def test_features_are_taken_as_they_are() -> None:

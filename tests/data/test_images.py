@@ -74,15 +74,6 @@ def test_lossless_formats_give_the_pixels_back(kind: str, options: dict[str, obj
     assert np.array_equal(pixels(encoded(RGB, kind, **options)), RGB)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("JPEG", {"quality": 95}), ("JPEG", {"progressive": True, "quality": 95}), ("WEBP", {})],
-)
-def test_lossy_formats_come_close(kind: str, options: dict[str, object]) -> None:
-    decoded = pixels(encoded(SMOOTH, kind, **options)).astype(int)
-    assert np.abs(decoded - SMOOTH).mean() < 2
-
-
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
 def test_the_first_frame_is_taken(kind: str) -> None:
     red, blue = (Image.new("RGB", (5, 4), colour) for colour in ("red", "blue"))
@@ -265,14 +256,6 @@ def test_the_limit_is_the_callers() -> None:
         load(Image.fromarray(RGB), 8, max_pixels=53)
 
 
-def test_hint_decodes_a_jpeg_smaller() -> None:
-    data = encoded(np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1), "JPEG")
-    assert decode(data).size == (512, 384)
-    assert decode(data, hint=96).size == (128, 96)
-    assert decode(data, hint=100).size == (256, 192)
-    assert decode(encoded(SMOOTH, "PNG"), hint=10).size == (64, 48)
-
-
 def test_load_squashes_and_antialiases() -> None:
     stripes = np.zeros((40, 80, 3), dtype=np.uint8)
     stripes[:, ::2] = 255  # at a tenth only their average is left
@@ -376,7 +359,7 @@ def test_find_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("paths", "facts"),
-    [([], []), (["gone"], ["gone"]), (["empty"], ["empty", "bmp dcm dicom gif heic"])],
+    [([], []), (["gone"], ["gone"]), (["empty"], ["empty", "bmp, dcm, dicom, gif, heic"])],
 )
 def test_find_images_refuses(
     paths: list[str], facts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,12 +385,6 @@ def test_quarantine_records_once_and_stops_above_the_share(tmp_path: Path) -> No
     assert quarantine.entries[-1] == ("photo/29.jpg", "empty file")
     with pytest.raises(TooManyUnreadable):
         quarantine.add("3.jpg", "truncated")
-
-
-def test_quarantine_without_a_file_or_tolerance() -> None:
-    quarantine = Quarantine(None, total=3, max_share=0.0)
-    with refused(TooManyUnreadable, "1 of 3", "0 %", "a.jpg"):
-        quarantine.add("a.jpg", "empty file")
 
 
 def test_quarantine_is_continued_after_a_torn_line(tmp_path: Path) -> None:
@@ -442,14 +419,6 @@ def test_a_file_that_is_no_quarantine_list(tmp_path: Path) -> None:
     path.write_text('{"image": "a.jpg", "reason": "truncated"}\n[1]\n{"image": "b"}\n')
     with refused(RecordError, path, "line 2"):
         Quarantine(path, total=10, max_share=1.0)
-
-
-def test_quarantine_from_threads(tmp_path: Path) -> None:
-    path = tmp_path / "quarantine.jsonl"
-    quarantine = Quarantine(path, total=100, max_share=1.0)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: quarantine.add(f"{i % 20}.jpg", "truncated"), range(100)))
-    assert len(quarantine) == 20 and len(path.read_text().splitlines()) == 20
 
 
 def test_pipes_sockets_and_devices_are_named_and_not_waited_for(tmp_path: Path) -> None:

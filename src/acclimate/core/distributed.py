@@ -136,11 +136,11 @@ def pick_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"]) from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"])
     if device.type == "cpu":
         return device
-    if device.type != "cuda":
-        raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"])
     if not gpu:
         raise ConfigError(f"device '{name}' was asked for, but torch finds no GPU here; use cpu")
     if (device.index or 0) >= max(torch.cuda.device_count(), 1):

@@ -185,10 +185,8 @@ def _reason(error: OSError, path: Path) -> str:
         with suppress(OSError):
             left = f", which has {shutil.disk_usage(path.parent).free / 1e6:.0f} MB left,"
         return f"{said}; free some on its disk{left} and repeat the command"
-    if error.errno == errno.EIO:
-        return f"{said}; check the disk, and repeat the command"
-    if error.errno == errno.EFBIG:
-        return f"{said}; use another disk or a higher limit (ulimit -f), and repeat the command"
+    if error.errno in (errno.EIO, errno.EFBIG):
+        return f"{said}; check the disk and its limits (ulimit -f), and repeat the command"
     return f"{said}; check the path"
 
 

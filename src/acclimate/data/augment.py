@@ -30,7 +30,7 @@ _BILINEAR, _BORDER = 0, 1  # the ways of `torch.grid_sampler`
 _TINY = 2.0**-120  # below any difference of two channels, and not too small to be divided by
 
 _JITTERS = ("brightness", "contrast", "saturation", "hue")
-_ARRAYS = ("box", "flip", *_JITTERS, "grey")
+_ARRAYS = ("box", "flip", "grey", *_JITTERS)
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Draws:
     order: tuple[str, ...]  # of the jitter operations, one for the whole call
     box: np.ndarray  # [k,4] top, left, height, width of the crop, whole pixels as float32
     flip: np.ndarray  # [k] bool
+    grey: np.ndarray  # [k] bool
     brightness: np.ndarray  # [k] factor in float32, as are contrast and saturation
     contrast: np.ndarray
     saturation: np.ndarray
     hue: np.ndarray  # [k] in turns of the colour circle, float32
-    grey: np.ndarray  # [k] bool
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -72,18 +72,8 @@ def draw(count: int, height: int, width: int, rng: np.random.Generator) -> Draws
     hue = rng.uniform(-JITTER, JITTER, size=count)
     grey = rng.random(count) < GREY
     order = tuple(_JITTERS[i] for i in rng.permutation(len(_JITTERS)))
-    brightness, contrast, saturation = factors.astype(np.float32)
-    return Draws(
-        size=(height, width),
-        order=order,
-        box=box.astype(np.float32),
-        flip=flip,
-        brightness=brightness,
-        contrast=contrast,
-        saturation=saturation,
-        hue=hue.astype(np.float32),
-        grey=grey,
-    )
+    jitters = (*factors.astype(np.float32), hue.astype(np.float32))
+    return Draws((height, width), order, box.astype(np.float32), flip, grey, *jitters)
 
 
 def _boxes(count: int, height: int, width: int, rng: np.random.Generator) -> np.ndarray:

@@ -200,8 +200,7 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of one step."""
-        drawn = self._draw(step)
-        return self._finish(drawn, *self.source.take(drawn.rows))
+        return next(self.batches(step, step + 1))
 
     def _draw(self, step: int) -> _Drawn:
         rows, domains = self.sampler.rows(step)

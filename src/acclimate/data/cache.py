@@ -224,11 +224,11 @@ def open_pack(
     for place in order:
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]
-    kept = keep or bool(_about(folder).get("keep"))
+    stays = keep or bool(_about(folder).get("keep"))
     worth = make and needed >= LEAST
-    if not kept and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
+    if not stays and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
-    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": kept}
+    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": stays}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})

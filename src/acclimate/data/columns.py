@@ -73,17 +73,13 @@ def conform(table: pa.Table, source: str) -> pa.Table:
 
 
 def _fixed_size(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
-    if column.null_count:
-        raise ManifestError(
-            f"column 'features' of {source} is empty in {column.null_count} rows; drop those rows"
-        )
     if not hasattr(column.type, "value_type") or pa.types.is_dictionary(column.type):
         raise pa.ArrowInvalid("not a list")
-    sizes = pc.unique(pc.list_value_length(column)).to_pylist()
+    sizes = pc.unique(pc.fill_null(pc.list_value_length(column), 0)).to_pylist()
     if len(sizes) != 1 or sizes[0] == 0:
-        found = " and ".join(map(str, sorted(sizes)[:3])) or "no"
+        lengths = " and ".join(map(str, sorted(sizes)[:3])) or "no"
         raise ManifestError(
-            f"column 'features' of {source} holds lists of {found} numbers; "
+            f"column 'features' of {source} holds lists of {lengths} numbers; "
             "every row needs the same number of them, at least one"
         )
     chunks = [
@@ -160,9 +156,9 @@ def image_codes(table: pa.Table, *names: str) -> np.ndarray:
     codes = np.arange(table.num_rows)
     for name in [name for name in names if name in table.column_names]:
         column = table[name]
-        found = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
+        own = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
         # After all codes so far, so that a path and a row without one cannot be the same.
-        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + found, codes)
+        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + own, codes)
     return codes
 
 
@@ -259,7 +255,7 @@ def find_problems(
     domains, domain = encode(table["domain"])
     splits, split = encode(table["split"])
     outside = _outside_paths(table)
-    found = [
+    findings = [
         _empty_names("label", labels, label),
         _empty_names("domain", domains, domain),
         Finding(
@@ -280,8 +276,8 @@ def find_problems(
         _bad_features(table),
     ]
     if check_files:
-        found += _files(table, root, skip=set(outside))
-    return [finding for finding in found if finding.problems]
+        findings += _files(table, root, skip=set(outside))
+    return [finding for finding in findings if finding.problems]
 
 
 def _repeats(table: pa.Table) -> list[Finding]:

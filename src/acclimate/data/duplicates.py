@@ -79,14 +79,14 @@ def perceptual_hash(grey: np.ndarray) -> int:
 def _candidates(bits: Sequence[int]) -> set[tuple[int, int]]:
     """Pairs that agree in one of NEAR_BITS + 1 bands: of those within NEAR_BITS, all do."""
     bands, width = NEAR_BITS + 1, -(-63 // (NEAR_BITS + 1))
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for band in range(bands):
         buckets = defaultdict(list)
         for place, value in enumerate(bits):
             buckets[value >> (band * width) & ((1 << width) - 1)].append(place)
         for places in buckets.values():
-            found.update(combinations(places, 2))
-    return found
+            pairs.update(combinations(places, 2))
+    return pairs
 
 
 def joined(codes: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -109,9 +109,9 @@ def find_duplicates(manifest: "Manifest", rows: np.ndarray) -> list[Group]:
     same = same_content(manifest.table, manifest.root)
     own = manifest.image_ids if same is None else same
     whole = joined(own, near_content(manifest, manifest.one_row_each(np.sort(rows))))
-    found = [*_groups(manifest, own, "same")]
-    exact = {group.images for group in found}
-    return found + [g for g in _groups(manifest, whole, "alike") if g.images not in exact]
+    copies = [*_groups(manifest, own, "same")]
+    exact = {group.images for group in copies}
+    return copies + [g for g in _groups(manifest, whole, "alike") if g.images not in exact]
 
 
 def sentences(groups: Sequence[Group], data: str) -> list[str]:

@@ -68,7 +68,7 @@ class Inspection:
     domains: tuple[DomainInspection, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
+        """All of it as nested values, ready for JSON."""
         return asdict(self)
 
 
@@ -104,13 +104,13 @@ def rare_formats(manifest: Manifest) -> list[str]:
     if "image" not in manifest.table.column_names:
         return []
     names = pc.unique(pc.drop_null(manifest.table["image"])).to_pylist()
-    said = []
+    lines = []
     for kind in FORMATS:
         mine = [name for name in names if is_of(kind, str(manifest.root / name))]
         if mine:
             how = f"read by {kind.package}" if kind.readable else f"to read them: {kind.remedy}"
-            said.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")
-    return said
+            lines.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")
+    return lines
 
 
 def all_domains(manifest: Manifest) -> tuple[str, ...]:

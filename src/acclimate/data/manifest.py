@@ -276,9 +276,9 @@ class Manifest:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        kept = ~np.isin(self.domain_index, codes)
+        others = ~np.isin(self.domain_index, codes)
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
-        return replace(self, table=self.table.filter(pa.array(kept)), declared_domains=declared)
+        return replace(self, table=self.table.filter(pa.array(others)), declared_domains=declared)
 
     def _known(self, domain: str) -> None:
         known = {*self.domains, *self.declared_domains}
@@ -348,16 +348,16 @@ class Manifest:
 
     def problems(self, *, check_files: bool = True) -> list[str]:
         """Every problem with its remedy, one sentence each."""
-        found = self.findings(check_files=check_files)
-        return [sentence for finding in found for sentence in finding.sentences()]
+        findings = self.findings(check_files=check_files)
+        return [sentence for finding in findings for sentence in finding.sentences()]
 
     def check(self, *, check_files: bool = True) -> None:
         """Raise one ManifestError that names all problems, a few of each kind."""
-        found = self.findings(check_files=check_files)
-        if found:
-            several = sum(len(finding.problems) for finding in found)
+        findings = self.findings(check_files=check_files)
+        if findings:
+            several = sum(len(finding.problems) for finding in findings)
             number = "a problem" if several == 1 else f"{several} problems"
-            listed = "; ".join(finding.summary() for finding in found)
+            listed = "; ".join(finding.summary() for finding in findings)
             raise ManifestError(f"{self.source} has {number}: {listed}")
 
 

@@ -61,6 +61,7 @@ FORMATS = (HEIC, DICOM)
 IMAGE_EXTENSIONS = frozenset(
     {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
 )
+_KINDS = ", ".join(sorted(IMAGE_EXTENSIONS))
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
@@ -101,10 +102,8 @@ def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
             "single domain"
         )
     if not paths:
-        lacks = f"no image ({', '.join(sorted(IMAGE_EXTENSIONS))}) in it"
-        if loose:
-            lacks = f"images without domain and class folders, such as {loose[0]}"
-        raise ManifestError(f"{source} has {lacks}; {_LAYOUT}")
+        lacks = f"images without domain and class folders, such as {loose[0]}" if loose else ""
+        raise ManifestError(f"{source} has {lacks or f'no image ({_KINDS}) in it'}; {_LAYOUT}")
     return _tree_table(sorted(paths), source), tuple(domains)
 
 
@@ -192,18 +191,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """Files as given, and the images below folders; sorted, each once."""
+    remedy = "give a folder or files with images"
     if not paths:
-        raise ImageError("no images given; give a folder or files with images")
+        raise ImageError(f"no images given; {remedy}")
     images: dict[str, Path] = {}
     for path in map(Path, paths):
         if not path.exists():
-            raise ImageError(f"{path} does not exist; give a folder or files with images")
+            raise ImageError(f"{path} does not exist; {remedy}")
         inside = [path / name for name in _images_below(path, ".")] if path.is_dir() else [path]
         if not inside:
-            kinds = " ".join(sorted(IMAGE_EXTENSIONS))
-            raise ImageError(
-                f"{path} holds no images ({kinds}); give a folder or files with images"
-            )
+            raise ImageError(f"{path} holds no images ({_KINDS}); {remedy}")
         for image in inside:
             images.setdefault(os.path.abspath(image), image)  # noqa: PTH100 (links stay links)
     return sorted(images.values())

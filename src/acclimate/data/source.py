@@ -6,7 +6,6 @@ prediction all read them here.
 
 import json
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -36,7 +35,7 @@ from acclimate.data.readers import find_images
 
 
 class Quarantine:
-    """Unreadable images of a data set of `total`, each with its reason. Safe from threads.
+    """Unreadable images of a data set of `total`, each with its reason.
 
     A list left at `path` by an earlier start of the same run is continued. One that is already
     over the limit belongs to a run that stopped there: it is begun anew, so that mended files
@@ -47,7 +46,6 @@ class Quarantine:
         self._path = path
         self._total = total
         self._max_share = max_share
-        self._lock = threading.Lock()
         self._reasons: dict[str, str] = {} if path is None else _read_back(path)
         if path is not None and self._too_many():
             self._reasons = {}
@@ -60,25 +58,22 @@ class Quarantine:
 
     def add(self, image: str, reason: str) -> None:
         """Record `image` once; raise `TooManyUnreadable` when the share is over the limit."""
-        with self._lock:
-            if image not in self._reasons:
-                self._reasons[image] = reason
-                if self._path is not None:
-                    append_line(self._path, _line(image, reason))
-            self._check(image)
+        if image not in self._reasons:
+            self._reasons[image] = reason
+            if self._path is not None:
+                append_line(self._path, _line(image, reason))
+        self._check(image)
 
     def refresh(self) -> None:
         """Take in what other processes of the run listed at the same path, and check the limit."""
-        with self._lock:
-            if self._path is not None:
-                self._reasons = _read_back(self._path)
-            self._check(next(iter(self._reasons), ""))
+        if self._path is not None:
+            self._reasons = _read_back(self._path)
+        self._check(next(iter(self._reasons), ""))
 
     @property
     def entries(self) -> list[tuple[str, str]]:
         """(image, reason) in the order of discovery."""
-        with self._lock:
-            return list(self._reasons.items())
+        return list(self._reasons.items())
 
     def as_dicts(self) -> list[dict[str, str]]:
         return [{"image": image, "reason": reason} for image, reason in self.entries]
@@ -116,9 +111,9 @@ class NoQuarantine(Quarantine):
 def _read_back(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
-    lines = path.read_text(encoding="utf-8").split("\n")
+    *lines, torn = path.read_text(encoding="utf-8").split("\n")
     reasons: dict[str, str] = {}
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             entry = parse_json(line)
             reasons[str(entry["image"])] = str(entry["reason"])
@@ -126,7 +121,7 @@ def _read_back(path: Path) -> dict[str, str]:
             raise RecordError(
                 f"{path} line {number} is not an entry of a quarantine list; delete the file"
             ) from error
-    if lines[-1]:  # torn: the next line must not be joined to it; its image will be met again
+    if torn:  # the next line must not be joined to it; its image will be met again
         write_text(path, "".join(_line(*entry) + "\n" for entry in reasons.items()))
     return reasons
 
