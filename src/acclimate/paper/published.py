@@ -28,12 +28,6 @@ class Published:
     note: str = ""
 
 
-TABLES: Mapping[str, str] = {
-    "1": "DomainBed, top-1 on unseen domains, leave-one-domain-out selection, 8 trials",
-    "2": "LT-ImageNet and Geo-YFCC, on training and on unseen domains",
-    "4": "embeddings, on unseen domains",
-    "points": "appendix: images per prototype, on the validation set",
-}
 DATASETS: Mapping[str, tuple[str, ...]] = {  # ours -> further spellings
     "vlcs": (),
     "pacs": (),
@@ -95,9 +89,9 @@ _OTHER_NAME = "printed as DG-ImageNet; the text beside it says LT-ImageNet"
 
 def rows(table: str) -> tuple[Published, ...]:
     """Every number of a table, row by row; what is printed as a dash is not there."""
-    if table not in _READERS:
-        raise unknown(f"there is no published table '{table}'", table, _READERS)
-    return tuple(_READERS[table]())
+    if table not in TABLES:
+        raise unknown(f"there is no published table '{table}'", table, TABLES)
+    return tuple(TABLES[table]())
 
 
 def for_dataset(name: str) -> tuple[Published, ...]:
@@ -157,7 +151,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_READERS = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
+TABLES = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
 _SPELLINGS = {
     _plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
 }

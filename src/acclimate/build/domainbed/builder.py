@@ -117,18 +117,14 @@ def _told(check: FolderCheck) -> list[str | Listing]:
 
 
 def _domain_folder(root: Path, expected: Benchmark) -> Path:
-    """`root`, or the folder in it that archives make, whichever holds domains."""
+    """`root`, or a folder in it, as archives make one: whichever holds most of the domains."""
     if not root.is_dir():
         raise ManifestError(
             f"there is no folder '{root}' with {expected.title}; "
             f"get it from {' or '.join(expected.sources)}; licence: {expected.licence}"
         )
     inside = sorted(entry for entry in root.iterdir() if entry.is_dir())
-    known = {folded(name) for name in expected.folders}
-    candidates = [root, *(folder for folder in inside if folded(folder.name) in known)]
-    if len(inside) == 1:
-        candidates += inside
-    best = max(candidates, key=lambda folder: len(_fitting(folder, expected)))
+    best = max([root, *inside], key=lambda folder: len(_fitting(folder, expected)))
     if _fitting(best, expected):
         _require_half(best, expected)
         return best

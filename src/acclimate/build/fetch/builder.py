@@ -9,7 +9,6 @@ from acclimate.build.base import (
     Listing,
     argument,
     in_short,
-    require_limits,
     required,
 )
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
@@ -34,7 +33,6 @@ class Fetch(Builder):
     settings: FetchSettings = field(default_factory=FetchSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_limits(self.settings.download, "fetch")
         if self.out is not None:
             self._require_file(self.out)
         report = fetch_images(Manifest.open(self.data), self.root, self.settings, watch=watch)
