@@ -96,13 +96,8 @@ def rows(table: str) -> tuple[Published, ...]:
 
 def for_dataset(name: str) -> tuple[Published, ...]:
     """What is published on a data set, however its name is spelt; nothing for any other."""
-    known = _SPELLINGS.get(_plain(name))
+    known = _SPELLINGS.get(plain(name))
     return tuple(row for table in TABLES for row in rows(table) if row.dataset == known)
-
-
-def spellings(dataset: str) -> tuple[str, ...]:
-    """Further names of a data set; none of one that the paper does not have."""
-    return DATASETS.get(dataset, ())
 
 
 def _table_1() -> Iterator[Published]:
@@ -147,13 +142,14 @@ def _lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name in lower case, with letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 TABLES = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
 _SPELLINGS = {
-    _plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
+    plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
 }
 
 # The tables that show accuracy on unseen domains: the column, how models were selected, trials.
