@@ -7,7 +7,7 @@ the check, and extra images stay unless they are asked to go.
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,14 +99,7 @@ class DomainBed(Builder):
 def _told(check: FolderCheck) -> list[str | Listing]:
     header = ("domain", "folder", "images", "expected", "classes", "expected")
     rows = [
-        (
-            domain.domain,
-            domain.folder or DASH,
-            str(domain.images),
-            DASH if domain.expected is None else str(domain.expected),
-            str(domain.classes),
-            str(domain.expected_classes),
-        )
+        [DASH if value is None else str(value) for value in astuple(domain)]
         for domain in check.domains
     ]
     return [

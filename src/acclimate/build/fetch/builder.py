@@ -1,6 +1,6 @@
 """`build fetch`: the manifest of the images that exist, and what is lost."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from acclimate.build.base import (
@@ -67,10 +67,7 @@ def _nothing_left(report: FetchReport) -> ManifestError:
 def _told(report: FetchReport) -> list[str | Listing]:
     rows = [
         (
-            loss.domain,
-            loss.role or DASH,
-            *map(str, (loss.images, loss.there, loss.fetched)),
-            *map(str, (loss.missing, loss.dead, loss.failed)),
+            *(DASH if value is None else str(value) for value in astuple(loss)[:8]),
             percent(loss.lost_share),
             str(loss.classes - loss.classes_left),
         )

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -131,22 +130,17 @@ def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
         "true_label": pa.array(names[family.true_labels(rows)], pa.string()),
         BASE_IMAGE: pa.array([base.image_name(row) for row in rows], pa.string()),
     }
-    for name, (value, kind) in _constants(domain, settings).items():
-        columns[name] = pa.repeat(pa.scalar(value, kind), len(rows))
-    return pa.table(columns)
-
-
-def _constants(domain: Domain, settings: ShiftSettings) -> dict[str, tuple[Any, pa.DataType]]:
-    """What is true of the whole domain; what plays no part in a family is missing, not zero."""
-    shown = settings.covariate > 0
-    return {
-        "domain": (domain.name, pa.string()),
-        "role": (domain.role, pa.string()),
-        "latent": (domain.latent if settings.swaps else None, pa.int8()),
-        "gain": (domain.gain if shown else None, pa.float64()),
-        "tint": (domain.tint if shown else None, pa.float64()),
-        "noise": (domain.noise if shown else None, pa.float64()),
+    # What is true of the whole domain; what plays no part in a family is missing, not zero.
+    latent = domain.latent if settings.swaps else None
+    constants = {
+        "domain": pa.scalar(domain.name),
+        "role": pa.scalar(domain.role),
+        "latent": pa.scalar(latent, pa.int8()),
     }
+    for name in ("gain", "tint", "noise"):
+        value = getattr(domain, name) if settings.covariate > 0 else None
+        constants[name] = pa.scalar(value, pa.float64())
+    return pa.table(columns | {name: pa.repeat(v, len(rows)) for name, v in constants.items()})
 
 
 def _content(
