@@ -1,11 +1,13 @@
 """Families of domains with a known shift: what is asked for is there, and nothing else is."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -286,6 +288,20 @@ def test_domains_are_as_large_as_the_smallest_class_allows(base: Manifest, tmp_p
     sizes = Counter(zip(manifest.domain_names, manifest.splits, strict=True))
     assert sizes[("train-000", "train")] == 45 and sizes[("train-000", "val")] == 18
     assert sizes[("val-000", "val")] == 18 and sizes[("test-000", "test")] == 27
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+    base: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> Any:
+        assert folder == tmp_path  # the nearest folder that exists
+        return SimpleNamespace(free=0)
+
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    out = tmp_path / "new" / "made.parquet"
+    with refused(AcclimateError, "made.parquet", "1", "0", "--domains", "--per-domain"):
+        build_shift(base, ShiftSettings(covariate=1, per_domain=20), out)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pairs_are_parsed_with_spaces() -> None:

@@ -7,6 +7,7 @@ of a domain is in columns of the manifest, so that one can tell what knowing it 
 """
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -68,7 +69,9 @@ def build_shift(
     require_name(out)
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         family = plan_family(base, settings, workers)
-        write_parts(out, _tables(family, workers, watch), classes=family.classes, root=base.root)
+        write_parts(
+            out, _tables(family, out, workers, watch), classes=family.classes, root=base.root
+        )
     return family, Manifest.read(out)
 
 
@@ -107,13 +110,14 @@ def _require_every_class(family: Family) -> None:
         )
 
 
-def _tables(family: Family, workers: Executor, watch: Watch) -> Iterator[pa.Table]:
+def _tables(family: Family, out: Path, workers: Executor, watch: Watch) -> Iterator[pa.Table]:
     note = ""
     for done, domain in enumerate(family.domains, start=1):
         part = domain_table(family, domain, workers)
         if done == 1:  # nothing is written before the first domain is here
             size = part.nbytes * family.rows / part.num_rows
             note = f"about {size / MIB:.0f} MiB in all"
+            _require_space(out, size)
         watch("images of domains", done, len(family.domains), note)
         yield part
 
@@ -153,6 +157,16 @@ def _content(
     kept = [name for name in ("image", "bytes") if name in family.base.table.column_names]
     found = family.base.table.select(kept).take(pa.array(rows)).combine_chunks()
     return {name: found[name].combine_chunks() for name in kept}
+
+
+def _require_space(out: Path, size: float) -> None:
+    folder = next(one for one in out.expanduser().resolve().parents if one.exists())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ManifestError(
+            f"{out.name} would take about {size / MIB:.0f} MiB, and {free / MIB:.0f} MiB are "
+            "free; lower --domains or --per-domain, or write it elsewhere"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
