@@ -131,48 +131,16 @@ ANY = {
 
 @settings(max_examples=60)
 @given(**ANY)
-def test_invariants(
+def test_invariants_to_the_last_image(
     per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
 ) -> None:
     asked = small(per_class=per_class, tail=tail, heads=heads, domains=domains, seed=seed)
     built = build_long_tail(base(size), asked)
     built.check(check_files=False)
-    # Pools are disjoint over all domains together.
+    # Pools are disjoint; unseen domains hold classes that were trained on.
     train, val, test = (set(images(built, split=split)) for split in ("train", "val", "test"))
     assert not train & val and not train & test and not val & test
-    # Without replacement within a domain, and never more than asked for or than there is.
-    pool = {"test": max(round(size * 0.2), 1), "val": max(round(size * 0.1), 1)}
-    pool["train"] = size - pool["val"] - pool["test"]
-    expected = 0
-    for domain, role in built.roles().items():
-        assert len(set(images(built, domain=domain))) == len(built.rows(domain=domain))
-        for split in ("train", "val", "test") if role == "train" else (role,):
-            head = {"train": per_class, "val": 5, "test": 10}[split]
-            few = max(round(head * tail), 1) if tail else 0
-            found = counts(built, domain, split)
-            if role == "train":
-                wanted = Counter({min(head, pool[split]): heads})
-                wanted[min(few, pool[split])] += 8 - heads
-                assert found == +wanted
-                expected += heads * max(head - pool[split], 0)
-                expected += (8 - heads) * max(few - pool[split], 0)
-    # What is missing is recorded.
-    if expected == 0:
-        assert facts(built)["capped"] == {}
-    else:
-        assert sum(cap["missing"] for cap in facts(built)["capped"].values()) >= expected
-    # Unseen domains hold classes that were trained on.
-    trained = set(built.label_index[built.rows(split="train")])
-    assert set(built.label_index) <= trained
-
-
-@settings(max_examples=60)
-@given(**ANY)
-def test_unseen_domains_and_caps_to_the_last_image(
-    per_class: int, tail: float, heads: int, domains: int, seed: int, size: int
-) -> None:
-    asked = small(per_class=per_class, tail=tail, heads=heads, domains=domains, seed=seed)
-    built = build_long_tail(base(size), asked)
+    assert set(built.label_index) <= set(built.label_index[built.rows(split="train")])
     pool = {"test": max(round(size * 0.2), 1), "val": max(round(size * 0.1), 1)}
     pool["train"] = size - pool["val"] - pool["test"]
     seen = len(set(built.label_index[built.rows(split="train")]))
@@ -180,6 +148,8 @@ def test_unseen_domains_and_caps_to_the_last_image(
     short = Counter[str]()
     for domain, role in built.roles().items():
         classes = 8 if role == "train" else seen
+        # Without replacement within a domain.
+        assert len(set(images(built, domain=domain))) == len(built.rows(domain=domain))
         for split in ("train", "val", "test") if role == "train" else (role,):
             head = {"train": per_class, "val": 5, "test": 10}[split]
             few = max(round(head * tail), 1) if tail else 0
@@ -401,28 +371,19 @@ def test_caps_are_recorded_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "facts"),
     [
-        ({"domains": 0}, "long-tail: --domains must be at least 1, not 0"),
-        ({"per_class": 0}, "long-tail: --per-class must be at least 1, not 0"),
-        ({"val_domains": -1}, "long-tail: --val-domains must be at least 0, not -1"),
-        ({"tail": 1.5}, "long-tail: --tail must be from 0 to 1, not 1.5"),
-        (
-            {"val_share": 0.5, "test_share": 0.5},
-            "long-tail: --val-share and --test-share must be above 0 and leave something to "
-            "train on, not 0.5 and 0.5",
-        ),
-        (
-            {"heads": 9},
-            "long-tail: a domain cannot have 9 head classes of the 8 that base offers; "
-            "lower --heads to 8 or less",
-        ),
+        ({"domains": 0}, ("--domains", 0)),
+        ({"per_class": 0}, ("--per-class", 0)),
+        ({"val_domains": -1}, ("--val-domains", -1)),
+        ({"tail": 1.5}, ("--tail", "0 to 1", 1.5)),
+        ({"val_share": 0.5, "test_share": 0.5}, ("--val-share", "--test-share", 0.5)),
+        ({"heads": 9}, (9, 8, "base", "--heads")),
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+def test_settings_that_cannot_be(changes: dict[str, Any], facts: tuple[object, ...]) -> None:
+    with refused(ConfigError, "long-tail", *facts):
         build_long_tail(base(10), small(**changes))
-    assert str(error.value) == message
 
 
 def test_more_classes_than_there_are() -> None:
@@ -499,23 +460,14 @@ def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
 
 
 def test_lists_that_fit_nothing(tmp_path: Path) -> None:
-    def message(classes: LongTailSettings) -> str:
-        with pytest.raises(ManifestError) as error:
-            classes.allowed(CLASSES, "base")
-        return str(error.value)
-
-    assert message(LongTailSettings(exclude_ilsvrc12=True)) == (
-        "no class of base is a synset such as n01440764; leave --exclude-ilsvrc12 away, or name "
-        "the classes by their synsets"
-    )
-    assert message(LongTailSettings(only=("x", "y"))) == (
-        "base has none of the 2 classes that --only lists; it has a, b, c: check the names"
-    )
+    with refused(ManifestError, "base", "--exclude-ilsvrc12"):
+        LongTailSettings(exclude_ilsvrc12=True).allowed(CLASSES, "base")
+    with refused(ManifestError, "base", 2, "--only", "a, b, c"):
+        LongTailSettings(only=("x", "y")).allowed(CLASSES, "base")
     root = image_net(tmp_path / "imagenet", each=0)
     (root / "n01440764" / "x.JPEG").touch()
-    with pytest.raises(ManifestError) as error:
+    with refused(ManifestError, "imagenet/"):
         open_pool(root, LongTailSettings(only=("n02131653",)).allowed)
-    assert str(error.value) == "imagenet/ has no image in the folders of its classes; add some"
 
 
 def test_long_lists_are_recorded_by_digest() -> None:
@@ -573,10 +525,7 @@ def test_the_command(cli: Any, tmp_path: Path) -> None:
     code, text = cli("build", "long-tail", pool, *flags, "--out", out)
     assert code == 0
     assert "note: 4 names of --only are not in the data: w, x, y and 1 more\n" in text
-    assert (
-        "note: 6 training images instead of 4: every class of a domain has one at least; lower "
-        "--domains, or raise --constant-total or --per-class\n" in text
-    )
+    assert "note: 6 training images instead of 4" in text
 
 
 def test_the_command_over_an_imagenet_folder(cli: Any, tmp_path: Path) -> None:
@@ -605,10 +554,7 @@ def test_the_command_with_the_papers_numbers(cli: Any, tmp_path: Path) -> None:
         "build", "long-tail", pool_file(tmp_path), "--preset", "lt-imagenet",
         "--out", tmp_path / "lt.parquet",
     )  # fmt: skip
-    assert code == (
-        "error: pool.parquet has 10 classes with images for training, validation and test "
-        "(0 excluded, 0 too small), not 500; lower --classes, or add images"
-    )
+    assert isinstance(code, str) and "pool.parquet has 10 classes" in code and "500" in code
     code, text = cli(
         "build", "long-tail", pool_file(tmp_path), "--preset", "lt-imagenet", "--classes", 0,
         "--heads", 3, "--out", tmp_path / "lt.parquet", "--json",

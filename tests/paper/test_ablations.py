@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from acclimate.build.long_tail import facts
-from acclimate.build.subsets import first_domains, thinned
 from acclimate.cli import main
 from acclimate.config import flat
 from acclimate.core.errors import ConfigError, SweepError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.paper.ablations.study import Asked, prepare, write_data
+from acclimate.paper.ablations.subsets import first_domains, thinned
 from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.ablations.verdict import Level, gap, verdict
 from acclimate.results.sweep_folder import SweepFolder

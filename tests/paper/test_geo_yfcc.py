@@ -30,6 +30,7 @@ from acclimate.paper.geo_yfcc.reading import LOSSES, ODDITIES, Reader
 from acclimate.paper.geo_yfcc.rows import Piece, Rows, blocks, pieces
 from acclimate.paper.geo_yfcc.stages import Photos, once, select, shared_out
 from acclimate.paper.geo_yfcc.tags import Vocabulary, normalise
+from fixtures.errors import refused
 
 pytest.importorskip("shapely")
 
@@ -204,12 +205,10 @@ def test_same_seed_same_bytes_whatever_the_pieces_and_threads(
         return (tmp_path / name / "geo.parquet").read_bytes()
 
     given = sources(made[0])
-    backwards = GeoSources(
-        metadata=given.metadata[::-1], labels=given.labels, polygons=given.polygons
-    )
+    backwards = replace(given, metadata=given.metadata[::-1])
     once = bytes_of("a", SMALL, given)
     assert once == bytes_of("b", SMALL, given, workers=1, piece_size=99_999)
-    other = GeoSettings(**{**SMALL.__dict__, "seed": 4})
+    other = replace(SMALL, seed=4)
     assert once != bytes_of("c", other, given)
     sampled = [
         set(pq.read_table(tmp_path / name / "geo.parquet")["image"].to_pylist()) for name in "ac"
@@ -255,18 +254,13 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
 ) -> None:
     out = tmp_path / "geo.parquet"
     strict = GeoSettings(min_images=5_000, max_images=5_000, test_images=10)
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "0 countries", 5000, "--split 40,7,15", "Hostland", " lost to "):
         made_from(sources(made[0]), out, strict)
-    assert str(caught.value).startswith(
-        "0 countries have at least 5000 labelled photos, and --split 40,7,15 needs 3; the largest "
-        "are Hostland "
-    )
-    assert " rows " in str(caught.value) and " lost to " in str(caught.value)
     reads = []
     read = Reader.read
     monkeypatch.setattr(Reader, "read", lambda *a: (reads.append(1), read(*a))[1])
     with pytest.raises(ManifestError):
-        made_from(sources(made[0]), out, GeoSettings(**{**strict.__dict__, "plurals": True}))
+        made_from(sources(made[0]), out, replace(strict, plurals=True))
     assert len(reads) == 2
     made_from(sources(made[0]), out, SMALL)
     assert len(reads) == 2, "thresholds do not concern the first pass"
@@ -503,50 +497,22 @@ def test_labels_from_the_authors_map_and_from_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("", "labels is empty; give a list of synsets"),
-        ("n01440764\n", "labels names no synset that is not in ILSVRC12; add some"),
-        (
-            "n99999999\nn99999998\nn99999997\nn99999996\n",
-            "labels names n99999999, n99999998, n99999997 and 1 more, for which there are no "
-            "lemmas; remove them, or give the lemmas after a tab",
-        ),
-        (
-            '[{"name": 3}]',
-            "labels is no list of labels; give a JSON list such as "
-            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
-            "line",
-        ),
-        (
-            '[{"label_name": 3}]',
-            "labels is no list of labels; give a JSON list such as "
-            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
-            "line",
-        ),
-        (
-            '{"n02131653": 0, "n04407435": 1}',
-            "labels is no list of labels; give a JSON list such as "
-            '[{"label_id": 0, "label_name": "n04407435"}], or a text file with a synset on each '
-            "line",
-        ),
-        (
-            f"{'y' * 500}\n",
-            f"labels names {'y' * 59}…, for which there are no lemmas; remove them, or give the "
-            "lemmas after a tab",
-        ),
-        (
-            "yeti\t , \n",
-            "labels names yeti, for which there are no lemmas; remove them, or give the lemmas "
-            "after a tab",
-        ),
+        ("", ("is empty",)),
+        ("n01440764\n", ("ILSVRC12",)),
+        ("n99999999\nn99999998\nn99999997\nn99999996\n", ("n99999997 and 1 more",)),
+        ('[{"name": 3}]', ("no list of labels",)),
+        ('[{"label_name": 3}]', ("no list of labels",)),
+        ('{"n02131653": 0, "n04407435": 1}', ("no list of labels",)),
+        (f"{'y' * 500}\n", (f"{'y' * 59}…",)),
+        ("yeti\t , \n", ("yeti", "lemmas")),
     ],
 )
-def test_bad_labels(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_labels(tmp_path: Path, text: str, facts: tuple[str, ...]) -> None:
     (tmp_path / "labels").write_text(text)
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "labels", *facts):
         read_labels(tmp_path / "labels")
-    assert str(caught.value) == message
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -586,15 +552,9 @@ def test_a_truncated_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"yfcc100m_dataset-0{suffix}"
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 4 // 5])
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, path.name, "--keep-damaged") as caught:
         made_from(sources(tmp_path), tmp_path / "geo.parquet", SMALL)
-    start, end = str(caught.value).split(" rows (", 1)
-    assert start.startswith(f"{path.name} is damaged after ")
-    assert end == (
-        "compressed file ended before the end-of-stream marker was reached); "
-        "download it again, or take what can be read with --keep-damaged"
-    )
-    rows = int(start.split()[-1])
+    rows = int(str(caught.value).partition(" rows (")[0].split()[-1])
     assert 2_000 < rows < 12_000
     built = made_from(sources(tmp_path, keep_damaged=True), tmp_path / "geo.parquet", SMALL)
     assert built.funnel.rows == rows
@@ -606,56 +566,28 @@ def test_empty_and_foreign_files(made: tuple[Path, Any], tmp_path: Path) -> None
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "empty.bz2").write_bytes(bz2.compress(b""))
     files = (tmp_path / "empty", *given.metadata, tmp_path / "empty.bz2")
-    more = GeoSources(metadata=files, labels=given.labels, polygons=given.polygons)
-    built = made_from(more, tmp_path / "geo.parquet", SMALL)
+    built = made_from(replace(given, metadata=files), tmp_path / "geo.parquet", SMALL)
     assert built.funnel.rows == 8000
     assert built.funnel.odd["files without rows"] == 2
 
-    def message(*paths: Path) -> str:
-        wrong = GeoSources(metadata=paths, labels=given.labels, polygons=given.polygons)
-        with pytest.raises(ManifestError) as caught:
-            made_from(wrong, tmp_path / "geo.parquet", SMALL)
-        return str(caught.value)
-
-    assert message(tmp_path / "empty", tmp_path / "empty.bz2") == (
-        "there are no rows in empty, empty.bz2; give metadata files"
-    )
-    assert message(tmp_path / "none") == f"there is no file '{tmp_path / 'none'}'; check the path"
-    (tmp_path / "photos.csv").write_text("a\tb\tc\nd\te\tf\n")
-    assert message(tmp_path / "photos.csv") == (
-        "photos.csv has rows of 3 columns; YFCC100M has 23 or 25: give its metadata files"
-    )
-    with pytest.raises(ManifestError) as caught:
-        made_from(given, tmp_path / "geo.csv", SMALL)
-    assert str(caught.value) == "'geo.csv' is no name for a manifest; end it in .parquet"
-
-
-def test_a_file_that_is_damaged_from_its_first_byte(made: tuple[Path, Any], tmp_path: Path) -> None:
-    """Such as a page that says "not found", saved under the name of the data."""
-    given = sources(made[0])
+    # A page that says "not found", saved under the name of the data.
     page = tmp_path / "yfcc100m_dataset-9.bz2"
     page.write_bytes(b"<html>not found</html>")
-
-    def build(*paths: Path, keep_damaged: bool = False) -> Any:
-        files = GeoSources(
-            metadata=paths,
-            labels=given.labels,
-            polygons=given.polygons,
-            keep_damaged=keep_damaged,
-        )
-        return made_from(files, tmp_path / "geo.parquet", SMALL)
-
-    with pytest.raises(ManifestError) as caught:
-        build(*given.metadata, page)
-    assert str(caught.value) == (
-        "yfcc100m_dataset-9.bz2 is damaged after 0 rows (invalid data stream); download it again, "
-        "or take what can be read with --keep-damaged"
-    )
-    built = build(*given.metadata, page, keep_damaged=True)
-    assert (built.funnel.rows, built.funnel.odd["files without rows"]) == (8000, 1)
-    with pytest.raises(ManifestError) as caught:
-        build(given.metadata[0], given.metadata[0])
-    assert str(caught.value) == f"'{given.metadata[0]}' is given twice; give each file once"
+    (tmp_path / "photos.csv").write_text("a\tb\tc\nd\te\tf\n")
+    for paths, facts in (
+        ((tmp_path / "empty", tmp_path / "empty.bz2"), ("empty, empty.bz2",)),
+        ((tmp_path / "none",), (tmp_path / "none",)),
+        ((tmp_path / "photos.csv",), ("photos.csv", 3, "23 or 25")),
+        ((*given.metadata, page), (page.name, "0 rows", "--keep-damaged")),
+        ((given.metadata[0], given.metadata[0]), (given.metadata[0], "twice")),
+    ):
+        with refused(ManifestError, *facts):
+            made_from(replace(given, metadata=paths), tmp_path / "geo.parquet", SMALL)
+    with refused(ManifestError, "geo.csv", ".parquet"):
+        made_from(given, tmp_path / "geo.csv", SMALL)
+    partly = replace(given, metadata=(*given.metadata, page), keep_damaged=True)
+    funnel = made_from(partly, tmp_path / "geo.parquet", SMALL).funnel
+    assert (funnel.rows, funnel.odd["files without rows"]) == (8000, 1)
 
 
 def test_files_of_the_same_name_size_and_time_are_told_apart(
@@ -679,12 +611,8 @@ def test_zeros_after_a_download_was_cut_short_do_not_fill_the_memory(
     monkeypatch.setattr(rows, "LINE", 2000)
     path = tmp_path / "part"
     path.write_bytes(line(photo_id="5") * 3 + bytes(100_000) + b"\n" + line(photo_id="6"))
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "part", "3 rows", "2000 bytes"):
         work.read_all({path: 23}, reader, tmp_path / "work", key="", piece_size=1000, workers=1)
-    assert str(caught.value) == (
-        "part is damaged after 3 rows (a line of more than 2000 bytes); download it again, or take "
-        "what can be read with --keep-damaged"
-    )
     longest = max(
         (len(block) for piece in pieces(path, 1000)[1:] for block, _ in blocks(piece, 500)),
         default=0,
@@ -723,12 +651,8 @@ def test_countries_from_the_places_file(made: tuple[Path, Any], tmp_path: Path) 
     lost = {stage.lost_to: stage.lost for stage in built.funnel.stages}
     assert lost["in no country"] == 0
     assert lost["country unknown"] == answer.lost["in no country"]
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "labels.txt", 37):
         read_places(folder / "labels.txt", np.array([7]))
-    assert str(caught.value) == (
-        "labels.txt names no country for any photo in its 37 lines; give YFCC100M's places file: "
-        "photo id, tab, places"
-    )
 
 
 # The second pass, by hand ------------------------------------------------------------------------
@@ -776,10 +700,8 @@ def test_a_category_left_in_too_few_countries_stays_and_is_said() -> None:
     chosen = select(photos_of(rows), tuple("ABCDEF"), 2, settings)
     assert chosen.domains == ("A", "B", "C", "D")
     assert 1 in chosen.photos.label
-    assert chosen.notes == (
-        "1 category is left in fewer than 3 countries, now that small countries are gone and "
-        "large ones sampled; it stays, as in the order of the paper",
-    )
+    (note,) = chosen.notes
+    assert note.startswith("1 category") and "3 countries" in note
 
 
 @given(st.integers(3, 400), st.tuples(st.integers(1, 60), st.integers(0, 30), st.integers(0, 30)))
@@ -795,30 +717,18 @@ def test_domains_are_shared_out_in_proportion(total: int, parts: tuple[int, int,
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "facts"),
     [
-        (
-            {"max_images": 9_999},
-            "--max-images 9999 is less than --min-images 10000; raise the one or lower the other",
-        ),
-        (
-            {"test_images": 10_000},
-            "--test-images 10000 leaves nothing of a country with --min-images 10000; "
-            "lower the one or raise the other",
-        ),
-        ({"val_share": 1.0}, "--val-share is 1.0; give a share of at least 0 and less than 1"),
-        (
-            {"split": (0, 1, 1)},
-            "--split is 0,1,1; give the numbers of training, validation and test domains, such as "
-            "40,7,15",
-        ),
-        ({"min_countries": 0}, "--min-countries and --min-images must be at least 1; raise them"),
+        ({"max_images": 9_999}, ("--max-images 9999", "--min-images 10000")),
+        ({"test_images": 10_000}, ("--test-images 10000", "--min-images 10000")),
+        ({"val_share": 1.0}, ("--val-share is 1.0",)),
+        ({"split": (0, 1, 1)}, ("--split is 0,1,1",)),
+        ({"min_countries": 0}, ("--min-countries",)),
     ],
 )
-def test_settings_are_checked(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_settings_are_checked(changed: dict[str, Any], facts: tuple[str, ...]) -> None:
+    with refused(ConfigError, *facts):
         GeoSettings(**changed)
-    assert str(caught.value) == message
 
 
 @pytest.mark.slow
@@ -847,12 +757,8 @@ def test_the_command(
     app(["build", "geo-yfcc", *flags, "--split=4,1,2"], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "no coordinates" in shown and f"manifest: {out}" in shown.replace("\n", "")
-    with pytest.raises(AcclimateError) as caught:
+    with refused(AcclimateError, "--split", "'4;1'"):
         app(["build", "geo-yfcc", *flags, "--split=4;1"], standalone_mode=False)
-    assert str(caught.value) == (
-        "--split is '4;1'; give the numbers of training, validation and test domains, such as "
-        "40,7,15"
-    )
 
 
 def test_the_command_says_that_it_goes_on(

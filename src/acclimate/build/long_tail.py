@@ -217,7 +217,7 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     rows = (
         pools_of_splits(base)
         if settings.pools == "splits"
-        else split_into_pools(base, val_share=shares[0], test_share=shares[1], seed=seed)
+        else split_into_pools(base, shares, seed)
     )
     classes, pools, too_small = choose_classes(
         base, rows, settings.allowed, count=settings.classes, seed=seed

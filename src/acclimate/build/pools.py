@@ -51,9 +51,13 @@ def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[
 
 
 def split_into_pools(
-    base: Manifest, *, val_share: float, test_share: float, seed: int
+    base: Manifest, shares: tuple[float, float], seed: int
 ) -> dict[str, np.ndarray]:
-    """Rows of each pool; an image is in one pool only, under whatever labels it has."""
+    """Rows of each pool; an image is in one pool only, under whatever labels it has.
+
+    `shares` are those of a class's images for validation and for test.
+    """
+    val_share, test_share = shares
     rows, first, image = _images(base)
     homes, order = base.label_index[rows[first]], rows[first]  # the first label of an image
     pool = np.full(len(homes), "train", dtype=object)

@@ -28,12 +28,6 @@ class Published:
     note: str = ""
 
 
-TABLES: Mapping[str, str] = {
-    "1": "DomainBed, top-1 on unseen domains, leave-one-domain-out selection, 8 trials",
-    "2": "LT-ImageNet and Geo-YFCC, on training and on unseen domains",
-    "4": "embeddings, on unseen domains",
-    "points": "appendix: images per prototype, on the validation set",
-}
 DATASETS: Mapping[str, tuple[str, ...]] = {  # ours -> further spellings
     "vlcs": (),
     "pacs": (),
@@ -95,20 +89,15 @@ _OTHER_NAME = "printed as DG-ImageNet; the text beside it says LT-ImageNet"
 
 def rows(table: str) -> tuple[Published, ...]:
     """Every number of a table, row by row; what is printed as a dash is not there."""
-    if table not in _READERS:
-        raise unknown(f"there is no published table '{table}'", table, _READERS)
-    return tuple(_READERS[table]())
+    if table not in TABLES:
+        raise unknown(f"there is no published table '{table}'", table, TABLES)
+    return tuple(TABLES[table]())
 
 
 def for_dataset(name: str) -> tuple[Published, ...]:
     """What is published on a data set, however its name is spelt; nothing for any other."""
-    known = _SPELLINGS.get(_plain(name))
+    known = _SPELLINGS.get(plain(name))
     return tuple(row for table in TABLES for row in rows(table) if row.dataset == known)
-
-
-def spellings(dataset: str) -> tuple[str, ...]:
-    """Further names of a data set; none of one that the paper does not have."""
-    return DATASETS.get(dataset, ())
 
 
 def _table_1() -> Iterator[Published]:
@@ -153,13 +142,14 @@ def _lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name in lower case, with letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_READERS = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
+TABLES = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
 _SPELLINGS = {
-    _plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
+    plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
 }
 
 # The tables that show accuracy on unseen domains: the column, how models were selected, trials.

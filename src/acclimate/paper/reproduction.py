@@ -9,7 +9,7 @@ from acclimate.core.files import write_text
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Pair
-from acclimate.paper.published import SOURCE, Published
+from acclimate.paper.published import SOURCE, Published, plain
 from acclimate.report.figures import contact_sheet, label_shares
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.grid import Cell, Grid, accuracy
@@ -64,7 +64,7 @@ def _printed(one: Published | None) -> Cell:
 def looked_at(figure_name: str, name: str, manifest: Manifest) -> Iterator[Illustration]:
     """A figure of the data alone: `labels` or `samples`."""
     if figure_name == "labels":
-        over = next((one for one in manifest.domains if _plain(one) in USA), "")
+        over = next((one for one in manifest.domains if plain(one) in USA), "")
         drawing = label_shares.draw(Labels.of(name, manifest), over)
         if drawing is not None:
             caption = (
@@ -75,10 +75,6 @@ def looked_at(figure_name: str, name: str, manifest: Manifest) -> Iterator[Illus
         sheet = contact_sheet.contact_sheet(manifest)
         caption = f"Images of {name}, one at random for each class (row) and domain (column)."
         yield Illustration("Samples", caption, contact_sheet.draw(sheet), "samples")
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalpha())
 
 
 def write_reproduction(found: Reproduction, out: Path) -> Path:

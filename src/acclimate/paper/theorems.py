@@ -1,6 +1,7 @@
 """What follows from Theorem 1, and Theorem 2, as pure functions of measured quantities."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from acclimate.learn.consistency import mean_radius
@@ -86,11 +87,4 @@ def best_split(
         terms = risk_terms(domains, points, variance=variance, delta=delta, holder=holder)
         return terms.weighted(ratio)
 
-    low, high = 1, total
-    while low < high:
-        middle = (low + high) // 2
-        if at(middle + 1) >= at(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return 1 + bisect_left(range(1, total), True, key=lambda n: at(n + 1) >= at(n))

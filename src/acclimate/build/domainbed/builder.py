@@ -7,7 +7,7 @@ the check, and extra images stay unless they are asked to go.
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,14 +99,7 @@ class DomainBed(Builder):
 def _told(check: FolderCheck) -> list[str | Listing]:
     header = ("domain", "folder", "images", "expected", "classes", "expected")
     rows = [
-        (
-            domain.domain,
-            domain.folder or DASH,
-            str(domain.images),
-            DASH if domain.expected is None else str(domain.expected),
-            str(domain.classes),
-            str(domain.expected_classes),
-        )
+        [DASH if value is None else str(value) for value in astuple(domain)]
         for domain in check.domains
     ]
     return [
@@ -117,18 +110,14 @@ def _told(check: FolderCheck) -> list[str | Listing]:
 
 
 def _domain_folder(root: Path, expected: Benchmark) -> Path:
-    """`root`, or the folder in it that archives make, whichever holds domains."""
+    """`root`, or a folder in it, as archives make one: whichever holds most of the domains."""
     if not root.is_dir():
         raise ManifestError(
             f"there is no folder '{root}' with {expected.title}; "
             f"get it from {' or '.join(expected.sources)}; licence: {expected.licence}"
         )
     inside = sorted(entry for entry in root.iterdir() if entry.is_dir())
-    known = {folded(name) for name in expected.folders}
-    candidates = [root, *(folder for folder in inside if folded(folder.name) in known)]
-    if len(inside) == 1:
-        candidates += inside
-    best = max(candidates, key=lambda folder: len(_fitting(folder, expected)))
+    best = max([root, *inside], key=lambda folder: len(_fitting(folder, expected)))
     if _fitting(best, expected):
         _require_half(best, expected)
         return best

@@ -18,7 +18,6 @@ class Benchmark:
     sources: tuple[str, ...]  # official pages
     licence: str
     aliases: Mapping[str, str]  # of domains
-    folders: tuple[str, ...]  # in which archives put the domains
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     lists: tuple[str, ...] = ()  # files that its authors put beside the domains
 

@@ -1,6 +1,6 @@
 """`build fetch`: the manifest of the images that exist, and what is lost."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from acclimate.build.base import (
@@ -9,7 +9,6 @@ from acclimate.build.base import (
     Listing,
     argument,
     in_short,
-    require_limits,
     required,
 )
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
@@ -34,7 +33,6 @@ class Fetch(Builder):
     settings: FetchSettings = field(default_factory=FetchSettings)
 
     def build(self, watch: Watch) -> Built:
-        require_limits(self.settings.download, "fetch")
         if self.out is not None:
             self._require_file(self.out)
         report = fetch_images(Manifest.open(self.data), self.root, self.settings, watch=watch)
@@ -69,10 +67,7 @@ def _nothing_left(report: FetchReport) -> ManifestError:
 def _told(report: FetchReport) -> list[str | Listing]:
     rows = [
         (
-            loss.domain,
-            loss.role or DASH,
-            *map(str, (loss.images, loss.there, loss.fetched)),
-            *map(str, (loss.missing, loss.dead, loss.failed)),
+            *(DASH if value is None else str(value) for value in astuple(loss)[:8]),
             percent(loss.lost_share),
             str(loss.classes - loss.classes_left),
         )

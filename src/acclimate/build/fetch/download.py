@@ -39,8 +39,8 @@ _WAYS_INSIDE = tuple(
 class DownloadSettings:
     per_host: int = setting(8, "Connections to one host.", at_least=1)
     # From the name's lookup to the last byte.
-    timeout: float = setting(20.0, "Seconds for one attempt.")
-    retries: int = setting(3, "Further attempts after a passing failure.")
+    timeout: float = setting(20.0, "Seconds for one attempt.", at_least=0.001)
+    retries: int = setting(3, "Further attempts after a passing failure.", at_least=0)
     backoff: float = 1.0  # seconds before the first of them, doubled each time
     max_bytes: int = setting(64 << 20, "Largest image.", at_least=1)
     max_redirects: int = 5

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from acclimate.build.base import flag
+from acclimate.build.base import flag, require_limits
 from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
@@ -38,19 +38,15 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errn
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSettings:
-    workers: int = setting(16, "Images fetched at a time.")
+    workers: int = setting(16, "Images fetched at a time.", at_least=1)
     download: DownloadSettings = field(default_factory=DownloadSettings)
     check_only: bool = flag("Look which images exist; fetch nothing.")
     retry_dead: bool = flag("Try links again that were found dead.")
     repeats: int = 10  # so many links to one and the same file lead to a placeholder
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"--workers is {self.workers}; give at least 1")
-        if not self.download.timeout > 0:  # NaN is not above 0
-            raise ConfigError(f"--timeout is {self.download.timeout:g}; give more than 0 seconds")
-        if self.download.retries < 0:
-            raise ConfigError(f"--retries is {self.download.retries}; give at least 0")
+        require_limits(self, "fetch")
+        require_limits(self.download, "fetch")
 
 
 @dataclass(frozen=True, kw_only=True)

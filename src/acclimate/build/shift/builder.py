@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +47,8 @@ class Family:
 
     def true_labels(self, rows: np.ndarray) -> np.ndarray:
         """The classes of rows of the base, by their places in the family's list. [n] -> [n]"""
-        place = {name: number for number, name in enumerate(self.classes)}
-        found = (self.base.classes[label] for label in self.base.label_index[rows])
-        return np.fromiter((place[name] for name in found), np.int64, len(rows))
+        chosen = np.flatnonzero(np.isin(self.base.classes, self.classes))
+        return np.asarray(np.searchsorted(chosen, self.base.label_index[rows]))
 
     def labels(self, rows: np.ndarray, latent: int) -> np.ndarray:
         """What the same rows are called in a domain. [n] -> [n]"""
@@ -86,15 +84,9 @@ def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> F
     settings.require_sense()
     if base.has_features:
         raise ManifestError(f"{base.source} holds features; shifts are made from images")
-    rows = split_into_pools(
-        base,
-        val_share=settings.val_share,
-        test_share=settings.test_share,
-        seed=settings.seed,
-    )
-    classes, pools, too_small = choose_classes(
-        base, rows, count=settings.classes, seed=settings.seed
-    )
+    shares, seed = (settings.val_share, settings.test_share), settings.seed
+    rows = split_into_pools(base, shares, seed)
+    classes, pools, too_small = choose_classes(base, rows, count=settings.classes, seed=seed)
     pairs = choose_pairs(base, pools["train"], classes, settings, workers)
     family = Family(base, settings, classes, pairs, draw_domains(pools, settings), too_small)
     _require_every_class(family)
@@ -142,22 +134,17 @@ def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
         "true_label": pa.array(names[family.true_labels(rows)], pa.string()),
         BASE_IMAGE: pa.array([base.image_name(row) for row in rows], pa.string()),
     }
-    for name, (value, kind) in _constants(domain, settings).items():
-        columns[name] = pa.repeat(pa.scalar(value, kind), len(rows))
-    return pa.table(columns)
-
-
-def _constants(domain: Domain, settings: ShiftSettings) -> dict[str, tuple[Any, pa.DataType]]:
-    """What is true of the whole domain; what plays no part in a family is missing, not zero."""
-    shown = settings.covariate > 0
-    return {
-        "domain": (domain.name, pa.string()),
-        "role": (domain.role, pa.string()),
-        "latent": (domain.latent if settings.swaps else None, pa.int8()),
-        "gain": (domain.gain if shown else None, pa.float64()),
-        "tint": (domain.tint if shown else None, pa.float64()),
-        "noise": (domain.noise if shown else None, pa.float64()),
+    # What is true of the whole domain; what plays no part in a family is missing, not zero.
+    latent = domain.latent if settings.swaps else None
+    constants = {
+        "domain": pa.scalar(domain.name),
+        "role": pa.scalar(domain.role),
+        "latent": pa.scalar(latent, pa.int8()),
     }
+    for name in ("gain", "tint", "noise"):
+        value = getattr(domain, name) if settings.covariate > 0 else None
+        constants[name] = pa.scalar(value, pa.float64())
+    return pa.table(columns | {name: pa.repeat(v, len(rows)) for name, v in constants.items()})
 
 
 def _content(

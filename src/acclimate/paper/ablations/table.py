@@ -10,9 +10,9 @@ from typing import Any
 
 from acclimate.build.digits import DigitsSettings
 from acclimate.build.long_tail import LongTailSettings, build_long_tail
-from acclimate.build.subsets import first_domains, thinned
 from acclimate.core.errors import unknown
 from acclimate.data.manifest import Manifest
+from acclimate.paper.ablations.subsets import first_domains, thinned
 
 Value = float | str
 NONE = "none"  # the value under which plain algorithms run

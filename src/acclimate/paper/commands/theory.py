@@ -107,32 +107,23 @@ def _measured(points: Sequence[dict[str, Any]], wanted: float) -> str:
 
 def _in_words(found: dict[str, Any], share: str) -> list[str]:
     """What the numbers mean."""
-    rows = found["domains"]
-    delta_radius = found["points"] and min(
-        found["points"], key=lambda point: abs(math.log(point["n"] / EXAMPLE))
-    )
     said = []
-    if delta_radius:
-        n = count(delta_radius["n"], "image")
-        known = delta_radius["radius"]
+    if found["points"]:
+        near = min(found["points"], key=lambda point: abs(math.log(point["n"] / EXAMPLE)))
+        n, error, known = count(near["n"], "image"), _number(near["error"]), near["radius"]
         said.append(
             f"With {n} μ is within {_number(known)} of the true one in {share} of cases "
-            f"(Theorem 1); measured, it is {_number(delta_radius['error'])} away on average."
+            f"(Theorem 1); measured, it is {error} away on average."
             if known is not None
-            else f"With {n} μ is {_number(delta_radius['error'])} away from the true one on "
-            f"average; Theorem 1 says nothing below {found['valid_from']} images."
+            else f"With {n} μ is {error} away from the true one on average; Theorem 1 says nothing "
+            f"below {found['valid_from']} images."
         )
-    between, within = found["between"], found["within"]
+    between, within, unit = found["between"], found["within"], found["adapt_unit"]
     if between is not None:
-        unit = found["adapt_unit"]
+        units = f"; distances are those of `adapt`, divided by {_number(unit)}, the root of μ's"
         said.append(
             f"Training domains lie {_number(between)} apart"
-            + (
-                f"; distances are those of `adapt`, divided by {_number(unit)}, the root of μ's "
-                f"dimensions."
-                if unit
-                else "."
-            )
+            + (f"{units} dimensions." if unit else ".")
         )
     if between is not None and within:
         verdict = (
@@ -144,7 +135,7 @@ def _in_words(found: dict[str, Any], share: str) -> list[str]:
             f"Two halves of one domain lie {_number(within)} apart, a ratio of "
             f"{_number(between / within)}: {verdict}."
         )
-    if any(row["radius"] is None for row in rows):
+    if any(row["radius"] is None for row in found["domains"]):
         said.append("A dash: too few images for Theorem 1 to say anything.")
     return said
 

@@ -157,16 +157,6 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
 def _one_legend(panels: Sequence[Axes]) -> None:
     """Entries that only a later panel has join the first panel's, which the legend is made of."""
     for ax in panels[1:]:
-        handles, labels = ax.get_legend_handles_labels()
-        lines: list[Any] = list(handles)
-        for handle, label in zip(lines, labels, strict=True):
-            panels[0].plot(
-                [],
-                [],
-                color=handle.get_color(),
-                linestyle=handle.get_linestyle(),
-                marker=handle.get_marker(),
-                markerfacecolor=handle.get_markerfacecolor(),
-                markersize=handle.get_markersize(),
-                label=label,
-            )
+        for handle in ax.get_legend_handles_labels()[0]:
+            (line,) = panels[0].plot([], [])
+            line.update_from(handle)

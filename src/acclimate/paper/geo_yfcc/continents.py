@@ -62,33 +62,17 @@ _COUNTRIES = {
         WS Samoa (western)
     """,
 }
-# Further names, by code: what gazetteers and maps say.
-_ALSO = {
-    "BA": "Bosnia and Herzegovina",
-    "BN": "Brunei Darussalam",
-    "CF": "Central African Republic",
-    "CD": "Democratic Republic of the Congo; DR Congo",
-    "CG": "Republic of the Congo; Congo",
-    "CI": "Ivory Coast",
-    "CZ": "Czechia",
-    "FM": "Federated States of Micronesia",
-    "GB": "United Kingdom; Great Britain; UK; England; Scotland; Wales; Northern Ireland",
-    "KP": "North Korea",
-    "KR": "South Korea; Republic of Korea",
-    "LA": "Lao PDR",
-    "MK": "Macedonia",
-    "MM": "Burma; Myanmar",
-    "PS": "Palestinian Territories",
-    "RU": "Russian Federation",
-    "SY": "Syrian Arab Republic",
-    "SZ": "Swaziland",
-    "TR": "Türkiye",
-    "TW": "Republic of China",
-    "TZ": "United Republic of Tanzania",
-    "US": "United States of America; USA",
-    "VA": "Vatican; Holy See",
-    "VN": "Viet Nam",
-}
+# Further names: what gazetteers and maps say.
+_ALSO = """
+    BA Bosnia and Herzegovina; BN Brunei Darussalam; CF Central African Republic; CD Democratic
+    Republic of the Congo; CD DR Congo; CG Republic of the Congo; CG Congo; CI Ivory Coast; CZ
+    Czechia; FM Federated States of Micronesia; GB United Kingdom; GB Great Britain; GB UK; GB
+    England; GB Scotland; GB Wales; GB Northern Ireland; KP North Korea; KR South Korea; KR
+    Republic of Korea; LA Lao PDR; MK Macedonia; MM Burma; MM Myanmar; PS Palestinian
+    Territories; RU Russian Federation; SY Syrian Arab Republic; SZ Swaziland; TR Türkiye; TW
+    Republic of China; TZ United Republic of Tanzania; US United States of America; US USA; VA
+    Vatican; VA Holy See; VN Viet Nam
+"""
 
 
 def continent_of(country: str) -> str | None:
@@ -103,15 +87,20 @@ def _plain(name: str) -> str:
     return "".join(word for word in words if word not in ("the", "and", "of"))
 
 
+def _entries(text: str) -> list[tuple[str, str]]:
+    """(code, name) of each country in a list."""
+    pairs = (entry.split(" ", 1) for entry in " ".join(text.split()).split("; "))
+    return [(code, name) for code, name in pairs]
+
+
 def _read() -> dict[str, str]:
-    found = {}
-    for continent, text in _COUNTRIES.items():
-        for entry in " ".join(text.split()).split("; "):
-            code, name = entry.split(" ", 1)
-            for spelling in (code, name, *_ALSO.get(code, "").split("; ")):
-                if spelling:
-                    found[_plain(spelling)] = continent
-    return found
+    """Every code and name, made plain -> the continent."""
+    of_code = {
+        code: continent for continent, text in _COUNTRIES.items() for code, _ in _entries(text)
+    }
+    names = [pair for text in (*_COUNTRIES.values(), _ALSO) for pair in _entries(text)]
+    plain = {_plain(name): of_code[code] for code, name in names}
+    return plain | {_plain(code): continent for code, continent in of_code.items()}
 
 
 _CONTINENTS = _read()

@@ -127,25 +127,16 @@ def _names(features: Sequence[dict[str, Any]], wanted: str | None, source: str) 
     known = {name for properties in features for name in properties}
     if wanted is not None and wanted not in known:
         raise unknown(f"no feature of {source} has a property '{wanted}'", wanted, known)
-    named: dict[str, int] = {}
     for tried in _PROPERTIES if wanted is None else ((wanted,),):
         values = [
             [properties[name] for name in tried if properties.get(name) not in _NO_NAME]
             for properties in features
         ]
         if all(values):
-            return [str(found[0]).strip() for found in values]
-        named[tried[0]] = sum(map(bool, values))
-    best = max(named, key=lambda name: named[name])  # the first of the most
-    if named[best]:
-        bare = len(features) - named[best]
-        verb, them = ("has", "it") if bare == 1 else ("have", "them")
-        raise ManifestError(
-            f"{bare} of {len(features)} features of {source} {verb} no '{best}'; give {them} one "
-            f"or drop {them}, or name another property with --country-property"
-        )
+            return [str(names[0]).strip() for names in values]
+    what = f"'{wanted}' does not name" if wanted else "no property is known that names"
     raise ManifestError(
-        f"no property of {source} is known to name its countries; it has "
+        f"{what} each of the {len(features)} features of {source}; they have "
         f"{', '.join(sorted(known)) or 'none'}: name one with --country-property"
     )
 

@@ -102,23 +102,16 @@ def funnel(
 def _domains(selection: Selection) -> tuple[DomainCounts, ...]:
     labels = np.diff(selection.photos.first)
     rows = np.bincount(selection.domain, labels, minlength=len(selection.domains))
-    train, val, test = (
+    splits = [
         np.bincount(selection.domain[selection.split == split], minlength=len(selection.domains))
         for split in SPLITS
-    )
-    return tuple(
-        DomainCounts(
-            domain=name,
-            role=selection.roles[i],
-            found=selection.found[name],
-            photos=int(train[i] + val[i] + test[i]),
-            train=int(train[i]),
-            val=int(val[i]),
-            test=int(test[i]),
-            rows=int(rows[i]),
-        )
-        for i, name in enumerate(selection.domains)
-    )
+    ]
+    counts = []
+    for i, name in enumerate(selection.domains):
+        photos = [int(split[i]) for split in splits]
+        facts = (name, selection.roles[i], selection.found[name], sum(photos))
+        counts.append(DomainCounts(*facts, *photos, int(rows[i])))
+    return tuple(counts)
 
 
 def _n(number: int) -> str:

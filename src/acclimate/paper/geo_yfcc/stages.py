@@ -15,6 +15,7 @@ from acclimate.build.splits import Split, require_share, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
+from acclimate.core.text import count
 from acclimate.data.columns import ROLES
 from acclimate.paper.geo_yfcc.grid import NOWHERE
 
@@ -180,24 +181,24 @@ def _countries_of_labels(photos: Photos, countries: int, labels: int) -> np.ndar
 def _rare_note(
     photos: Photos, countries: int, labels: int, settings: GeoSettings
 ) -> tuple[str, ...]:
-    count = _countries_of_labels(photos, countries, labels)
-    rare = int(np.sum((count > 0) & (count < settings.min_countries)))
+    spread = _countries_of_labels(photos, countries, labels)
+    rare = int(np.sum((spread > 0) & (spread < settings.min_countries)))
     if not rare:
         return ()
-    are, they = ("category is", "it stays") if rare == 1 else ("categories are", "they stay")
+    left = count(rare, "category is", "categories are")
     return (
-        f"{rare} {are} left in fewer than {settings.min_countries} countries, now that small "
-        f"countries are gone and large ones sampled; {they}, as in the order of the paper",
+        f"{left} left in fewer than {settings.min_countries} countries, now that small countries "
+        "are gone and large ones sampled, and not removed: that is the order of the paper",
     )
 
 
 def _require_domains(found: dict[str, int], settings: GeoSettings) -> None:
-    kept = sum(count >= settings.min_images for count in found.values())
+    kept = sum(photos >= settings.min_images for photos in found.values())
     needed = sum(part > 0 for part in settings.split)
     if kept < needed:
         ranked = sorted(found.items(), key=lambda item: -item[1])
-        largest = ", ".join(f"{name} {count}" for name, count in ranked[:3])
-        have = "1 country has" if kept == 1 else f"{kept} countries have"
+        largest = ", ".join(f"{name} {photos}" for name, photos in ranked[:3])
+        have = count(kept, "country has", "countries have")
         raise ManifestError(
             f"{have} at least {settings.min_images} labelled photos, and --split "
             f"{','.join(map(str, settings.split))} needs {needed}; the largest are "

@@ -1,7 +1,6 @@
 """The data that recipes need: by which command each comes below a folder, and, for `--small`, what
 the builders make of the embedded digits to stand in for it."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
 from acclimate.paper.ablations.study import digit_pool
-from acclimate.paper.published import spellings
+from acclimate.paper.published import DATASETS, plain
 
 STAND_IN = "digits-for-"  # before the name of what it stands in for
 
@@ -109,12 +108,13 @@ def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
     entries = sorted(root.iterdir(), key=lambda path: (path.is_dir(), path.name))  # tables first
     there: dict[str, Path] = {}
     for path in entries:
-        there.setdefault(_plain(data_name(path)), path)
+        there.setdefault(plain(data_name(path)), path)
     found, missing = {}, []
     for name in names:
-        known = [there[s] for spelt in (name, *spellings(name)) if (s := _plain(spelt)) in there]
-        if known:
-            found[name] = known[0]
+        spelt = map(plain, (name, *DATASETS.get(name, ())))
+        path = next((there[one] for one in spelt if one in there), None)
+        if path is not None:
+            found[name] = path
         else:
             missing.append(f"{name} (`{DATA_SETS[name].made_by.replace('ROOT', str(root))}`)")
     if missing:
@@ -123,7 +123,3 @@ def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
             f"--small, which needs no data"
         )
     return found
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -37,6 +37,9 @@ COLUMNS = (
     *("in_5k_label_ids", "is_train", "yfcc_metadata"),
 )
 _LOOKED_AT = tuple(name for name in COLUMNS if name != "label_ids")  # numbers of the authors' own
+UNKNOWN_LABELS = "labels outside the list"
+NO_PHOTO_ID, NO_URL = "metadata without a photo id", "metadata without a URL"
+NOTES = (UNKNOWN_LABELS, NO_PHOTO_ID, NO_URL)  # photos stay that have these
 MAX_LABELS = 50_000_000  # a list that all photos share costs a file nothing
 MAX_LISTED = 200_000_000  # and takes time each time that it is made
 
@@ -64,14 +67,6 @@ class _Photo:
     labels: tuple[tuple[str, str | None], ...]  # (class, synset)
 
 
-@dataclass
-class _Count:
-    """What is met on the way."""
-
-    lost: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Released(Builder):
     """With `labels` classes are named as `build geo-yfcc` names them; without, they are
@@ -94,9 +89,9 @@ class Released(Builder):
         require_name(out)
         known = None if self.labels is None else _numbered(self.labels.expanduser())
         columns = read_columns(self.file, COLUMNS)
-        count = _Count()
-        photos = _photos(columns, known, self.settings, count, self.file.name)
-        lost, notes = dict(+count.lost), dict(+count.notes)
+        photos, counted = _photos(columns, known, self.settings, self.file.name)
+        lost = {name: number for name, number in counted.items() if name not in NOTES and number}
+        notes = {name: number for name in NOTES if (number := counted[name])}
         if not photos:
             why = ", ".join(f"{reason}: {number}" for reason, number in lost.items())
             raise ManifestError(
@@ -106,12 +101,10 @@ class Released(Builder):
         manifest = _manifest(photos, self.settings, root, out.name)
         manifest.check(check_files=False)
         manifest.write(out)
-        told = [
-            *(f"left out: {number} × {reason}" for reason, number in lost.items()),
-            *(f"note: {number} × {reason}" for reason, number in notes.items()),
-            *(f"{len(photos)} photos", in_short(manifest)),
-        ]
+        told = [f"left out: {number} × {reason}" for reason, number in lost.items()]
+        told += [f"note: {number} × {reason}" for reason, number in notes.items()]
         facts = {"photos": len(photos), "lost": lost, "notes": notes}
+        told += [f"{len(photos)} photos", in_short(manifest)]
         return Built(manifest=manifest, out=self.out, facts=facts, told=told)
 
 
@@ -134,10 +127,14 @@ def _photos(
     columns: Mapping[str, Column],
     known: Mapping[int, tuple[str, str]] | None,
     settings: ReleasedSettings,
-    count: _Count,
     source: str,
-) -> list[_Photo]:
-    """Each photo of a domain once, by domain and photo id."""
+) -> tuple[list[_Photo], Counter[str]]:
+    """Each photo of a domain once, by domain and photo id; what was lost, and what is odd."""
+    counted: Counter[str] = Counter()
+
+    def refusal(what: str) -> ManifestError:
+        return ManifestError(f"{source} {what}; give the file as released")
+
     roles = np.repeat(ROLES, settings.split).tolist()
     ids: dict[str, int] = {}
     photos: dict[tuple[str, str], _Photo] = {}
@@ -151,54 +148,44 @@ def _photos(
         row, country, number, numbers, is_train, metadata = map(value, cells)
         listed += sum(len(cell) for cell in (numbers, metadata) if isinstance(cell, list))
         if listed > MAX_LISTED:
-            raise ManifestError(
-                f"{source} has more than {MAX_LISTED} values in the lists of its cells; give the "
-                "file as released"
-            )
+            raise refusal(f"has more than {MAX_LISTED} values in the lists of its cells")
         if isinstance(country, str | bytes) and len(country) > MOST_NAME:
-            count.lost[f"a country's name of more than {MOST_NAME} characters"] += 1
+            counted[f"a country's name of more than {MOST_NAME} characters"] += 1
             continue
         if isinstance(numbers, list | tuple) and len(numbers) > MOST_LABELS:
-            raise ManifestError(
-                f"{source} gives row {place} {len(numbers)} labels, and a photo has at most "
-                f"{MOST_LABELS}; give the file as released"
-            )
+            most = f"and a photo has at most {MOST_LABELS}"
+            raise refusal(f"gives row {place} {len(numbers)} labels, {most}")
         domain, country_id = text_of(country).strip(), whole_number(number)
         if not domain or country_id is None or country_id >= len(roles):
-            count.lost["no country, or an id that is out of range"] += 1
+            counted["no country, or an id that is out of range"] += 1
             continue
         if ids.setdefault(domain, country_id) != country_id:
-            raise ManifestError(
-                f"{source} gives '{domain}' the ids {ids[domain]} and {country_id}; "
-                "give the file as released"
-            )
-        labels, where = _labels(numbers, known, count), metadata_of(metadata)
+            raise refusal(f"gives '{domain}' the ids {ids[domain]} and {country_id}")
+        labels, where = _labels(numbers, known, counted), metadata_of(metadata)
         labelled += len(labels)
         if labelled > MAX_LABELS:
-            raise ManifestError(
-                f"{source} has more than {MAX_LABELS} labels; give the file as released"
-            )
+            raise refusal(f"has more than {MAX_LABELS} labels")
         photo_id = whole_number(where.get("photo_id"))
         image = _image(photo_id, whole_number(row))
         if not labels:
-            count.lost["no label that is known"] += 1
+            counted["no label that is known"] += 1
         elif image is None:
-            count.lost["neither a photo id nor a row id"] += 1
+            counted["neither a photo id nor a row id"] += 1
         elif type(is_train) not in (bool, int) or is_train not in (0, 1):
-            count.lost["is_train is neither true nor false"] += 1
+            counted["is_train is neither true nor false"] += 1
         elif (domain, image) in photos:
-            count.lost["the same photo again"] += 1
+            counted["the same photo again"] += 1
         else:
-            count.notes["metadata without a photo id"] += photo_id is None
-            count.notes["metadata without a URL"] += "url" not in where
+            counted[NO_PHOTO_ID] += photo_id is None
+            counted[NO_URL] += "url" not in where
             split, role = "train" if is_train else "test", roles[country_id]
             photos[domain, image] = _Photo(image, domain, split, role, photo_id, where, labels)
-    return [photos[key] for key in sorted(photos, key=lambda key: (key[0], len(key[1]), key[1]))]
+    order = sorted(photos, key=lambda key: (key[0], len(key[1]), key[1]))
+    return [photos[key] for key in order], counted
 
 
-def _plain(column: Column) -> Sequence[Any]:
-    plain: Sequence[Any] = column if isinstance(column, list) else column.tolist()
-    return plain
+def _plain(column: Column) -> list[Any]:
+    return column if isinstance(column, list) else column.tolist()
 
 
 def _image(photo_id: int | None, row: int | None) -> str | None:
@@ -208,7 +195,7 @@ def _image(photo_id: int | None, row: int | None) -> str | None:
 
 
 def _labels(
-    cell: object, known: Mapping[int, tuple[str, str]] | None, count: _Count
+    cell: object, known: Mapping[int, tuple[str, str]] | None, counted: Counter[str]
 ) -> tuple[tuple[str, str | None], ...]:
     """Each once, by synset or number."""
     listed = list(cell) if isinstance(cell, list | tuple) else [cell]
@@ -218,7 +205,7 @@ def _labels(
     if known is None:
         return tuple((f"{number:04d}", None) for number in numbers)
     found = [known[number] for number in numbers if number in known]
-    count.notes["labels outside the list"] += len(numbers) - len(found)
+    counted[UNKNOWN_LABELS] += len(numbers) - len(found)
     return tuple(sorted(found, key=lambda label: label[1]))
 
 
@@ -227,42 +214,40 @@ def _manifest(
 ) -> Manifest:
     """One row for each photo and label of it, with the columns of `build geo-yfcc`."""
     rows = [(photo, *label) for photo in photos for label in photo.labels]
-    text = pa.string()
-    table = pa.table(
-        {
-            "image": pa.array([photo.image for photo, _, _ in rows], text),
-            "label": pa.array([name for _, name, _ in rows], text),
-            "domain": pa.array([photo.domain for photo, _, _ in rows], text),
-            "split": _splits(rows, settings),
-            "role": pa.array([photo.role for photo, _, _ in rows], text),
-            "continent": pa.array([continent_of(photo.domain) for photo, _, _ in rows], text),
-            "synset": pa.array([synset for _, _, synset in rows], text),
-            "photo_id": pa.array([photo.photo_id for photo, _, _ in rows], pa.int64()),
-            **{
-                name: pa.array([degrees(p.where.get(name)) for p, _, _ in rows], pa.float64())
-                for name in ("longitude", "latitude")
-            },
-            **{
-                name: pa.array([photo.where.get(name) for photo, _, _ in rows], text)
-                for name in ("url", "page")
-            },
-        }
-    )
+    owners = [photo for photo, _, _ in rows]
+    texts: dict[str, list[str | None]] = {
+        "image": [photo.image for photo in owners],
+        "label": [name for _, name, _ in rows],
+        "domain": [photo.domain for photo in owners],
+        "split": _splits(owners, settings),
+        "role": [photo.role for photo in owners],
+        "continent": [continent_of(photo.domain) for photo in owners],
+        "synset": [synset for _, _, synset in rows],
+    }
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in texts.items()})
+    photo_ids = pa.array([photo.photo_id for photo in owners], pa.int64())
+    table = table.append_column("photo_id", photo_ids)
+    for name in ("longitude", "latitude"):
+        numbers = [degrees(photo.where.get(name)) for photo in owners]
+        table = table.append_column(name, pa.array(numbers, pa.float64()))
+    for name in ("url", "page"):
+        values = pa.array([photo.where.get(name) for photo in owners], pa.string())
+        table = table.append_column(name, values)
     classes = tuple(sorted({name for _, name, _ in rows}))
     domains = tuple(sorted({photo.domain for photo in photos}))
     return Manifest(table, classes, root.resolve(), source, domains)
 
 
-def _splits(rows: Sequence[tuple[_Photo, str, str | None]], settings: ReleasedSettings) -> pa.Array:
+def _splits(photos: Sequence[_Photo], settings: ReleasedSettings) -> list[str | None]:
     """`test` as released; of the others, a share of each domain is drawn for validation."""
-    splits = np.array([photo.split for photo, _, _ in rows], dtype=object)
+    splits = np.array([photo.split for photo in photos], dtype=object)
     training = np.flatnonzero(splits == "train").tolist()
     table = pa.table(
         {
-            "image": pa.array([rows[row][0].image for row in training], pa.string()),
-            "domain": pa.array([rows[row][0].domain for row in training], pa.string()),
+            "image": pa.array([photos[row].image for row in training], pa.string()),
+            "domain": pa.array([photos[row].domain for row in training], pa.string()),
         }
     )
     drawn = seeded_splits(table, val_share=settings.val_share, seed=settings.seed)
     splits[training] = drawn.to_pylist()
-    return pa.array(splits.tolist(), pa.string())
+    return list(splits)
