@@ -120,7 +120,7 @@ def test_a_metric(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> N
     add("metric", METRICS, Metric=Metric)
     train(tiny("erm"), features, tmp_path / "run")
     scores = RunFolder(tmp_path / "run").records().scores
-    assert scores and all(1 / 3 < (s.metrics["sureness"] or 0) <= 1 for s in scores)
+    assert scores and all(1 / 3 < (s.metrics["confidence"] or 0) <= 1 for s in scores)
 
 
 def test_a_builder(add: Any, tmp_path: Path) -> None:

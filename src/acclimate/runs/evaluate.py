@@ -22,8 +22,6 @@ from acclimate.records.records import Score
 from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.scoring import Subject, final_scores
 
-SCORED = ("val", "test")  # splits of domains that were trained on
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -94,8 +92,9 @@ def _features(
         return None
     extraction = Extraction(extractor, config.model.backbone, trained.size)
     # Of domains that were trained on, all but what they were trained on.
-    parts = [plan.manifest.rows(domain=d, split=s) for d in plan.train_domains for s in SCORED]
-    parts += [plan.manifest.rows(domain=d) for d in (*plan.val_domains, *plan.test_domains)]
+    of, seen = plan.manifest.rows, plan.train_domains
+    parts = [of(domain=name, split=split) for name in seen for split in ("val", "test")]
+    parts += [of(domain=name) for name in (*plan.val_domains, *plan.test_domains)]
     rows = np.sort(np.concatenate(parts))
     try:
         return extraction.extract(

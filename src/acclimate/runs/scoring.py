@@ -32,7 +32,6 @@ from acclimate.records.predictions import Predictions
 from acclimate.records.records import Score, Validated
 from acclimate.runs.plan import Plan
 
-CHECK = "black-box-prior"
 MOST_REMEMBERED = 2**30  # bytes of features
 RowScore = tuple[Score, Predictions]  # a score, and the rows that it is made from
 
@@ -264,7 +263,7 @@ def _by_black_box(subject: Subject, held: AdaptingImages, confusion: Tensor) -> 
     train = torch.tensor(start.label_prior, dtype=torch.float64)
     shift = log_ratio(target, train).float().to(subject.world.device)
     on = subject.plan.config.adapt.source
-    return Candidate(CHECK, start.predictor, on, len(images), shift)
+    return Candidate("black-box-prior", start.predictor, on, len(images), shift)
 
 
 def _by_method(subject: Subject, domain: str, method: str, held: AdaptingImages) -> Candidate:
@@ -311,15 +310,14 @@ def _adapt(
             f"none of the {len(held.rows)} images set aside to adapt to domain '{domain}' can "
             f"be read; add images, or choose others with another seed"
         )
-    if chain.embedding:
-        own = state_of(subject, domain, held)
-        if own is None:
-            if subject.second is None:
-                raise nothing_to_embed(subject.plan.config.algorithm)
-            start = subject.second
-            assert start.embedding is not None
-            own = embed_rows(start.embedding, held, held.rows, subject.world)
-        state = own
+    if chain.embedding and start.embedding is None:
+        if subject.second is None:
+            raise nothing_to_embed(subject.plan.config.algorithm)
+        start = subject.second
+    if chain.embedding and start.embedding is not None:
+        state = state_of(subject, domain, held) or embed_rows(
+            start.embedding, held, held.rows, subject.world
+        )
     if not chain.methods or not chain.head_only:
         return adapt_model(start, held.images, chain, state)
     # The backbone stays, so that all such chains can share what it makes of the images.
