@@ -9,7 +9,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -108,12 +107,14 @@ _NUMBER = float | int | None  # 1.0 may have been written as 1
 _WIDER = {float: float | int, float | None: _NUMBER, Mapping[str, float | None]: Mapping}
 
 
-@cache
 def _may_hold(record: type[Any]) -> dict[str, Any]:
     """What each field may hold."""
     hints = get_type_hints(record)
     names = [field.name for field in dataclasses.fields(record)]
     return {name: _WIDER.get(hints[name], hints[name]) for name in names}
+
+
+_FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
 
 
 def append(path: Path, record: Record) -> None:
@@ -183,7 +184,7 @@ def _require_kinds(record: Record) -> None:
     """A TypeError where a field holds what does not belong there."""
     if isinstance(record, Started):
         return  # for people alone
-    pairs = [(getattr(record, name), kind) for name, kind in _may_hold(type(record)).items()]
+    pairs = [(getattr(record, name), kind) for name, kind in _FIELDS[record.kind].items()]
     if isinstance(record, Score) and isinstance(record.metrics, Mapping):
         pairs += [(value, _NUMBER) for value in record.metrics.values()]
     if not all(isinstance(value, kind) for value, kind in pairs):
