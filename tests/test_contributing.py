@@ -25,6 +25,7 @@ from acclimate.learn import embeddings
 from acclimate.learn.algorithms import ALGORITHMS
 from acclimate.learn.model import Trained
 from acclimate.records.folder import RunFolder
+from acclimate.records.metrics import METRICS, Metric
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
 from acclimate.results.load import load_report
@@ -71,7 +72,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Module
 
 
 def test_there_is_an_example_of_every_addition() -> None:
-    assert [*EXAMPLES] == ["algorithm", "embedding", "method", "builder", "figure"]
+    assert [*EXAMPLES] == ["algorithm", "embedding", "method", "metric", "builder", "figure"]
 
 
 @pytest.mark.parametrize("name", ["vrex", "da-vrex"])
@@ -113,6 +114,13 @@ def test_a_method(add: Any, features: Manifest) -> None:
     # Known up to a constant per image; without it the classes' means are equal.
     means = (logits - logits.mean(1, keepdims=True)).mean(0)
     np.testing.assert_allclose(means, 0, atol=1e-5)
+
+
+def test_a_metric(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> None:
+    add("metric", METRICS, Metric=Metric)
+    train(tiny("erm"), features, tmp_path / "run")
+    scores = RunFolder(tmp_path / "run").records().scores
+    assert scores and all(1 / 3 < (s.metrics["confidence"] or 0) <= 1 for s in scores)
 
 
 def test_a_builder(add: Any, tmp_path: Path) -> None:

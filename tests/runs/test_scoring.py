@@ -25,7 +25,7 @@ from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.model import StartingPoint, Trained
 from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
-from acclimate.learn.models.predictors import Passed, nothing_more
+from acclimate.learn.models.predictors import nothing_more
 from acclimate.learn.objective import Losses
 from acclimate.records.folder import RunFolder
 from acclimate.records.metrics import metric_values
@@ -35,7 +35,6 @@ from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.runs import scoring
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import (
-    FeatureMemory,
     Subject,
     confusion_of,
     final_scores,
@@ -198,24 +197,6 @@ def test_equal_logits_and_such_as_are_no_numbers() -> None:
     assert row_facts(torch.full((1, 3), torch.nan), torch.tensor([2]))[0, 5].isnan()
 
 
-def test_rows_of_several_batches_are_scored_together(tiny: Tiny) -> None:
-    """1000 rows; what is added to the logits decides for one of the two classifiers."""
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(1000, 7)).astype(np.float32), rng.integers(0, 7, 1000)
-    plan = make_plan(tiny("erm"), Manifest.from_arrays(X, y, ["d"] * 1000))
-    shift = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -1.0])
-    subject, predictor = plain(plan, Logits()), Logits()
-    found = predict_rows(subject, [(predictor, None), (predictor, shift)], np.arange(1000))
-    for facts, logits in zip(found, (X, X + shift.numpy()), strict=True):
-        order = np.argsort(-logits, axis=1)
-        losses = torch.nn.functional.cross_entropy(
-            torch.from_numpy(logits), torch.from_numpy(y), reduction="none"
-        )
-        assert (facts[:, 1] == order[:, 0]).all()
-        assert (facts[:, 2] == 1 + np.argmax(order == y[:, None], axis=1)).all()
-        assert (facts[:, 5] == losses.double().numpy()).all()
-
-
 class Gallery(FeatureSource):
     """Rows that show images of which there are fewer; writes down what is read."""
 
@@ -341,19 +322,6 @@ def test_images_of_several_passes_are_remembered_if_all_of_them_fit(
     for budget, fits in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", budget)
         assert (remember_shared(subject, passes) is not None) == fits
-
-
-def test_what_is_remembered() -> None:
-    backbone = nothing_more(3)
-    features = torch.arange(15.0).view(5, 3)
-    memory = FeatureMemory.of(backbone, np.array([False, True, False, True, True]))
-    assert memory is not None
-    memory.keep(np.array([4, 0, 1]), Passed.before(backbone, features[[4, 0, 1]]))
-    assert memory.have.tolist() == [False, True, False, False, True]
-    memory.keep(np.array([2, 0]), Passed.before(backbone, features[[2, 0]]))
-    assert memory.have.sum() == 2
-    recalled = memory.recall(np.array([4, 1, 4])).features(backbone)
-    assert torch.equal(recalled, features[[4, 1, 4]])
 
 
 @pytest.mark.parametrize("methods", [["prior", "t3a"], ["prior", "bn", "t3a"]])

@@ -145,7 +145,7 @@ class RunFolder:
         return self.path / DOMAINS
 
     def rehearsal(self) -> dict[str, Any] | None:
-        """What a rehearsal found; None where there was none."""
+        """What a rehearsal measured; None where there was none."""
         path = self.path / REHEARSAL
         return stored(path) if path.exists() else None
 
@@ -284,12 +284,12 @@ class RunFolder:
         if not paths:
             return 0
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        deleted = [path.name for path in paths]
-        write_document(self.path / PRUNED, {"time": time, "deleted": deleted})
+        facts = {"time": time, "deleted": [path.name for path in paths]}
+        write_document(self.path / PRUNED, facts)
         freed = 0
         for path in paths:
-            facts = path.stat()
-            freed += facts.st_size if facts.st_nlink == 1 else 0  # another name may keep the bytes
+            size, links = path.stat().st_size, path.stat().st_nlink
+            freed += size if links == 1 else 0  # another name may keep the bytes
             path.unlink()
         return freed
 

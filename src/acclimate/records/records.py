@@ -73,7 +73,7 @@ class Score:
 
 
 class Validated(NamedTuple):
-    """What a validation found: scores, and their means over the domains that have any."""
+    """The outcome of a validation: scores, and their means over the domains that have any."""
 
     scores: list[Score]
     top1: float | None
@@ -103,15 +103,17 @@ Record = Started | Loss | Score | Finished
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
 
 
+_NUMBER = float | int | None  # 1.0 may have been written as 1
+_WIDER = {float: float | int, float | None: _NUMBER, Mapping[str, float | None]: Mapping}
+
+
 def _may_hold(record: type[Any]) -> dict[str, Any]:
-    """What each field may hold; 1.0 may have been written as 1."""
+    """What each field may hold."""
     hints = get_type_hints(record)
     names = [field.name for field in dataclasses.fields(record)]
-    wider = {float: float | int, float | None: _NUMBER, Mapping[str, float | None]: Mapping}
-    return {name: wider.get(hints[name], hints[name]) for name in names}
+    return {name: _WIDER.get(hints[name], hints[name]) for name in names}
 
 
-_NUMBER = float | int | None
 _FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
 
 
@@ -182,13 +184,11 @@ def _require_kinds(record: Record) -> None:
     """A TypeError where a field holds what does not belong there."""
     if isinstance(record, Started):
         return  # for people alone
-    for name, allowed in _FIELDS[record.kind].items():
-        if not isinstance(getattr(record, name), allowed):
-            raise TypeError(name)
-    if isinstance(record, Score):
-        for name, value in record.metrics.items():
-            if not isinstance(value, _NUMBER):
-                raise TypeError(name)
+    pairs = [(getattr(record, name), kind) for name, kind in _FIELDS[record.kind].items()]
+    if isinstance(record, Score) and isinstance(record.metrics, Mapping):
+        pairs += [(value, _NUMBER) for value in record.metrics.values()]
+    if not all(isinstance(value, kind) for value, kind in pairs):
+        raise TypeError(record.kind)
 
 
 def _mend_torn_line(path: Path) -> None:

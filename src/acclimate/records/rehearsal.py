@@ -1,4 +1,4 @@
-"""The `Rehearsal` record: what `train` found when it held out its domains in turn.
+"""The `Rehearsal` record: what `train` measured when it held out its domains in turn.
 
 It says which chain of methods `adapt` uses for how many images, with which settings, what that
 promises at an unseen domain, and the words for all of it.
@@ -30,16 +30,15 @@ class Promise:
     gain: float  # in accuracy; mean over domains
     error: float | None  # its standard error; None for one domain
     accuracy: float
-    low: float  # where the accuracy at a new domain is expected, in nine cases of ten
+    low: float  # of the 90 % interval of the accuracy at a new domain
     high: float
     domains: int
     beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
     spread: float | None = None  # and standard deviation
 
     def expected(self, confidence: float | None) -> tuple[float, float]:
-        """Where the accuracy at a new domain is expected, in nine cases of ten, with the classifier
-        so sure of what it says there: by that, or by the other domains' accuracy, whichever says
-        more."""
+        """The 90 % interval of the accuracy at a new domain, where the classifier's mean confidence
+        is as given: by that, or by the held-out domains' accuracy, whichever is narrower."""
         if confidence is None or self.beyond_confidence is None or self.spread is None:
             return self.low, self.high
         half = half_width(self.domains, max(self.spread, LEAST_SPREAD))
@@ -49,8 +48,8 @@ class Promise:
         return min(max(middle - half, 0.0), 1.0), max(min(middle + half, 1.0), 0.0)
 
     def expected_gain(self, domains: int = 1) -> tuple[float, float] | None:
-        """Where the gain is expected at a new domain, or its mean over so many of them, in nine
-        cases of ten; None where one domain alone has been seen."""
+        """The 90 % interval of the gain at a new domain, or of its mean over so many; None where
+        one domain alone was held out."""
         if self.error is None:
             return None
         spread = max(self.error, FREE) * math.sqrt(self.domains)  # few may agree by chance
@@ -120,13 +119,13 @@ class Rehearsal:
     def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
         try:
             return cls(
-                promises=tuple(Promise(**found) for found in stored["promises"]),
-                chosen={int(found["n"]): str(found["chain"]) for found in stored["chosen"]},
-                settings={chain: dict(found) for chain, found in stored["settings"].items()},
+                promises=tuple(Promise(**promise) for promise in stored["promises"]),
+                chosen={int(one["n"]): str(one["chain"]) for one in stored["chosen"]},
+                settings={chain: dict(own) for chain, own in stored["settings"].items()},
                 temperatures=dict(stored["temperatures"]),
                 domains=int(stored["domains"]),
                 exact=bool(stored["exact"]),
-                explained={int(found["n"]): float(found["share"]) for found in stored["explained"]},
+                explained={int(one["n"]): float(one["share"]) for one in stored["explained"]},
                 ahead=float(stored["ahead"]),
                 plain_scale=float(stored["plain_scale"]),
             )
@@ -153,12 +152,12 @@ def simplicity(chain: str) -> tuple[bool, int]:
     return "embedding" in parts, len(parts)
 
 
-def verdict(found: Rehearsal) -> list[str]:
+def verdict(rehearsal: Rehearsal) -> list[str]:
     """What a user should know, in sentences."""
-    most = max(found.chosen)
-    chain = found.chosen[most]
-    said = [_paid(found, chain, most)]
-    promise = found.promise(chain, most)
+    most = max(rehearsal.chosen)
+    chain = rehearsal.chosen[most]
+    said = [_paid(rehearsal, chain, most)]
+    promise = rehearsal.promise(chain, most)
     if promise.domains < ENOUGH_DOMAINS_TO_TELL:
         said.append(f"Accuracy where a site was held out: {percent(promise.accuracy)} %.")
     elif promise.high - promise.low > TELLS_NOTHING:
@@ -170,7 +169,7 @@ def verdict(found: Rehearsal) -> list[str]:
         said.append(
             f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
         )
-    if not found.exact:
+    if not rehearsal.exact:
         said.append(
             "The network had seen the rehearsed sites in training, so that a new one may differ "
             "more from them than these numbers say."
@@ -191,28 +190,30 @@ def unrehearsed(domains: int) -> str:
     )
 
 
-def _paid(found: Rehearsal, chain: str, most: int) -> str:
-    sites = count(found.domains, "site")
-    if found.domains < ENOUGH_DOMAINS_TO_TELL:
+def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
+    sites = count(rehearsal.domains, "site")
+    if rehearsal.domains < ENOUGH_DOMAINS_TO_TELL:
         return (
             f"Only {sites} could play a new site, and it takes {ENOUGH_DOMAINS_TO_TELL} to tell "
             f"whether adaptation pays; the plain model is what `predict` uses."
         )
-    if set(found.chosen.values()) == {"none"}:
-        tried = [found.promise(c, most) for c in sorted(found.chains) if c != "none"]
+    if set(rehearsal.chosen.values()) == {"none"}:
+        tried = [rehearsal.promise(c, most) for c in sorted(rehearsal.chains) if c != "none"]
         return (
             f"With {sites} adaptation did not pay{_at_best(tried)}; the plain model is what "
             f"`predict` uses."
         )
-    uses = ", ".join(f"{used} from {count(n, 'image')} on" for n, used in _changes(found.chosen))
+    uses = ", ".join(
+        f"{used} from {count(n, 'image')} on" for n, used in _changes(rehearsal.chosen)
+    )
     if chain == "none":
         return f"Rehearsed on {sites}: `adapt` uses {uses}."
     anew = ""
-    if found.has("drawn anew"):
-        shifted = found.promise(chain, most, "drawn anew")
+    if rehearsal.has("drawn anew"):
+        shifted = rehearsal.promise(chain, most, "drawn anew")
         anew = f" ({_gain(shifted)} where label frequencies are drawn anew)"
     return (
-        f"Rehearsed on {sites}, {chain} gained {_gain(found.promise(chain, most))} points with "
+        f"Rehearsed on {sites}, {chain} gained {_gain(rehearsal.promise(chain, most))} points with "
         f"{most} unlabelled images{anew}; `adapt` uses {uses}."
     )
 
@@ -245,10 +246,10 @@ def _plus_minus(promise: Promise) -> str:
     return "" if promise.error is None else f" ± {percent(promise.error)}"
 
 
-def rows(found: Rehearsal) -> Iterable[tuple[str, ...]]:
+def rows(rehearsal: Rehearsal) -> Iterable[tuple[str, ...]]:
     """The table of a rehearsal: what, images, label frequencies, accuracy, gain."""
-    for promise in found.promises:
-        chosen = " *" if found.chosen[promise.n] == promise.chain else ""
+    for promise in rehearsal.promises:
+        chosen = " *" if rehearsal.chosen[promise.n] == promise.chain else ""
         yield (
             promise.chain + chosen,
             str(promise.n),

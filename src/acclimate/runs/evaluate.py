@@ -61,8 +61,8 @@ def evaluate_run(
         same_data = manifest.digest() == trained.data
         plan = _plan(config, trained, manifest, same_data=same_data)
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
-        own = (find_chain(name, config.adapt) for name in config.adapt.methods if name != "auto")
-        chains = [*asked, *own]
+        own = [find_chain(name, config.adapt) for name in config.adapt.methods if name != "auto"]
+        chains = asked + own
         source = _features(run, trained, plan, quarantine, world, watch, chains) or open_source(
             manifest, trained.size, config.data, quarantine, world.device
         )
@@ -91,21 +91,17 @@ def _features(
     if extractor is None or world.size > 1 or not all(chain.head_only for chain in chains):
         return None
     extraction = Extraction(extractor, config.model.backbone, trained.size)
-    rows = _scored_rows(plan)
+    # Of domains that were trained on, all but what they were trained on.
+    of, seen = plan.manifest.rows, plan.train_domains
+    parts = [of(domain=name, split=split) for name in seen for split in ("val", "test")]
+    parts += [of(domain=name) for name in (*plan.val_domains, *plan.test_domains)]
+    rows = np.sort(np.concatenate(parts))
     try:
         return extraction.extract(
             plan.manifest, rows, config.data, quarantine, beside=run, world=world, watch=watch
         )
     except (ConfigError, WriteError, OSError):  # of its memory and cache: scoring needs neither
         return None
-
-
-def _scored_rows(plan: Plan) -> np.ndarray:
-    """All that may be looked at: of domains that were trained on, not what they were trained on."""
-    rows = plan.manifest.rows
-    seen = [rows(domain=d, split=s) for d in plan.train_domains for s in ("val", "test")]
-    unseen = [rows(domain=d) for d in (*plan.val_domains, *plan.test_domains)]
-    return np.sort(np.concatenate([*seen, *unseen]))
 
 
 def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data: bool) -> Plan:

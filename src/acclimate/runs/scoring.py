@@ -6,7 +6,7 @@ logits into facts about each row (`predict_rows`); metrics over those rows (`_sc
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,7 +32,6 @@ from acclimate.records.predictions import Predictions
 from acclimate.records.records import Score, Validated
 from acclimate.runs.plan import Plan
 
-CHECK = "black-box-prior"
 MOST_REMEMBERED = 2**30  # bytes of features
 RowScore = tuple[Score, Predictions]  # a score, and the rows that it is made from
 
@@ -77,13 +76,12 @@ def validate(subject: Subject, step: int) -> Validated:
         each = ((name, [_as_trained(subject, name)]) for name in plan.val_domains)
         rows = (score for name, own in each for score in _unseen_scores(subject, name, own))
     scores = [replace(score, moment="validation", step=step) for score, _ in rows]
-    top1 = [score.top1 for score in scores if score.top1 is not None]
-    losses = [score.loss for score in scores if score.loss is not None]
-    return Validated(
-        scores,
-        float(np.mean(top1)) if top1 else None,
-        float(np.mean(losses)) if losses else None,
-    )
+    return Validated(scores, _mean(s.top1 for s in scores), _mean(s.loss for s in scores))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowScore]:
@@ -93,8 +91,7 @@ def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowS
     """
     plan = subject.plan
     usual = "none" if subject.start.embedding is None else "embedding"
-    rehearsed = [] if subject.guard is None else ["auto"]
-    asked = [*rehearsed, *plan.config.adapt.methods, *methods]
+    asked = [*(["auto"] if subject.guard else []), *plan.config.adapt.methods, *methods]
     further = [name for name in dict.fromkeys(asked) if name != usual]
     unseen = (*plan.val_domains, *plan.test_domains)
     # The check of `prior` needs what the plain model mistakes for what.
@@ -266,7 +263,7 @@ def _by_black_box(subject: Subject, held: AdaptingImages, confusion: Tensor) -> 
     train = torch.tensor(start.label_prior, dtype=torch.float64)
     shift = log_ratio(target, train).float().to(subject.world.device)
     on = subject.plan.config.adapt.source
-    return Candidate(CHECK, start.predictor, on, len(images), shift)
+    return Candidate("black-box-prior", start.predictor, on, len(images), shift)
 
 
 def _by_method(subject: Subject, domain: str, method: str, held: AdaptingImages) -> Candidate:
@@ -313,15 +310,14 @@ def _adapt(
             f"none of the {len(held.rows)} images set aside to adapt to domain '{domain}' can "
             f"be read; add images, or choose others with another seed"
         )
-    if chain.embedding:
-        own = state_of(subject, domain, held)
-        if own is None:
-            if subject.second is None:
-                raise nothing_to_embed(subject.plan.config.algorithm)
-            start = subject.second
-            assert start.embedding is not None
-            own = embed_rows(start.embedding, held, held.rows, subject.world)
-        state = own
+    if chain.embedding and start.embedding is None:
+        if subject.second is None:
+            raise nothing_to_embed(subject.plan.config.algorithm)
+        start = subject.second
+    if chain.embedding and start.embedding is not None:
+        state = state_of(subject, domain, held) or embed_rows(
+            start.embedding, held, held.rows, subject.world
+        )
     if not chain.methods or not chain.head_only:
         return adapt_model(start, held.images, chain, state)
     # The backbone stays, so that all such chains can share what it makes of the images.
@@ -352,17 +348,6 @@ class FeatureMemory:
     features: Tensor  # [places, f]
     have: np.ndarray  # [images], bool
 
-    @classmethod
-    def of(cls, backbone: Backbone, wanted: np.ndarray) -> "FeatureMemory | None":
-        """For the images that are `wanted` [images], if the device has room for their features."""
-        shape = int(wanted.sum()), backbone.features
-        try:
-            features = torch.empty(shape, device=backbone.mean.device)
-        except torch.OutOfMemoryError:
-            return None
-        place = np.where(wanted, np.cumsum(wanted) - 1, -1)
-        return cls(backbone, place, features, np.zeros(len(wanted), dtype=bool))
-
     def keep(self, images: np.ndarray, passed: Passed) -> None:
         places = self.place[images]
         chosen = np.flatnonzero(places >= 0)
@@ -388,8 +373,15 @@ def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMe
     for rows in passes:
         times[np.unique(image[rows])] += 1
     shared = times > 1
-    fits = int(shared.sum()) * backbone.features * 4 <= MOST_REMEMBERED
-    return FeatureMemory.of(backbone, shared) if shared.any() and fits else None
+    count = int(shared.sum())
+    if not 0 < count * backbone.features * 4 <= MOST_REMEMBERED:
+        return None
+    try:
+        features = torch.empty(count, backbone.features, device=backbone.mean.device)
+    except torch.OutOfMemoryError:
+        return None
+    place = np.where(shared, np.cumsum(shared) - 1, -1)
+    return FeatureMemory(backbone, place, features, np.zeros(len(shared), dtype=bool))
 
 
 @dataclass(frozen=True)
@@ -558,7 +550,7 @@ def _score(
     plan, seen = subject.plan, facts[:, 0] > 0
     predicted, rank, sure, squares, loss = facts[seen, 1:].T
     names = {"domain": domain, "split": split, "method": candidate.method}
-    found = Predictions(
+    predictions = Predictions(
         plan.classes,
         row=rows[seen],
         **{key: np.full(len(rank), name, dtype=object) for key, name in names.items()},
@@ -570,13 +562,13 @@ def _score(
         p_squares=squares.astype(np.float32),
         loss=loss.astype(np.float32),
     )
-    values, on = metric_values(found), candidate.adapted_on
+    values, on = metric_values(predictions), candidate.adapted_on
     score = Score(
         moment="final",
         step=0,
         role=plan.role(domain),
         **names,
-        n=len(found),
+        n=len(predictions),
         top1=values["top-1"],
         top5=values["top-5"],
         loss=values["nll"],
@@ -585,4 +577,4 @@ def _score(
         adapt_seed=plan.config.seed if on not in (None, "training") else None,
         metrics=values,
     )
-    return score, found
+    return score, predictions
