@@ -36,7 +36,6 @@ class Output(NamedTuple):
 class Predictor(nn.Module, ABC):
     """Scores images [b, 3, h, w] or features [b, f], in the domain whose embedding is `mu`."""
 
-    conditioned: ClassVar[bool]
     backbone: Backbone
 
     def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
@@ -54,8 +53,6 @@ class Plain(Predictor):
     Head "linear" is one layer on the backbone's features; head "mlp" is the conditioned
     predictor's head without μ, the control of equal capacity.
     """
-
-    conditioned = False
 
     def __init__(
         self,
@@ -94,8 +91,6 @@ class Plain(Predictor):
 @final
 class Conditioned(Predictor):
     """F(x, μ): one classifier per domain. `mu` is [b, mu_dim], or [mu_dim] for the whole batch."""
-
-    conditioned = True
 
     def __init__(
         self,
@@ -173,8 +168,6 @@ class Paired(Predictor):
     `conditioned` takes the features that the plain predictor's backbone, or what that one stands
     on, makes of images. `scale` is what the plain logits are multiplied by, so that both count.
     """
-
-    conditioned = True
 
     def __init__(self, plain: Plain, conditioned: Conditioned, scale: float) -> None:
         super().__init__()
