@@ -489,7 +489,7 @@ def test_a_worker_killed_at_work_is_replaced(tiny: Tiny, data: Path, tmp_path: P
     opened: list[LocalLauncher] = []
 
     def launch(folder: Path) -> LocalLauncher:
-        opened.append(LocalLauncher(folder, [Slot("cpu", 1)]))
+        opened.append(LocalLauncher(folder, LaunchOptions(max_parallel=1, device="cpu")))
         return opened[0]
 
     def listener(queue: Queue, event: Event | None) -> None:
