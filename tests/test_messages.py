@@ -44,6 +44,8 @@ COMMANDS = [
     f"{ERM} --weights nowhere.pth",
     f"{ERM} --min-images 1000",
     f"{ERM} --device tpu",
+    f"{TRAIN} --set embedding.name=prototipe --algorithm da-erm",
+    f"{ERM} --out /dev/null/run",
     f"{ERM} --out notes.md",
     f"{ERM} --out busy",
     f"{TRAIN} --algorithm da-erm --test-domains site-0,site-1",
@@ -70,6 +72,7 @@ COMMANDS = [
     f"{SWEEP} --algorithms erm --test-domains site-9",
     f"{SWEEP} --algorithms erm --methods embedding",
     f"{SWEEP} --algorithms erm --search model.dropout=0.5",
+    f"{SWEEP} --algorithms erm --search lr",
     f"{SWEEP} --algorithms erm --launcher lokal",
     f"{SWEEP} --algorithms erm --max-parallel 0",
     f"{SWEEP} --algorithms erm --slurm partition",
@@ -93,7 +96,10 @@ def messages() -> str:
         os.chdir(folder)
         try:
             write_files()
-            return "".join(f"$ acclimate {line}\n{message(line)}\n\n" for line in COMMANDS)
+            before = sorted(Path().rglob("*"))
+            text = "".join(f"$ acclimate {line}\n{message(line)}\n\n" for line in COMMANDS)
+            assert sorted(Path().rglob("*")) == before  # a mistake leaves nothing behind
+            return text
         finally:
             os.chdir(here)
 

@@ -81,19 +81,3 @@ def test_a_file_for_all_sites(cli: Any, run: Path, unlabelled: Path, tmp_path: P
         assert {name: value.shape for name, value in inputs.items()} == {
             "site": (4,), "prior": (2,), "temperature": (),
         }  # fmt: skip
-
-
-def test_contradictions(cli: Any, run: Path, tmp_path: Path) -> None:
-    code, _, err = cli(
-        "export", run, "--conditioned", "--domain", "s.safetensors", "--out", tmp_path / "m.onnx"
-    )
-    assert (code, err) == (
-        1,
-        "error: --conditioned serves all sites and --domain is one; leave one out, or give the "
-        "site's inputs a file with --domain SITE --out SITE.npz",
-    )
-    code, _, err = cli("export", run, "--out", tmp_path / "site.npz")
-    assert (code, err) == (
-        1,
-        "error: --out SITE.npz holds the inputs of one site; name it with --domain FILE",
-    )

@@ -123,15 +123,6 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
     assert table.read_text().splitlines() == adapted
 
 
-def test_a_state_is_made_or_given(cli: Any, quick: Path, unlabelled: Path, tmp_path: Path) -> None:
-    flags = ("--adapt", "--domain", tmp_path / "site.safetensors", "--out", tmp_path / "p.csv")
-    code, _, err = cli("predict", quick, unlabelled, *flags)
-    assert (code, err.splitlines()[-1]) == (
-        1,
-        "error: --adapt makes a state and --domain gives one; use one of them",
-    )
-
-
 def test_a_dry_run_says_what_would_be_and_writes_nothing(
     cli: Any, tree: Path, tmp_path: Path
 ) -> None:

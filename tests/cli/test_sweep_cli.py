@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from acclimate.cli import main
 from acclimate.cli import sweep as sweep_command
-from acclimate.core.text import duration
 from acclimate.data.manifest import Manifest
 from acclimate.records.records import Loss, append
 from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
@@ -192,30 +190,6 @@ def test_ctrl_c_stops_and_says_how_to_resume(data: Path, tmp_path: Path) -> None
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        (["--slurm", "partition"], ("--slurm partition", "key=value")),
-        (["--search", "lr"], ("--search lr", "key=value")),
-        (["--launcher", "lokal"], ("'lokal'", "'local'")),
-        (["--max-parallel", "0"], ("--max-parallel", "1", "0")),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_written(
-    data: Path,
-    tmp_path: Path,
-    flags: list[str],
-    facts: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "argv", small(data, tmp_path / "s", *flags)[2:])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert str(end.value).startswith("error: ")
-    assert all(fact in str(end.value) for fact in facts)
-    assert not (tmp_path / "s").exists()
-
-
 # ---- progress ------------------------------------------------------------------------------------
 
 
@@ -273,11 +247,6 @@ def test_the_steps_of_running_jobs_are_read_from_what_they_write(tmp_path: Path)
     with (place / "records.jsonl").open("a") as file:
         file.write('{"schema": 1, "ki')  # being written
     assert sweep_command.running(tmp_path, sweep, queue) == "two (step 3), phi"
-
-
-def test_durations_are_said_in_two_units() -> None:
-    found = [duration(seconds) for seconds in (8, 95, 4000, 200_000)]
-    assert found == ["8 s", "1 min 35 s", "1 h 06 min", "2 d 7 h"]
 
 
 @pytest.mark.parametrize(("done", "code"), [(2, None), (1, 1)])

@@ -26,6 +26,7 @@ from acclimate.sweep.conduct import choose
 from acclimate.sweep.contenders import contenders
 from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import define
+from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
 from fixtures.settings import TINY
 
@@ -62,37 +63,29 @@ def test_each_algorithm_gets_the_methods_that_it_can_be_used_by(features: Manife
 
 
 @pytest.mark.parametrize(
-    ("methods", "algorithms", "message"),
+    ("methods", "algorithms", "facts"),
     [
-        (("priro",), ("erm",), "there is no adaptation method 'priro'; did you mean 'prior'?"),
-        (("prior", "prior"), ("erm",), "methods names 'prior' twice; name it once"),
-        (
-            ("embedding+prior",),
-            ("erm", "coral"),
-            "methods: 'embedding+prior' starts from an embedding, and none of the algorithms has "
-            "one; add da-erm, or leave the method out",
-        ),
-        (
-            ("bn",),
-            ("erm",),
-            "method 'bn' works on batch norm, and this model has no normalisation layer; use prior "
-            "or t3a",
-        ),
+        (("priro",), ("erm",), ("'priro'", "'prior'")),
+        (("prior", "prior"), ("erm",), ("methods", "'prior'")),
+        (("embedding+prior",), ("erm", "coral"), ("'embedding+prior'", "da-erm")),
+        (("bn",), ("erm",), ("'bn'", "prior", "t3a")),
     ],
 )
 def test_methods_that_could_not_be_scored_are_refused_before_any_run(
-    features: Manifest, methods: tuple[str, ...], algorithms: tuple[str, ...], message: str
+    features: Manifest,
+    methods: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    facts: tuple[str, ...],
 ) -> None:
-    with pytest.raises(AcclimateError) as error:
+    with refused(AcclimateError, *facts):
         define(asked(methods=methods, algorithms=algorithms), {"sites": features})
-    assert str(error.value) == message
 
 
 def test_a_run_on_its_own_refuses_them_before_it_trains(features: Manifest, tmp_path: Path) -> None:
     config = from_dict(
         RunConfig, {"algorithm": "erm", "adapt": {"methods": ["embedding"]}}, where=""
     )
-    with pytest.raises(ConfigError, match="a plain model \\(erm\\) has no embedding to adapt"):
+    with refused(ConfigError, "erm", "embedding"):
         train(config, features, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
@@ -131,7 +124,7 @@ def test_every_method_has_a_row_with_its_own_choice_and_test(swept: tuple[Path, 
 def test_the_choices_and_the_cards_name_the_method(swept: tuple[Path, Sweep]) -> None:
     folder, sweep = swept
     chosen = choose(folder, sweep)
-    assert all(chosen.top1(one) is not None for one in chosen.by_rule["validation-domains"])
+    assert None not in chosen["validation-domains"].values()
     paths = write_cards(folder, sweep, select(candidates(folder, sweep), sweep.rule), sweep.rule)
     text = "\n".join(path.read_text() for path in paths)
     assert "For site-0, used by prior, trial 0: draw " in text
@@ -165,7 +158,7 @@ def test_too_few_images_for_a_method_are_a_dash_and_no_failure(
 
 
 def test_of_a_frozen_backbone_only_the_head_can_be_adapted() -> None:
-    with pytest.raises(ConfigError, match="method 'tent' changes layers of the backbone"):
+    with refused(ConfigError, "'tent'"):
         find_chain("tent").require(nn.LayerNorm(2), frozen=True)
     find_chain("tent").require(nn.LayerNorm(2))
     find_chain("prior").require(nn.Linear(2, 2), frozen=True)

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,63 +14,27 @@ from typing import Any
 
 import pytest
 
-from acclimate.config import RunConfig, as_dict
+from acclimate.config import RunConfig
 from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
+from acclimate.records import records
 from acclimate.records.folder import write_checksums
-from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs import embedding_step, records
 from acclimate.runs.training import train
 from acclimate.sweep.conduct import write_labels
 from acclimate.sweep.driver import Event, Queue, claim, run_sweep
 from acclimate.sweep.jobs import with_baselines
-from acclimate.sweep.launchers import Died, chosen_launcher, expected_workers
+from acclimate.sweep.launchers import Died, expected_workers
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, note_failure, perform
 from fixtures.errors import refused
 from fixtures.faults import no_file_above
 from fixtures.interruption import assert_same_weights
+from fixtures.sweeps import LOCAL, embedding_job, job, scores, start_driver, sweep_of
 
 Tiny = Callable[..., RunConfig]
-LOCAL = chosen_launcher(LaunchOptions(max_parallel=2, device="cpu"))
-
-
-def job(id: str, config: RunConfig | None = None, **changes: Any) -> Job:
-    settings = {} if config is None else as_dict(config)
-    held = tuple(settings.get("test_domains", ()))
-    algorithm = id.split("-")[0].replace("_", "-")
-    made = Job(
-        id=id,
-        dataset="sites",
-        algorithm=algorithm,
-        groups=(held,),
-        draw=0,
-        trial=0,
-        config=settings,
-    )
-    return replace(made, **changes)
-
-
-def sweep_of(
-    jobs: Sequence[Job], embeddings: Sequence[EmbeddingJob] = (), digest: str = "0" * 64
-) -> Sweep:
-    return Sweep(
-        title="small",
-        rule="training-domains",
-        baseline="erm",
-        datasets=(DataSet(name="sites", digest=digest, source="here", domains=("a", "b")),),
-        embeddings=tuple(embeddings),
-        jobs=tuple(jobs),
-    )
-
-
-@pytest.fixture
-def data(features: Manifest, tmp_path: Path) -> Path:
-    path = tmp_path / "features.parquet"
-    features.write(path)
-    return path
 
 
 def small_sweep(tiny: Tiny, data: Path, **changes: Any) -> Sweep:
@@ -82,14 +45,8 @@ def small_sweep(tiny: Tiny, data: Path, **changes: Any) -> Sweep:
         job("da_erm-4", shared, needs="phi-4"),
         job("da_coral-4", replace(shared, algorithm="da-coral"), needs="phi-4"),
     ]
-    phi = EmbeddingJob(id="phi-4", dataset="sites", config=as_dict(shared))
+    phi = embedding_job("phi-4", shared)
     return sweep_of([*plain, *conditioned], [phi], Manifest.open(data).digest())
-
-
-def scores(folder: Path, job: str) -> list[records.Score]:
-    found = SweepFolder(folder).run(job).records()
-    assert found.finished is not None
-    return sorted(found.scores, key=str)
 
 
 # ---- the queue -----------------------------------------------------------------------------------
@@ -97,7 +54,7 @@ def scores(folder: Path, job: str) -> list[records.Score]:
 
 def queue_of(jobs: Sequence[Job], found: Mapping[str, str], **options: Any) -> Queue:
     needed = dict.fromkeys(job.needs for job in jobs if job.needs)
-    phis = [EmbeddingJob(id=name, dataset="sites", config={}) for name in needed]
+    phis = [embedding_job(name) for name in needed]
     states = {**dict.fromkeys([*needed, *(job.id for job in jobs)], "waiting"), **found}
     return Queue(sweep_of(jobs, phis), states, **options)
 
@@ -112,10 +69,7 @@ def drained(queue: Queue) -> list[str]:
 
 def test_an_embedding_waits_for_the_run_that_it_is_made_of() -> None:
     jobs = [job("one", needs="phi"), job("two"), job("erm"), job("three", needs="other")]
-    phis = [
-        EmbeddingJob(id="phi", dataset="sites", config={}, needs="erm"),
-        EmbeddingJob(id="other", dataset="sites", config={}),
-    ]
+    phis = [embedding_job("phi", needs="erm"), embedding_job("other")]
     names = [*(phi.id for phi in phis), *(job.id for job in jobs)]
 
     def queue(**found: str) -> Queue:
@@ -241,8 +195,7 @@ def test_a_busy_job_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_failed_embedding_blocks_its_jobs_but_is_their_only_failure(tmp_path: Path) -> None:
-    phi = EmbeddingJob(id="phi", dataset="sites", config={})
-    sweep = sweep_of([job("one", needs="phi"), job("two")], [phi])
+    sweep = sweep_of([job("one", needs="phi"), job("two")], [embedding_job("phi")])
     tally = conduct(tmp_path / "s", sweep, Scripted({"phi": [Died("signal 9")] * 3}))
     assert [failure.job for failure in tally.failures] == ["phi"]
     assert tally.blocked == ("one",)
@@ -382,7 +335,7 @@ def test_a_task_fails_with_its_traceback_and_a_success_clears_that(
         failure = SweepFolder(tmp_path).failure("erm-0")
         assert failure is not None
         assert outcome.state == "failed"
-        assert outcome.error == failure.error == "there is no algorithm 'erl'; did you mean 'erm'?"
+        assert outcome.error == failure.error and "'erl'" in failure.error
         assert failure.traceback.startswith("Traceback")
         assert failure.attempts == attempts
     assert perform(task).state == "done"
@@ -394,8 +347,8 @@ def test_an_embedding_is_made_of_a_finished_run_or_learns_its_own(
     tiny: Tiny, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"test_domains": ["site-0"], "embedding.name": "mean"}
-    erm, shared = job("erm-0", tiny("erm", **settings)), as_dict(tiny("da-erm", **settings))
-    phi = EmbeddingJob(id="phi", dataset="sites", config=shared, needs="erm-0")
+    erm = job("erm-0", tiny("erm", **settings))
+    phi = embedding_job("phi", tiny("da-erm", **settings), needs="erm-0")
     sweep = sweep_of([erm, job("da_erm-0", needs="phi")], [phi], Manifest.open(data).digest())
 
     def made(folder: Path) -> bytes:
@@ -406,17 +359,14 @@ def test_an_embedding_is_made_of_a_finished_run_or_learns_its_own(
 
     own = made(tmp_path / "own")  # the run is not there
     assert perform(task_of(tmp_path / "two", sweep, data, "erm-0")).state == "done"
-    monkeypatch.setattr(embedding_step, "_learn", None)
+    monkeypatch.setattr("acclimate.runs.training._learn", None)
     assert made(tmp_path / "two") == own
 
 
 def test_settings_of_its_own_make_another_erm(tiny: Tiny, data: Path) -> None:
     def needed(**changes: Any) -> str | None:
-        config = tiny("erm", **changes)
-        phi = as_dict(tiny("da-erm", **{"embedding.name": "posterior"}))
-        found = with_baselines(
-            sweep_of([job("erm-0", config)], [EmbeddingJob(id="phi", dataset="sites", config=phi)])
-        )
+        phi = embedding_job("phi", tiny("da-erm", **{"embedding.name": "posterior"}))
+        found = with_baselines(sweep_of([job("erm-0", tiny("erm", **changes))], [phi]))
         return found.embeddings[0].needs
 
     assert needed() == "erm-0"
@@ -498,16 +448,7 @@ def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
 ) -> None:
     endless = small_sweep(tiny, data, **{"train.steps": 50_000, "train.evaluate_every": 50_000})
     SweepFolder(tmp_path / "s").write(endless)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from acclimate.results.sweep_folder import SweepFolder\n"
-        "from acclimate.sweep.driver import run_sweep\n"
-        "from acclimate.sweep.launchers import LaunchOptions, chosen_launcher\n"
-        "launch = chosen_launcher(LaunchOptions(max_parallel=2, device='cpu'))\n"
-        "folder, data = map(Path, sys.argv[1:])\n"
-        "run_sweep(folder, SweepFolder(folder).read(), {'sites': data}, launch=launch)\n"
-    )
-    driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s"), str(data)])
+    driver = start_driver(tmp_path / "s", data, LaunchOptions(max_parallel=2, device="cpu"))
     try:
         wait_until(lambda: len(list((tmp_path / "s" / "runs").glob("erm-*/checkpoint-*"))) == 2)
         workers = children(driver.pid)
@@ -548,7 +489,7 @@ def test_a_worker_killed_at_work_is_replaced(tiny: Tiny, data: Path, tmp_path: P
     opened: list[LocalLauncher] = []
 
     def launch(folder: Path) -> LocalLauncher:
-        opened.append(LocalLauncher(folder, [Slot("cpu", 1)]))
+        opened.append(LocalLauncher(folder, LaunchOptions(max_parallel=1, device="cpu")))
         return opened[0]
 
     def listener(queue: Queue, event: Event | None) -> None:
@@ -571,22 +512,20 @@ def test_a_worker_that_cannot_start_says_why(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "broken"))
     (tmp_path / "broken").write_text("#!/bin/sh\necho 'ImportError: no torch' >&2\nexit 1\n")
     (tmp_path / "broken").chmod(0o755)
-    with pytest.raises(SweepError) as error:
+    with refused(SweepError, "ImportError: no torch", tmp_path / "s" / "logs" / "worker-"):
         run_sweep(tmp_path / "s", small_sweep(tiny, data), {"sites": data}, launch=LOCAL)
-    log = tmp_path / "s" / "logs" / "worker-"
-    assert re.fullmatch(
-        rf"a worker could not start \(ImportError: no torch\); see {log}[01]\.log", str(error.value)
-    )
 
 
-def test_slots_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 2 GPUs and 12 cores."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("acclimate.sweep.launchers.local.cores", lambda: 12)
 
-    from acclimate.sweep.launchers import local
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(local, "cores", lambda: 12)
+@pytest.mark.usefixtures("two_gpus")
+def test_slots_share_out_the_gpus() -> None:
     assert local_slots(LaunchOptions()) == [Slot("cuda:0", 6), Slot("cuda:1", 6)]
     assert [slot.device for slot in local_slots(LaunchOptions(max_parallel=5))] == [
         *("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
@@ -597,16 +536,10 @@ def test_slots_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_slots(LaunchOptions(device="cpu", max_parallel=2)) == [Slot("cpu", 1)] * 2
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_workers_of_other_launchers_are_guessed_as_they_will_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch
-
-    from acclimate.sweep.launchers import local
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(local, "cores", lambda: 12)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert expected_workers(LaunchOptions(launcher="ray")) == 2  # a GPU each, as here
     assert expected_workers(LaunchOptions(launcher="ray", ray_address="there:1")) == 1
@@ -615,12 +548,8 @@ def test_workers_of_other_launchers_are_guessed_as_they_will_be(
     assert expected_workers(by_hand) == 2
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     assert LaunchOptions(launcher="ray").elsewhere
-    found = [
-        LaunchOptions(launcher="slurm").elsewhere,
-        by_hand.elsewhere,
-        LaunchOptions().elsewhere,
-    ]
-    assert found == [True, False, False]
+    assert LaunchOptions(launcher="slurm").elsewhere
+    assert not by_hand.elsewhere and not LaunchOptions().elsewhere
 
 
 def test_a_folder_that_cannot_be_locked_is_not_called_busy(
@@ -697,8 +626,7 @@ def test_workers_that_cannot_write(
             said = str(error)
         else:
             (said,) = [failure.error for failure in tally.failures]
-    assert " cannot be written: file too large; use another disk" in said
-    assert said.endswith(" and repeat the command") and "\n" not in said
+    assert "file too large" in said and "\n" not in said
     tally = run_sweep(folder, sweep, data={"sites": data}, launch=LOCAL, retry_failed=True)
     assert (tally.done, tally.failures) == (1, ())
     assert_same_weights(SweepFolder(folder).run("erm-0").path, alone)

@@ -70,7 +70,7 @@ def _card(run: RunFolder, sweep: Sweep, choices: Sequence[Choice], rule: str) ->
         raise SweepError(f"{run.path}: the run is not finished; repeat the sweep to resume it")
     rehearsal = None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
     final = (score for score in records.scores if score.moment == "final")
-    return _template().render(
+    text: str = _template().render(
         run=identity,
         config=config,
         name=run.path.name,
@@ -88,6 +88,7 @@ def _card(run: RunFolder, sweep: Sweep, choices: Sequence[Choice], rule: str) ->
         starts=starts,
         finished=records.finished,
     )
+    return text
 
 
 @cache

@@ -1,9 +1,12 @@
-"""Where tasks run: processes of this machine, a Ray cluster or Slurm. The driver sees no more of
-them than `Launcher`."""
+"""Where tasks run: THE table of launchers. A new one is a file beside this one and a row here.
+
+The driver sees no more of them than `Launcher`.
+"""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +14,11 @@ from acclimate.core.errors import ConfigError, unknown
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult
 
-LAUNCHERS = ("local", "ray", "slurm")
+LAUNCHERS = {  # name -> module:class, imported when it is asked for
+    "local": "acclimate.sweep.launchers.local:LocalLauncher",
+    "ray": "acclimate.sweep.launchers.ray_cluster:RayLauncher",
+    "slurm": "acclimate.sweep.launchers.slurm:SlurmLauncher",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,18 @@ class Launcher(Protocol):
 
     slots: int
     patience: float  # seconds before a busy job is tried again
+
+    def __init__(self, folder: Path, options: LaunchOptions) -> None: ...
+
+    @staticmethod
+    def check(options: LaunchOptions) -> None:
+        """Refuse what could not be started; starts nothing."""
+        ...
+
+    @staticmethod
+    def expected_slots(options: LaunchOptions) -> int:
+        """How many jobs run at a time if nobody says otherwise, as seen from this machine."""
+        ...
 
     def start(self, task: Task) -> None: ...
 
@@ -43,42 +62,26 @@ Launch = Callable[[Path], Launcher]  # from the sweep's folder
 
 def chosen_launcher(options: LaunchOptions) -> Launch:
     """How to open the launcher; names and limits are checked now, nothing is started."""
-    if options.launcher not in LAUNCHERS:
-        raise unknown(f"there is no launcher '{options.launcher}'", options.launcher, LAUNCHERS)
+    cls = _launcher(options.launcher)
     if options.max_parallel is not None and options.max_parallel < 1:
         raise ConfigError(f"--max-parallel must be at least 1, not {options.max_parallel}")
-    if options.launcher == "ray":
-        from acclimate.sweep.launchers.ray_cluster import RayLauncher, check_ray
-
-        check_ray()
-        return lambda folder: RayLauncher(options)
-    if options.launcher == "slurm":
-        from acclimate.sweep.launchers.slurm import SlurmLauncher, check_submitit
-
-        check_submitit(options)
-        return lambda folder: SlurmLauncher(folder, options)
-    from acclimate.sweep.launchers.local import LocalLauncher, local_slots
-
-    if options.device not in ("auto", "cpu"):
-        from acclimate.core.distributed import pick_device
-
-        pick_device(options.device)
-    return lambda folder: LocalLauncher(folder, local_slots(options))
+    cls.check(options)
+    return lambda folder: cls(folder, options)
 
 
 def expected_workers(options: LaunchOptions) -> int:
     """How many jobs run at a time, as far as can be told before they start."""
     if options.max_parallel:
         return options.max_parallel
-    if options.elsewhere:
-        return 1
-    if options.launcher == "slurm":
-        from acclimate.sweep.launchers.slurm import FEW
+    return 1 if options.elsewhere else _launcher(options.launcher).expected_slots(options)
 
-        return FEW
-    from acclimate.sweep.launchers.local import local_slots
 
-    return len(local_slots(options))
+def _launcher(name: str) -> type[Launcher]:
+    if name not in LAUNCHERS:
+        raise unknown(f"there is no launcher '{name}'", name, LAUNCHERS)
+    module, _, attribute = LAUNCHERS[name].partition(":")
+    found: type[Launcher] = getattr(import_module(module), attribute)
+    return found
 
 
 def cores() -> int:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from acclimate.core.distributed import pick_device
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.launchers import Died, cores
@@ -100,7 +100,8 @@ class _Worker:
 class LocalLauncher:
     patience = 1.0  # only what is just being killed can be busy
 
-    def __init__(self, folder: Path, slots: Sequence[Slot]) -> None:
+    def __init__(self, folder: Path, options: LaunchOptions) -> None:
+        slots = local_slots(options)
         self.slots = len(slots)
         self._logs = SweepFolder(folder).logs
         self._logs.mkdir(exist_ok=True)
@@ -109,6 +110,15 @@ class LocalLauncher:
         self._slots = slots
         self._workers: list[_Worker | None] = [None] * len(slots)
         self._replies: queue.SimpleQueue[tuple[_Worker, str | None]] = queue.SimpleQueue()
+
+    @staticmethod
+    def check(options: LaunchOptions) -> None:
+        if options.device not in ("auto", "cpu"):
+            pick_device(options.device)
+
+    @staticmethod
+    def expected_slots(options: LaunchOptions) -> int:
+        return len(local_slots(options))
 
     def start(self, task: Task) -> None:
         number = self._idle()

@@ -6,17 +6,14 @@ import math
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.launchers.local import local_slots
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
-
-
-def check_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError('--launcher ray needs Ray; pip install "acclimate[ray]"')
 
 
 def gpu_share(gpus: int, slots: int) -> float:
@@ -27,7 +24,7 @@ def gpu_share(gpus: int, slots: int) -> float:
 class RayLauncher:
     patience = 10.0  # a task that a killed driver left behind may work for long
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, folder: Path, options: LaunchOptions) -> None:
         import ray
 
         self._ray: Any = ray
@@ -52,6 +49,15 @@ class RayLauncher:
             num_gpus=gpu_share(gpus, self.slots),
             max_retries=0,  # the driver decides what is tried again
         )(perform)
+
+    @staticmethod
+    def check(options: LaunchOptions) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError('--launcher ray needs Ray; pip install "acclimate[ray]"')
+
+    @staticmethod
+    def expected_slots(options: LaunchOptions) -> int:
+        return len(local_slots(options))  # a local cluster has what this machine has
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)

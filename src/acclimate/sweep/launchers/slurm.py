@@ -16,22 +16,10 @@ from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
 QUEUED = 100  # jobs in Slurm's queue at a time, if nobody says otherwise
-FEW = 2  # the same of submitit's own processes
+FEW = 2  # of submitit's own processes
 DEFAULTS = {"timeout_min": 24 * 60}  # submitit's own five minutes are no time for training
 GPU_KEYS = ("gpus_per_node", "slurm_gres", "slurm_gpus_per_task", "slurm_gpus_per_node")
 LOOK_EVERY = 0.2  # seconds; submitit itself asks Slurm less often
-
-
-def check_submitit(options: LaunchOptions) -> None:
-    if importlib.util.find_spec("submitit") is None:
-        raise ConfigError('--launcher slurm needs submitit; pip install "acclimate[slurm]"')
-    if options.slurm_cluster not in ("slurm", "local"):
-        raise ConfigError(f"--slurm-cluster must be slurm or local, not '{options.slurm_cluster}'")
-    if options.slurm_cluster == "slurm" and shutil.which("srun") is None:
-        raise ConfigError(
-            "--launcher slurm finds no Slurm here (no srun); start it on a login node, "
-            "or use --launcher local"
-        )
 
 
 class SlurmLauncher:
@@ -40,7 +28,7 @@ class SlurmLauncher:
 
         logging.getLogger("submitit").setLevel(logging.ERROR)
         local = options.slurm_cluster == "local"
-        self.slots = options.max_parallel or (FEW if local else QUEUED)
+        self.slots = options.max_parallel or self.expected_slots(options)
         self.patience = 2.0 if local else 30.0
         self._executor: Any = submitit.AutoExecutor(
             folder=SweepFolder(folder).slurm, cluster=options.slurm_cluster
@@ -56,6 +44,24 @@ class SlurmLauncher:
         cpus = int(parameters.get("cpus_per_task", 1))
         self._threads = cpus if gpus else 1
         self._running: dict[str, Any] = {}
+
+    @staticmethod
+    def check(options: LaunchOptions) -> None:
+        if importlib.util.find_spec("submitit") is None:
+            raise ConfigError('--launcher slurm needs submitit; pip install "acclimate[slurm]"')
+        if options.slurm_cluster not in ("slurm", "local"):
+            raise ConfigError(
+                f"--slurm-cluster must be slurm or local, not '{options.slurm_cluster}'"
+            )
+        if options.slurm_cluster == "slurm" and shutil.which("srun") is None:
+            raise ConfigError(
+                "--launcher slurm finds no Slurm here (no srun); start it on a login node, "
+                "or use --launcher local"
+            )
+
+    @staticmethod
+    def expected_slots(options: LaunchOptions) -> int:
+        return FEW if options.slurm_cluster == "local" else QUEUED
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)
