@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from acclimate.results.comparison import Comparison, Difference, Row
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
 from fixtures.errors import refused
+from fixtures.pages import Page
 from fixtures.run_folders import make_run, score
 
 DA = Key("da-erm", "embedding")
@@ -325,39 +325,6 @@ def test_markdown_escapes_names() -> None:
     assert table.to_markdown().splitlines()[2] == r"| &lt;b>\|\* |"
 
 
-class Page(HTMLParser):
-    """Checks that tags nest, and collects ids, titles and attributes that could load something."""
-
-    VOID = frozenset({"meta", "br", "use"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: set[str] = set()
-        self.links: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.open += [tag] if tag not in self.VOID else []
-        self._note(attrs)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self._note(attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def _note(self, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
-
-
 def save_map(folder: Path, names: list[str], roles: list[str]) -> None:
     from safetensors.numpy import save_file
 
@@ -382,7 +349,7 @@ def test_the_page_stands_alone(runs: Path, tmp_path: Path) -> None:
     )
     text = out.read_text(encoding="utf-8")
     page = Page(text)
-    assert not {"b", "i", "u", "s", "link", "img", "iframe"} & page.tags
+    assert not {"b", "i", "u", "s", "link", "img", "iframe"} & set(page.tags)
     assert "&lt;b&gt;x" in text and "&lt;u&gt;.png" in text and "A &lt;s&gt;title" in text
     assert "<p>One.</p>" in text and "<p>Two &amp; 3.</p>" in text
     assert not re.search(r"https?://|@import", text)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,45 +46,10 @@ from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import SweepFolder
 from fixtures.errors import refused
+from fixtures.pages import Page
 from fixtures.sweep_example import HOSTILE, PACS, UNSEEN, consistency, write_ablation, write_example
 
 COLOURS = dict.fromkeys(("erm", "da-erm", "coral", "da-coral"), "#000000")
-
-
-class Page(HTMLParser):
-    """Checks that tags nest; collects ids, tags, headings, links and text."""
-
-    VOID = frozenset({"meta", "br", "use", "path"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.headings: list[tuple[int, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open += [tag] if tag not in self.VOID else []
-        self.handle_startendtag(tag, attrs)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
-        handlers = [name for name, _ in attrs if name.startswith("on")]
-        assert not handlers, f"{tag} has {handlers}"
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and re.fullmatch("h[1-6]", self.open[-1]):
-            self.headings.append((int(self.open[-1][1]), data))
 
 
 @pytest.fixture(scope="module")

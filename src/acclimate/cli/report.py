@@ -8,7 +8,6 @@ import typer
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
 from acclimate.cli.output import say, say_json, say_some
-from acclimate.core.errors import unknown
 
 if TYPE_CHECKING:
     from acclimate.report import Report
@@ -47,9 +46,11 @@ def report(
     """
     from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, to_dict, write_table
+    from acclimate.report.figures import check_formats
     from acclimate.results.runs import Key
 
-    formats = _formats(kinds)
+    formats = cast("list[Format]", [kind.strip() for kind in kinds.split(",") if kind.strip()])
+    check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
     load = load_domainbed if from_domainbed else load_report
@@ -71,16 +72,6 @@ def report(
         say_json({**to_dict(found), "report": page, "written": others})
     else:
         _show(found, written)
-
-
-def _formats(kinds: str) -> "list[Format]":
-    from acclimate.report.figures import FORMATS
-
-    wanted = [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    for kind in wanted:
-        if kind not in FORMATS:
-            raise unknown(f"--format: there is no '{kind}'", kind, FORMATS)
-    return cast("list[Format]", wanted)
 
 
 def _show(report: "Report", written: list[Path]) -> None:

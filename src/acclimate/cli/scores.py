@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from acclimate.records.records import Score
 
 
+METRICS = {"top1": "top-1", "top5": "top-5"}  # those shown -> their heading
 MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
     "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
@@ -77,9 +78,12 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
 
 
 def show_scores(scores: list["Score"]) -> None:
-    header = ("domain", "role", "adapted by", "images", "top-1", "top-5")
+    from acclimate.results.runs import metric_of
+
+    header = ("domain", "role", "adapted by", "images", *METRICS.values())
     rows = [
-        (s.domain, s.role, _method(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores
+        (s.domain, s.role, _method(s), str(s.n), *(percent(metric_of(s, one)) for one in METRICS))
+        for s in scores
     ]
     if len(rows) <= 60:
         say_table(header, rows)
@@ -89,12 +93,8 @@ def show_scores(scores: list["Score"]) -> None:
         ("mean over domains", "role", "split", "domains", "top-1", "worst domain"),
         [
             (
-                line["method"],
-                line["role"],
-                line["split"],
-                str(line["domains"]),
-                percent(line["top1"]),
-                percent(line["worst"]),
+                *(str(line[name]) for name in ("method", "role", "split", "domains")),
+                *(percent(line[name]) for name in ("top1", "worst")),
             )
             for line in summary
         ],
@@ -113,10 +113,12 @@ def _method(score: "Score") -> str:
 
 def as_json(scores: list["Score"]) -> dict[str, Any]:
     """The scores, and a line for each way to score: means over domains never mix two splits."""
+    from acclimate.results.runs import metric_of
+
     groups: dict[tuple[str, str, str], list[float]] = {}
     for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
-        if score.top1 is not None:
-            groups.setdefault((score.role, score.split, score.method), []).append(score.top1)
+        if (top1 := metric_of(score)) is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(top1)
     lines = [
         {
             "role": role,

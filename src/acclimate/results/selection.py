@@ -103,27 +103,26 @@ RULES_BY_NAME: Mapping[str, Rule] = {
 
 def candidates_of(job: Job, records: Records) -> list[Candidate]:
     """What `records` say of a job, for each of its methods; nothing before it is finished."""
-    finished = records.finished
-    if finished is None:
+    if records.finished is None:
         return []
-    scores = [score for score in records.scores if score.step == finished.kept_step]
-    usual, held_out = job.methods[0], set(job.held_out)
-    seen = (s for s in scores if s.role == "train" and s.split == "val" and s.method == usual)
-    training = _while_training(seen)
-    found = []
-    for method in job.methods:
-        mine = [score for score in scores if score.method == method]
-        final = (s for s in mine if s.moment == "final" and s.domain in held_out)
-        found.append(
-            Candidate(
-                job=job,
-                method=method,
-                training=training,
-                validation=_while_training(s for s in mine if s.role == "val"),
-                unseen={s.domain: metric_of(s) for s in final},
-            )
+    scores = [score for score in records.scores if score.step == records.finished.kept_step]
+    by_method = {name: [s for s in scores if s.method == name] for name in job.methods}
+    usual = by_method[job.methods[0]]
+    training = _while_training(s for s in usual if s.role == "train" and s.split == "val")
+    return [
+        Candidate(
+            job=job,
+            method=method,
+            training=training,
+            validation=_while_training(s for s in own if s.role == "val"),
+            unseen={
+                s.domain: metric_of(s)
+                for s in own
+                if s.moment == "final" and s.domain in job.held_out
+            },
         )
-    return found
+        for method, own in by_method.items()
+    ]
 
 
 def candidates(folder: Path, sweep: Sweep) -> list[Candidate]:
@@ -142,12 +141,21 @@ def select(
     """
     if rule not in RULES_BY_NAME:
         raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
-    _refuse_duplicates(candidates)
     runs: dict[Key, list[Candidate]] = defaultdict(list)
     known: dict[Key, list[Job]] = defaultdict(list)
+    places: dict[object, str] = {}
     for one in candidates:
-        runs[_key(one.job, one.method)].append(one)
-        known[_key(one.job, one.method)].append(one.job)
+        key, job = _key(one.job, one.method), one.job
+        place = (*key, job.draw, frozenset(job.groups))
+        if place in places:
+            both = " and ".join(sorted((places[place], job.id)))
+            raise RecordError(
+                f"{both} are the same run twice ({job.dataset}, {job.algorithm}, "
+                f"trial {job.trial}, draw {job.draw}); remove one of the two folders"
+            )
+        places[place] = job.id
+        runs[key].append(one)
+        known[key].append(job)
     for job in expected:
         for method in job.methods:
             known[_key(job, method)].append(job)
@@ -249,20 +257,6 @@ def _folds(target: Group, known: Iterable[Job]) -> list[Group]:
 
 def _key(job: Job, method: str) -> Key:
     return (job.dataset, job.algorithm, job.variant, method, job.trial)
-
-
-def _refuse_duplicates(candidates: Iterable[Candidate]) -> None:
-    runs: dict[object, str] = {}
-    for one in candidates:
-        job = one.job
-        place = (*_key(job, one.method), job.draw, frozenset(job.groups))
-        if place in runs:
-            first, second = sorted((runs[place], job.id))
-            raise RecordError(
-                f"{first} and {second} are the same run twice ({job.dataset}, {job.algorithm}, "
-                f"trial {job.trial}, draw {job.draw}); remove one of the two folders"
-            )
-        runs[place] = job.id
 
 
 def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:

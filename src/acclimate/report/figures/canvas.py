@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -75,17 +75,14 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
 
 
 def colours_of(report: Report) -> dict[str, str]:
-    """A colour per algorithm, the same in every figure."""
-    runs = {run.algorithm for run in report.runs if run.problem is None}
+    """A colour per algorithm, the same in every figure: the baseline's first, then its adaptive
+    version's."""
     tables = [one for found in report.results.values() for one in found]
-    rows = {row.key.algorithm for one in tables for row in one.rows}
-    return palette(runs | rows, report.overall.baseline.algorithm)
-
-
-def palette(algorithms: Iterable[str], baseline: str) -> dict[str, str]:
-    """A colour per algorithm: the baseline's first, then its adaptive version's."""
+    names = {row.key.algorithm for one in tables for row in one.rows}
+    names |= {run.algorithm for run in report.runs if run.problem is None}
+    baseline = report.overall.baseline.algorithm
     second = AlgorithmName.of(baseline).adaptive_version
-    others = sorted(set(algorithms) - {baseline, ""}, key=lambda name: (name != second, name))
+    others = sorted(names - {baseline, ""}, key=lambda name: (name != second, name))
     return {name: INKS[CYCLE[i % len(CYCLE)]] for i, name in enumerate([baseline, *others])}
 
 
