@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, MethodChoice, rehearsed_choice
+from acclimate.adapt.choice import Guard, adapt_by_choice, rehearsed_choice
 from acclimate.adapt.methods import Chain, base_predictor, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors, soft_confusion
@@ -292,12 +292,14 @@ def _by_choice(subject: Subject, domain: str, held: AdaptingImages) -> tuple[Cha
             "nothing was rehearsed, so there is no 'auto' to score; train with "
             "--set adapt.rehearse=true, or name a method"
         )
-    choice: MethodChoice | None = rehearsed_choice(subject.guard.rehearsal, len(held.images))
-    while choice is not None:
-        chain = find_chain(choice.method, subject.plan.config.adapt, choice.settings)
+    config, guard = subject.plan.config.adapt, subject.guard
+
+    def adapt(chain: Chain) -> tuple[tuple[Chain, Predictor], DomainState]:
         predictor, state = _adapt(subject, domain, chain, held)
-        choice = subject.guard.reconsidered(choice, state, held.images)
-    return chain, predictor
+        return (chain, predictor), state
+
+    choice = rehearsed_choice(guard.rehearsal, len(held.images))
+    return adapt_by_choice(choice, guard, held.images, config, adapt)[0]
 
 
 def _adapt(
