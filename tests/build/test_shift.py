@@ -23,6 +23,7 @@ from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
+from fixtures.errors import refused
 from fixtures.settings import TINY, as_flags
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
