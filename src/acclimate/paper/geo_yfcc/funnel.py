@@ -108,9 +108,10 @@ def _domains(selection: Selection) -> tuple[DomainCounts, ...]:
     ]
     counts = []
     for i, name in enumerate(selection.domains):
-        photos = [int(split[i]) for split in splits]
-        facts = (name, selection.roles[i], selection.found[name], sum(photos))
-        counts.append(DomainCounts(*facts, *photos, int(rows[i])))
+        train, val, test = (int(split[i]) for split in splits)
+        before, photos = selection.found[name], train + val + test
+        numbers = (before, photos, train, val, test, int(rows[i]))
+        counts.append(DomainCounts(name, selection.roles[i], *numbers))
     return tuple(counts)
 
 
