@@ -109,14 +109,9 @@ def _domains(selection: Selection) -> tuple[DomainCounts, ...]:
     counts = []
     for i, name in enumerate(selection.domains):
         train, val, test = (int(split[i]) for split in splits)
-<<<<<<< HEAD
-        facts = (name, selection.roles[i], selection.found[name], train + val + test)
-        counts.append(DomainCounts(*facts, train, val, test, int(rows[i])))
-=======
         before, photos = selection.found[name], train + val + test
         numbers = (before, photos, train, val, test, int(rows[i]))
         counts.append(DomainCounts(name, selection.roles[i], *numbers))
->>>>>>> build
     return tuple(counts)
 
 

@@ -112,15 +112,9 @@ def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
     found, missing = {}, []
     for name in names:
         spelt = map(plain, (name, *DATASETS.get(name, ())))
-<<<<<<< HEAD
-        own = next((there[one] for one in spelt if one in there), None)
-        if own is not None:
-            found[name] = own
-=======
         place = next((there[one] for one in spelt if one in there), None)
         if place is not None:
             found[name] = place
->>>>>>> build
         else:
             missing.append(f"{name} (`{DATA_SETS[name].made_by.replace('ROOT', str(root))}`)")
     if missing:
