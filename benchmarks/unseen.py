@@ -24,7 +24,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.source import Quarantine, Shown, numbered, open_source, readable, to_float
 from acclimate.learn.frozen import Extracted, Extraction
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, over_features, takes_features
+from acclimate.learn.models import Plain, head_alone, takes_features
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal, verdict
 from acclimate.results.comparison import Comparison, Observation, compare, frames_of
@@ -94,7 +94,7 @@ def _on_features(
             made = plain.backbone(to_float(stored, world.device)).float()
             x[torch.from_numpy(places)], good[places] = made, True
     features = Extracted(source.labels, x, image, good)
-    return features, replace(trained, predictor=over_features(plain))
+    return features, replace(trained, predictor=head_alone(plain))
 
 
 def _scored(

@@ -170,10 +170,10 @@ def rate_of(run: Path) -> float:
 @contextmanager
 def one_batch() -> Iterator[None]:
     """Training on a batch that is already there: the step alone."""
-    load = Loader.batch
+    usual = Loader.batches
 
     def batches(self: Loader, start: int, stop: int) -> Iterator[Batch]:
-        batch = load(self, 0)
+        batch = next(usual(self, 0, 1))
         for _ in range(start, stop):
             yield batch
 
@@ -185,10 +185,10 @@ def one_batch() -> Iterator[None]:
 def every_other(stretch: int) -> Iterator[None]:
     """Training as ever for some steps, then as many on a batch that is already there, and so on:
     what slows the machine down slows both. Three batches are made ready before each stretch."""
-    usual, load = Loader.batches, Loader.batch
+    usual = Loader.batches
 
     def batches(self: Loader, start: int, stop: int) -> Iterator[Batch]:
-        there, real = load(self, 0), usual(self, start, stop)
+        there, real = next(usual(self, 0, 1)), usual(self, start, stop)
         for step in range(stop - start):
             yield there if step // stretch % 2 else next(real)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from acclimate.adapt.classifier import Changes, changes_on
 from acclimate.data.source import Images
 from acclimate.learn.models import Backbone, Plain, build_backbone
-from acclimate.learn.models.predictors import Passed
+from acclimate.learn.models.predictors import BatchFeatures
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -71,7 +71,7 @@ def test_what_two_classifiers_share_sees_the_images_once(frozen: bool) -> None:
     x = torch.rand(5, 3, 16, 16)
     apart = [one(x).logits, two(x).logits]
     body.seen = 0
-    batch = Passed(x)
+    batch = BatchFeatures(x)
     for predictor, expected in zip((one, two), apart, strict=True):
         torch.testing.assert_close(batch.logits(predictor), expected)
     assert body.seen == 5

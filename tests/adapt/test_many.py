@@ -16,7 +16,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
-from acclimate.learn.models.predictors import _LinearHead, each_by_its_own
+from acclimate.learn.models.predictors import _LinearHead, classify_by_domain
 from acclimate.runs.training import train
 from fixtures.errors import refused
 
@@ -90,11 +90,11 @@ def test_biases_are_gathered_by_hand() -> None:
     for bias, head in zip(([0.0, 10.0], [5.0, 0.0]), heads, strict=True):
         head.load_state_dict({"last.weight": torch.eye(2), "last.bias": torch.tensor(bias)})
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    found = each_by_its_own(heads)(x, torch.tensor([1, 0, 1]))
+    found = classify_by_domain(heads)(x, torch.tensor([1, 0, 1]))
     assert found.tolist() == [[6.0, 2.0], [3.0, 14.0], [10.0, 6.0]]
     with torch.no_grad():
         heads[1].last.weight[0, 0] = 2.0  # now they are two heads
-    found = each_by_its_own(heads)(x, torch.tensor([1, 0, 1]))
+    found = classify_by_domain(heads)(x, torch.tensor([1, 0, 1]))
     assert found.tolist() == [[7.0, 2.0], [3.0, 14.0], [15.0, 6.0]]
 
 

@@ -24,7 +24,7 @@ from acclimate.learn.algorithms import Algorithm, choose
 from acclimate.learn.algorithms.dann import DANNConfig, Discriminator
 from acclimate.learn.algorithms.mixup import _mixed
 from acclimate.learn.models import Output, Plain, Predictor, build_backbone, freeze_batch_norm
-from acclimate.learn.models.predictors import nothing_more
+from acclimate.learn.models.predictors import identity_backbone
 from acclimate.learn.penalties import (
     Groups,
     coral,
@@ -186,7 +186,7 @@ class Recorder(Predictor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nothing_more(FEATURES)
+        self.backbone = identity_backbone(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES)
 
     def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
@@ -252,7 +252,7 @@ class Linear(Predictor):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.backbone = nothing_more(FEATURES)
+        self.backbone = identity_backbone(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
 
     def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
@@ -346,7 +346,7 @@ class Normed(Predictor):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.backbone = nothing_more(FEATURES)
+        self.backbone = identity_backbone(FEATURES)
         self.body = nn.Sequential(nn.Linear(FEATURES, 6), norm, nn.ReLU())
         self.last = nn.Linear(6, CLASSES)
 

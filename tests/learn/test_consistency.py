@@ -16,7 +16,7 @@ from acclimate.config import RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.randomness import stream
 from acclimate.data.manifest import Manifest
-from acclimate.learn.consistency import mean_radius, measure, measured_domains
+from acclimate.learn.consistency import choose_domains, mean_radius, measure
 from acclimate.learn.embeddings import state
 from acclimate.learn.embeddings.state import Sample
 from acclimate.learn.model import Trained
@@ -137,11 +137,11 @@ def test_what_is_drawn_is_as_it_has_always_been() -> None:
 
 def test_at_most_so_many_domains_are_measured() -> None:
     names = [f"site-{i:02d}" for i in range(40)]
-    chosen = measured_domains(names, 0)
+    chosen = choose_domains(names, 0)
     assert len(chosen) == 8
     assert chosen <= set(names)
-    assert chosen != measured_domains(names, 1)
-    assert measured_domains(["a", "b"], 0) == {"a", "b"}
+    assert chosen != choose_domains(names, 1)
+    assert choose_domains(["a", "b"], 0) == {"a", "b"}
     # As they have always been, so that a run that is repeated says the same.
     assert chosen == {f"site-{i:02d}" for i in (6, 9, 15, 19, 21, 23, 28, 36)}
 

@@ -341,15 +341,15 @@ def test_a_merged_state_has_seen_the_images_of_both(monkeypatch: pytest.MonkeyPa
 
 def test_images_that_were_seen_before_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     state = DomainState.empty("m", DIM)
-    first, repeats = state.having_seen(hashes(4, 1, 9))
+    first, repeats = state.note_seen(hashes(4, 1, 9))
     assert (first.seen.tolist(), repeats) == ([1, 4, 9], 0)
-    second, repeats = first.having_seen(hashes(9, 2, 2, 1))
+    second, repeats = first.note_seen(hashes(9, 2, 2, 1))
     assert (second.seen.tolist(), repeats) == ([1, 2, 4, 9], 3)  # 9, 1, and 2 the second time
     # It does not grow without end: what does not fit is not written down at all.
     monkeypatch.setattr(module, "MOST_SEEN", 4)
-    full, repeats = first.having_seen(hashes(2))
+    full, repeats = first.note_seen(hashes(2))
     assert (full.seen.tolist(), repeats) == ([1, 2, 4, 9], 0)
-    same_, repeats = full.having_seen(hashes(3, 4))
+    same_, repeats = full.note_seen(hashes(3, 4))
     assert (same_.seen.tolist(), repeats) == ([1, 2, 4, 9], 1)
 
 

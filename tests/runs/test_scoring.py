@@ -25,7 +25,7 @@ from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.model import StartingPoint, Trained
 from acclimate.learn.models import Conditioned, Output, Plain, Predictor, build_backbone
-from acclimate.learn.models.predictors import nothing_more
+from acclimate.learn.models.predictors import identity_backbone
 from acclimate.learn.objective import Losses
 from acclimate.records.folder import RunFolder
 from acclimate.records.metrics import metric_values
@@ -59,7 +59,7 @@ class Logits(Predictor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nothing_more(1)
+        self.backbone = identity_backbone(1)
 
     def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
         return Output(features, features)
@@ -227,7 +227,7 @@ def test_an_image_that_many_rows_show_passes_once(
     image = rng.integers(0, 600, 5000)
     labels, group = rng.integers(0, 6, 5000), rng.integers(0, 4, 5000)
     source = Gallery(torch.randn(600, 5, generator=torch_rng), image, labels)
-    predictor = Conditioned(nothing_more(5), 6, mu_dim=2, width=8, hidden=8).eval()
+    predictor = Conditioned(identity_backbone(5), 6, mu_dim=2, width=8, hidden=8).eval()
     passed: list[int] = []
     predictor.backbone.register_forward_hook(lambda *call: passed.append(len(call[2])))
     mu = torch.randn(4, 2, generator=torch_rng)
@@ -259,7 +259,7 @@ def shared_images(tiny: Tiny) -> tuple[Subject, Gallery, np.ndarray]:
     data = Manifest.from_arrays(pictures.numpy()[image], labels[image], names)
     plan = make_plan(tiny("erm", test_domains=["s", "t"], **{"adapt.points": 6}), data)
     torch.manual_seed(0)
-    predictor = Plain(nothing_more(5), 4).eval()
+    predictor = Plain(identity_backbone(5), 4).eval()
     source = Gallery(pictures, image, labels[image])
     return plain(plan, predictor, [0.25] * 4, source=source), source, image
 
@@ -676,7 +676,7 @@ class Doubts:
     rather: Mapping[str, MethodChoice] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
 
-    def reconsidered(
+    def simpler_choice(
         self, choice: MethodChoice, state: DomainState | None, images: Images
     ) -> MethodChoice | None:
         assert state is not None and state.count == (20 if "embedding" in choice.method else 0)

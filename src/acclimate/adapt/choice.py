@@ -149,7 +149,7 @@ class Guard:
         rehearsal = rehearsal_of(trained)
         return None if rehearsal is None else cls(trained, rehearsal)
 
-    def reconsidered(
+    def simpler_choice(
         self, choice: MethodChoice, state: DomainState | None, images: Images
     ) -> MethodChoice | None:
         """A simpler method, where this domain is unlike those that `choice` was rehearsed on."""
@@ -239,7 +239,7 @@ def adapt_by_choice(
                 why = f"but {reason}: adapt anew on all the images, which leaves out {part}"
                 choice = replace(choice, why=(*choice.why, why))
             return result, choice
-        simpler = guard.reconsidered(choice, state, images)
+        simpler = guard.simpler_choice(choice, state, images)
         if simpler is None:
             return result, choice
         choice = simpler

@@ -41,7 +41,7 @@ from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
-from acclimate.learn.models.predictors import Passed
+from acclimate.learn.models.predictors import BatchFeatures
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
@@ -92,7 +92,7 @@ def changes_on(
     """How predictions of `images` differ; a backbone that both share sees each image once."""
     guesses = []
     for x in images.batches():
-        batch = Passed(x)
+        batch = BatchFeatures(x)
         guesses.append(torch.stack([batch.logits(p).argmax(1).cpu() for p in (before, after)]))
     was, now = torch.cat(guesses, dim=1)
     return Changes.between(was, now, classes)
@@ -242,7 +242,7 @@ class Adapted:
         device = next(self.predictor.parameters()).device
         source, rows = open_images(images, self.trained, quarantine)
         for places, stored in readable(source, rows, watch):
-            batch = Passed(to_float(stored, device))
+            batch = BatchFeatures(to_float(stored, device))
             logits = [batch.logits(predictor) for predictor in (self.predictor, *beside)]
             require_finite(logits[0], "a prediction")
             yield places, logits
@@ -348,7 +348,7 @@ def _adapt_by(
 def _remember_images(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
     """The state keeps the images' hashes; images that it has seen before are noted."""
     assert site.state is not None
-    state, repeats = site.state.having_seen(torch.cat(list(hashes)))
+    state, repeats = site.state.note_seen(torch.cat(list(hashes)))
     if not repeats:
         return replace(site, state=state)
     were = "was" if repeats == 1 else "were"

@@ -12,7 +12,7 @@ from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import NoQuarantine, readable, to_float
 from acclimate.learn.models import Backbone, Plain
-from acclimate.learn.models.predictors import Passed, each_by_its_own
+from acclimate.learn.models.predictors import BatchFeatures, classify_by_domain
 
 
 class ManyDomains:
@@ -45,7 +45,7 @@ class ManyDomains:
             self._plain.append(site.predictor)
             self._heads.setdefault(backbones[embedded], []).append(number)
         self._classify = {
-            backbone: each_by_its_own([self._plain[number].head for number in numbers])
+            backbone: classify_by_domain([self._plain[number].head for number in numbers])
             for backbone, numbers in self._heads.items()
         }
 
@@ -74,7 +74,7 @@ class ManyDomains:
         which = self._numbers(domains, len(rows))
         probabilities = np.zeros((len(rows), len(self.classes)), np.float32)
         for places, stored in readable(source, rows):
-            x = Passed(to_float(stored, self.device))
+            x = BatchFeatures(to_float(stored, self.device))
             for backbone, numbers in self._heads.items():
                 inside = np.flatnonzero(np.isin(which[places], numbers))
                 if not len(inside):

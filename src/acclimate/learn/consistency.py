@@ -33,7 +33,7 @@ def mean_radius(n: int, variance: float, bound: float, *, delta: float = DELTA) 
     return radius if radius * bound < variance else None
 
 
-def measured_domains(names: Sequence[str], seed: int) -> frozenset[str]:
+def choose_domains(names: Sequence[str], seed: int) -> frozenset[str]:
     """A random few of many domains, which are measured."""
     order = stream(seed, "consistency", "domains").permutation(len(names))
     return frozenset(names[place] for place in order[:MOST_DOMAINS])

@@ -37,7 +37,7 @@ from acclimate.learn.models import (
     Predictor,
     build_backbone,
 )
-from acclimate.learn.models.predictors import nothing_more
+from acclimate.learn.models.predictors import identity_backbone
 from acclimate.learn.objective import Objective
 from acclimate.learn.ratios import fit_ratios
 
@@ -87,7 +87,7 @@ class Features:
     def backbone(self, *, layers: bool = False) -> Backbone:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
-        built = build_backbone("mlp", in_features=width) if layers else nothing_more(width)
+        built = build_backbone("mlp", in_features=width) if layers else identity_backbone(width)
         built.set_statistics(*self._statistics())
         return built.to(self.x.device)
 
@@ -150,7 +150,7 @@ class Site:
         """The site that a file at `path` should hold."""
         if not {"predictor.backbone.mean", SCALE} <= tensors.keys():
             raise DamagedFile(path)
-        backbone = nothing_more(tensors["predictor.backbone.mean"].numel())
+        backbone = identity_backbone(tensors["predictor.backbone.mean"].numel())
         embedding, predictor = build_site(backbone, len(names), classes, config)
         fill(embedding, below(tensors, "embedding."), path)
         fill(predictor, below(tensors, "predictor."), path)

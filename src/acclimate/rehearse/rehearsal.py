@@ -29,7 +29,7 @@ from acclimate.core.randomness import stream
 from acclimate.data.source import Images, in_parts
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Output, Paired, Plain, Predictor, over_features
+from acclimate.learn.models import Output, Paired, Plain, Predictor, head_alone
 from acclimate.learn.models.predictors import on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Site, fit_plain, fit_site
 from acclimate.records.rehearsal import Frequencies, Rehearsal
@@ -88,7 +88,7 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
         scale = 1.0 if site is None else _scale(data, site, new)
-        plain, last = over_features(predictor), predictor.head.last
+        plain, last = head_alone(predictor), predictor.head.last
         scaled = with_last_layer(plain, last.weight * scale, last.bias * scale).eval()
         fixed = features.x, scaled
         retrained = lambda fold: fixed  # noqa: E731

@@ -16,7 +16,7 @@ from acclimate.config import RunConfig
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, Predictor, over_features
+from acclimate.learn.models import Plain, Predictor, head_alone
 from acclimate.records.folder import RunFolder
 from acclimate.rehearse.folds import Fold, extract_features, make_folds, rehearsal_data
 from acclimate.rehearse.rehearsal import Retrained, rehearse_run
@@ -99,7 +99,7 @@ def _load_folds(now: Session) -> Retrained:
         if plain.backbone.extractor is not None:  # the session's source has its features
             plain = Plain.of(plain.backbone.alone(), plain.head)
         features, _, _ = extract_features(now, plain)
-        return features.x, (plain if now.plan.on_features else over_features(plain)).eval()
+        return features.x, (plain if now.plan.on_features else head_alone(plain)).eval()
 
     return load
 

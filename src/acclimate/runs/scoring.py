@@ -26,7 +26,7 @@ from acclimate.learn.embeddings import DomainState, embed_rows
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.model import StartingPoint, Trained
 from acclimate.learn.models import Backbone, Plain, Predictor
-from acclimate.learn.models.predictors import Passed, nothing_more
+from acclimate.learn.models.predictors import BatchFeatures, identity_backbone
 from acclimate.records.metrics import metric_values
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Score, Validated
@@ -175,7 +175,7 @@ class AdaptingImages:
     def features(self, backbone: Backbone) -> Images:
         """What a backbone makes of them, for all methods that leave it as it is."""
         if backbone not in self._features:
-            parts = [Passed(x).features(backbone) for x in self.images.batches()]
+            parts = [BatchFeatures(x).features(backbone) for x in self.images.batches()]
             self._features[backbone] = Images(torch.cat(parts), self.device)
         return self._features[backbone]
 
@@ -333,7 +333,7 @@ def _adapt(
 def _over_features(predictor: Predictor) -> Predictor:
     """The same classifier of what its backbone makes of images; it shares the rest."""
     backbone, bare = predictor.backbone, copy.copy(predictor)
-    identity = nothing_more(backbone.features).to(backbone.mean.device)
+    identity = identity_backbone(backbone.features).to(backbone.mean.device)
     bare._modules = {**predictor._modules, "backbone": identity}
     return bare
 
@@ -350,7 +350,7 @@ class FeatureMemory:
     features: Tensor  # [places, f]
     have: np.ndarray  # [images], bool
 
-    def keep(self, images: np.ndarray, passed: Passed) -> None:
+    def keep(self, images: np.ndarray, passed: BatchFeatures) -> None:
         places = self.place[images]
         chosen = np.flatnonzero(places >= 0)
         if len(chosen):
@@ -359,10 +359,10 @@ class FeatureMemory:
             self.features[sent(to, device)] = passed.features(self.backbone)[sent(of, device)]
             self.have[images[chosen]] = True
 
-    def recall(self, images: np.ndarray) -> Passed:
+    def recall(self, images: np.ndarray) -> BatchFeatures:
         """Images that it has, as if they passed."""
         places = sent(torch.from_numpy(self.place[images]), self.features.device)
-        return Passed.before(self.backbone, self.features[places])
+        return BatchFeatures.before(self.backbone, self.features[places])
 
 
 def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMemory | None:
@@ -390,7 +390,7 @@ def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMe
 class LabelledBatch:
     """Some rows of a pass over images: what networks see, and labels and places of the rows."""
 
-    passed: Passed
+    passed: BatchFeatures
     which: Tensor | None  # [n]: the image that each row shows; None: as they come
     labels: Tensor
     places: np.ndarray
@@ -423,7 +423,7 @@ def labelled_batches(
 
 def _passes(
     subject: Subject, rows: np.ndarray, memory: FeatureMemory | None
-) -> Iterator[tuple[np.ndarray, Passed]]:
+) -> Iterator[tuple[np.ndarray, BatchFeatures]]:
     """This process's share of `rows`, each of which shows another image: places, and a batch."""
     images = subject.source.image[rows]
     mine = np.arange(len(rows))[subject.world.share(len(rows))]
@@ -434,7 +434,7 @@ def _passes(
                 yield some, memory.recall(images[some])
         mine = mine[~there]
     for places, stored in readable(subject.source, rows[mine]):
-        some, passed = mine[places], Passed(to_float(stored, subject.world.device))
+        some, passed = mine[places], BatchFeatures(to_float(stored, subject.world.device))
         if memory is not None:
             memory.keep(images[some], passed)
         yield some, passed

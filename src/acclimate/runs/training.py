@@ -21,7 +21,7 @@ from acclimate.data.batches import Batch, DomainSampler
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import sent
 from acclimate.learn.algorithms import Algorithm
-from acclimate.learn.consistency import measure, measured_domains
+from acclimate.learn.consistency import choose_domains, measure
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, FromERM, embed_rows
 from acclimate.learn.embeddings.state import (
     Sample,
@@ -197,7 +197,7 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
     """μ of each training domain, and Φ standardised by them; their consistency is written down."""
     plan, world, seed = session.plan, session.world, session.plan.config.seed
     settings = plan.config.embedding
-    measured = measured_domains(plan.train_domains, seed)
+    measured = choose_domains(plan.train_domains, seed)
     states, points = {}, {}
     for done, (name, rows) in enumerate(
         zip(plan.train_domains, plan.train_rows, strict=True), start=1

@@ -118,7 +118,7 @@ class DomainState:
         reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
         return replace(self._counting(rows, 1), reference=reference, reach=reach)
 
-    def having_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
+    def note_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
         stand there twice."""
         known = torch.unique(torch.cat([self.seen, hashes]))

@@ -18,7 +18,7 @@ from acclimate.learn.models.predictors import (
     Plain,
     Predictor,
     build_plain,
-    over_features,
+    head_alone,
     takes_features,
 )
 
@@ -36,8 +36,8 @@ __all__ = [
     "default_backbone",
     "engine_used",
     "freeze_batch_norm",
+    "head_alone",
     "list_backbones",
     "may_draw",
-    "over_features",
     "takes_features",
 ]

@@ -190,23 +190,23 @@ def _apart(plain: Plain) -> tuple[Backbone, Plain]:
     """The backbone that makes features, and the predictor on those features."""
     backbone, extractor = plain.backbone, plain.backbone.extractor
     if extractor is None and not takes_features(plain):
-        return backbone, over_features(plain)
-    below = nothing_more(backbone.mean.numel()).to(backbone.mean.device)
+        return backbone, head_alone(plain)
+    below = identity_backbone(backbone.mean.numel()).to(backbone.mean.device)
     if extractor is None:
         return below, plain
     below.put_on(extractor)  # it takes images, and the extractor's features as they come
     return below, Plain.of(backbone.alone(), plain.head)
 
 
-def nothing_more(width: int) -> Backbone:
+def identity_backbone(width: int) -> Backbone:
     """A backbone that hands on feature vectors as they come."""
     return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
 
 
-def over_features(predictor: Plain) -> Plain:
+def head_alone(predictor: Plain) -> Plain:
     """The classifier on the features that its backbone makes of images; they share the head."""
     backbone = predictor.backbone
-    return Plain.of(nothing_more(backbone.features).to(backbone.mean.device), predictor.head)
+    return Plain.of(identity_backbone(backbone.features).to(backbone.mean.device), predictor.head)
 
 
 def on_hidden(predictor: Plain) -> Plain:
@@ -215,7 +215,7 @@ def on_hidden(predictor: Plain) -> Plain:
     with torch.device("meta"):
         head = _LinearHead(last.in_features, last.out_features, 0.0)
     head.last = last
-    return Plain.of(nothing_more(last.in_features).to(last.weight.device), head).eval()
+    return Plain.of(identity_backbone(last.in_features).to(last.weight.device), head).eval()
 
 
 class _LinearHead(nn.Module):
@@ -402,7 +402,7 @@ def takes_features(predictor: Predictor) -> bool:
     return predictor.backbone.size == 0
 
 
-class Passed:
+class BatchFeatures:
     """A batch, and the features that backbones made of it: each sees it once."""
 
     def __init__(self, x: Tensor | None) -> None:
@@ -410,7 +410,7 @@ class Passed:
         self._features: dict[Backbone, Tensor] = {}
 
     @classmethod
-    def before(cls, backbone: Backbone, features: Tensor) -> "Passed":
+    def before(cls, backbone: Backbone, features: Tensor) -> "BatchFeatures":
         """A batch of which only the features of that backbone are left."""
         passed = cls(None)
         passed._features[backbone] = features
@@ -434,7 +434,7 @@ class Passed:
         return predictor.on_features(features if which is None else features[which], mu).logits
 
 
-def each_by_its_own(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Tensor]:
+def classify_by_domain(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Tensor]:
     """Features [b, f] and the number of each row's head [b] -> logits [b, C].
 
     Heads that differ in their biases alone, as μ and a label prior make them, are one head with a
