@@ -14,7 +14,15 @@ from fixtures.settings import TINY, as_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 # The examples of CONTRIBUTING.md, and a file of DomainBed's.
-INVENTED = {"vrex.py", "smoothed.py", "balance.py", "stripes.py", "worst.py", "download.py"}
+INVENTED = {
+    "vrex.py",
+    "smoothed.py",
+    "balance.py",
+    "stripes.py",
+    "worst.py",
+    "download.py",
+    "confidence.py",
+}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

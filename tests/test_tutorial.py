@@ -43,7 +43,7 @@ def test_from_folders_to_an_onnx_file(
             if name == "dry-run":
                 assert not Path("runs").exists()
     assert list(said) == ["inspect", "dry-run", "train", "adapt", "export"]
-    assert "erm, then a rehearsal" in said["dry-run"]
+    assert "algorithm: erm" in said["dry-run"] and "rehearsal: yes" in said["dry-run"]
     assert "the plain model is what `predict` uses." in said["train"]
     with Path("predictions.csv").open(newline="") as file:
         assert known["labels"] == [row["label"] for row in csv.DictReader(file)]

@@ -1,33 +1,22 @@
-"""The library's face: fit on labelled domains, adapt to a new one, predict, save.
-
-`predict`, `predict_proba` and `score` take rows without their domain, for which the model is not
-adapted, or with `domains` [n]: each domain is then adapted to from its own rows, unlabelled.
-`domains` is metadata in scikit-learn's sense: `set_fit_request(domains=True)` and the like route it
-through pipelines, searches and cross-validation.
-"""
+"""The library's face: fit on labelled domains, adapt to a new one, predict, save."""
 
 import os
 import tempfile
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError
-from sklearn.metrics import accuracy_score
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from acclimate.adapt.classifier import Adapted, adapt, apply_state, unadapted
+from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.saved import save_model
 from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import ConfigError
 from acclimate.core.progress import Watch, shown_by_itself
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
@@ -36,84 +25,6 @@ from acclimate.rehearse.training import train
 from acclimate.runs.training import RunResult
 
 ALONE = "all"  # the name of the one domain of rows that come without
-Probabilities = Callable[[Any], np.ndarray]
-NO_LABELS = "fit requires y to be passed, but the target y is None; give "
-
-
-class NotFitted(RunError, NotFittedError):  # type: ignore[misc]
-    """A classifier that has learned nothing yet."""
-
-
-class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Subclasses set `classes_` in `fit`, and say what a domain's rows make of them."""
-
-    classes_: np.ndarray
-
-    @abstractmethod
-    def _unadapted(self) -> Probabilities:
-        """The model for rows of no domain in particular: rows -> [n, C], as `classes_`."""
-
-    @abstractmethod
-    def _adapted_to(self, rows: Any) -> Probabilities:
-        """The model adapted to the domain of these rows."""
-
-    @abstractmethod
-    def _rows(self, X: Any) -> Any:
-        """What was handed over to predict, checked."""
-
-    def predict_proba(self, X: Any, domains: Any = None) -> np.ndarray:
-        """Class probabilities [n, C], in the order of `classes_`."""
-        self._require_fitted()
-        rows = self._rows(X)
-        if domains is None:
-            return self._unadapted()(rows)
-        names = _one_each(domains, len(rows))
-        probabilities = np.zeros((len(rows), len(self.classes_)))
-        for name in np.unique(names):
-            places = np.flatnonzero(names == name)
-            mine = rows[places] if hasattr(rows, "shape") else [rows[int(p)] for p in places]
-            probabilities[places] = self._adapted_to(mine)(mine)
-        return probabilities
-
-    def predict(self, X: Any, domains: Any = None) -> np.ndarray:
-        """Labels [n], of the kind that `fit` was given."""
-        self._require_fitted()
-        best = self.predict_proba(X, domains).argmax(1)
-        labels: np.ndarray = self.classes_[best]
-        return labels
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, domains: Any = None) -> float:
-        """Accuracy."""
-        return float(accuracy_score(y, self.predict(X, domains), sample_weight=sample_weight))
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "classes_")
-
-    def _require_fitted(self) -> None:
-        if not self.__sklearn_is_fitted__():
-            raise NotFitted(f"this {type(self).__name__} is not fitted yet; call fit first")
-
-    def _labelled(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Features and labels as scikit-learn checks them, of two classes or more."""
-        X, y = validate_data(self, X, y, dtype="numeric")
-        check_classification_targets(y)
-        classes = np.unique(y)
-        if len(classes) < 2:
-            raise ConfigError(f"y holds one class only, '{classes[0]}'; give at least two classes")
-        return X, y
-
-    def _features(self, X: Any) -> np.ndarray:
-        features: np.ndarray = validate_data(self, X, dtype="numeric", reset=False)
-        return features
-
-
-def _one_each(domains: Any, count: int) -> np.ndarray:
-    names = np.asarray(domains)
-    if names.shape != (count,):
-        raise ConfigError(
-            f"domains is {list(names.shape)} beside {count} rows; give one name for each row"
-        )
-    return names.astype(str)
 
 
 class AdaptiveClassifier(DomainClassifier):

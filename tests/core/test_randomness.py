@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from acclimate.learn.models.timm_import import import_timm
 from torch import nn
 from torch.nn import functional as F
 
 from acclimate.core.randomness import own_generator
 from acclimate.learn.models import backbones, build_backbone, list_backbones, may_draw
+from acclimate.learn.models.weights import import_timm
 
 
 @contextmanager

@@ -239,27 +239,13 @@ def test_a_flipped_bit_of_a_manifest_is_noticed(features: Manifest, tmp_path: Pa
     assert refused > 100
 
 
-def test_a_manifest_of_an_earlier_version_opens(features: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_with_another_s_checksum_is_damaged(features: Manifest, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     path = tmp_path / "features.parquet"
     features.write(path)
     table = pq.ParquetFile(path).read()
-    metadata = {key: v for key, v in table.schema.metadata.items() if b"seal" not in key}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
     assert Manifest.open(path).digest() == features.digest()
-    # With the checksum of other rows, it is not what was written.
     pq.write_table(table.slice(1), path)
     with refused(ManifestError, path, "damaged"):
-        Manifest.open(path)
-
-
-def test_a_table_that_claims_more_rows_than_it_can_hold(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = tmp_path / "bomb.parquet"
-    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(3_000_000, np.int8)), ["x"])
-    pq.write_table(pa.table({"image": same, "label": same, "domain": same}), path)
-    with pytest.raises(ManifestError, match=r"declares 3000000 rows and \d+ bytes, and is a file"):
         Manifest.open(path)

@@ -46,13 +46,13 @@ def say_json(value: Mapping[str, Any]) -> None:
 def say_facts(facts: Mapping[str, Any], *, err: bool = False) -> None:
     """A line for each fact that is known: {"steps_left": 24} -> `steps left: 24`."""
     for name, value in facts.items():
-        if value in (None, "", [], {}):
+        if value in (None, "", [], (), {}):
             continue
         if isinstance(value, bool):
             value = "yes" if value else "no"
         elif isinstance(value, dict):
             value = ", ".join(f"{key} {one}" for key, one in value.items())
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             value = ("; " if name == "notes" else ", ").join(value)
         elif name.startswith("seconds"):
             name, value = name.replace("seconds", "time"), duration(value)

@@ -182,6 +182,8 @@ def running(folder: Path, sweep: Sweep, queue: "Queue") -> str:
 
 def show(folder: Path, sweep: Sweep, result: "Conducted", *, json: bool) -> None:
     """What was chosen and what failed. Exits with 1 where jobs are not done."""
+    from acclimate.results.sweep_folder import SweepFolder
+
     tally = result.tally
     if json:
         facts = {
@@ -206,7 +208,8 @@ def show(folder: Path, sweep: Sweep, result: "Conducted", *, json: bool) -> None
         if tally.blocked:
             say(f"{len(tally.blocked)} runs are waiting for a failed embedding")
         if tally.failures:
-            say(f"tracebacks: {folder / 'failures'}; once mended, try again with --retry-failed")
+            place = SweepFolder(folder).failures
+            say(f"tracebacks: {place}; once mended, try again with --retry-failed")
         before = f" ({tally.already} before)" if tally.already else ""
         say(f"{tally.done} of {tally.jobs} runs done{before}; sweep folder: {folder}")
         say(f"report: run `acclimate report {folder}`")

@@ -186,14 +186,20 @@ class Pack:
 
     def put(self, image: int, pixels: np.ndarray) -> None:
         """Write the image; raises OSError if the disk does not take it."""
-        data, place = _head(self.identities[image], pixels) + pixels.tobytes(), self._place(image)
-        while data:
-            written = os.pwrite(self.file, data, place)
-            data, place = data[written:], place + written
+        place = self._place(image)
+        # The head last: `has` takes it for a sign that the pixels are there.
+        _write(self.file, pixels.tobytes(), place + HEAD)
+        _write(self.file, _head(self.identities[image], pixels), place)
         self._checked[image] = True
 
     def _place(self, image: int) -> int:
         return int(self.slot[image]) * (HEAD + self.image_bytes)
+
+
+def _write(file: int, data: bytes, place: int) -> None:
+    while data:
+        written = os.pwrite(file, data, place)
+        data, place = data[written:], place + written
 
 
 def _head(identity: bytes, pixels: np.ndarray) -> bytes:

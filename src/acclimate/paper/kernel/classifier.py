@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
-from acclimate.adapt.trust import Reach
 from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
 from acclimate.core.randomness import derive, stream
-from acclimate.estimator import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.learn.consistency import mean_radius
 from acclimate.paper.kernel import maps
 from acclimate.paper.kernel.fitted import REMEDY, Fitted, load_fitted, numbers, save_fitted
@@ -255,6 +254,8 @@ def _judge(fitted: Fitted, mean: np.ndarray, variance: float, bound: float, n: i
     distances = np.linalg.norm(fitted.means - mean, axis=1) / unit
     between = _distances(fitted.means) / unit
     np.fill_diagonal(between, np.inf)
+    from acclimate.adapt.trust import Reach  # brings torch, which fitting does without
+
     reach = Reach.of(between.min(axis=1))
     nearest = int(distances.argmin())
     radius = mean_radius(n, variance, bound)
