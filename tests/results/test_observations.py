@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.results.comparison import (
+    Expected,
     Frame,
     Observation,
     by_method,
@@ -78,15 +79,13 @@ def test_several_data_sets_as_one() -> None:
 
 
 def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
-    """A domain with nothing to score, as f of y, is not waited for; c of x is."""
-    frames = {
-        "x": Frame(("a", "c"), (ERM, CORAL)),
-        "y": Frame(("a", "f"), (ERM, Key("erm", "prior")), {"": frozenset({"a"})}),
-    }
+    """Also of a domain, as c of x, that only another method is planned for."""
+    planned = [("x", ERM, "a"), ("x", CORAL, "c"), ("y", ERM, "a"), ("y", Key("erm", "prior"), "a")]
+    expected = [Expected(name, key, "", 0, domain) for name, key, domain in planned]
     one = Observation("x", ERM, "", 0, "a", top1=0.5)
     whole = [one, replace(one, domain="c", top1=0.7), replace(one, dataset="y", top1=0.8)]
     for found, mean in ((whole, 0.7), ([whole[0], whole[2]], None)):
-        every = compare(found, frames)[-1]
+        every = compare(found, expected)[-1]
         assert every.columns == ("x", "y")
         assert [row.key for row in every.rows] == [ERM, CORAL, Key("erm", "prior")]
         average = every.rows[0].average
@@ -97,6 +96,6 @@ def test_data_sets_count_equally_however_many_domains_they_have() -> None:
     one = Observation("x", ERM, "", 0, "a", top1=0.2)
     cells = [one, replace(one, domain="b", top1=0.4), replace(one, dataset="y", top1=0.9)]
     assert mean_over(cells) == pytest.approx((0.3 + 0.9) / 2)
-    frame = Frame(("a", "b"))
+    frame = Frame.of([Expected("x", ERM, "", 0, name) for name in "ab"])
     scores = {("", 0): {"a": cells[0], "b": cells[1]}, ("", 1): {"a": cells[0]}}
-    assert frame.averages(scores) == {("", 0): pytest.approx(0.3)}  # trial 1 lacks a domain
+    assert list(frame.complete(scores)) == [("", 0)]  # trial 1 lacks a domain

@@ -11,14 +11,16 @@ domains together. Variants of an algorithm are methods of their own.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from statistics import fmean
+from typing import TypeVar
 
 from acclimate.config import AlgorithmName
 from acclimate.core.text import percent
-from acclimate.results.protocol import Sweep, targets
-from acclimate.results.runs import ERM, Key, RunView, metric_of, scores_of
+from acclimate.results.protocol import Sweep
+from acclimate.results.runs import ERM, Key, RunView, scores_of
 from acclimate.results.statistics import Estimate, difference_p, holm, ratio, verdict_of
 
 AVERAGE = "average"
@@ -26,14 +28,24 @@ ALL = "all data sets"
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What one method scored on one domain, once."""
+class Expected:
+    """A score that a table should hold: of a method on a domain in a trial."""
 
     dataset: str
     key: Key
     data: str  # digest: seeds may have drawn data of their own under one name
     trial: int
     domain: str
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return self.dataset, self.key, self.data, self.trial, self.domain
+
+
+@dataclass(frozen=True)
+class Observation(Expected):
+    """What one method scored on one domain, once."""
+
     top1: float
     top5: float | None = None
     images: int = 0
@@ -42,6 +54,7 @@ class Observation:
 
 Replicate = tuple[str, int]  # data, trial
 Scores = Mapping[Replicate, Mapping[str, Observation]]  # -> domain -> what one method scored on it
+E = TypeVar("E", bound=Expected)
 
 
 def observations(runs: Iterable[RunView], role: str = "test") -> list[Observation]:
@@ -54,16 +67,54 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
             data=run.data if run.trial is None else "",
             trial=run.replicate,
             domain=score.domain,
-            top1=top1,
-            top5=metric_of(score, "top5"),
+            top1=score.top1,
+            top5=score.top5,
             images=score.n,
             run=run.name,
         )
         for run in runs
         if run.finished is not None
         for score in scores_of(run, role)
-        if (top1 := metric_of(score)) is not None
+        if score.top1 is not None
     ]
+
+
+def expected_of_runs(scored: Sequence[Expected]) -> list[Expected]:
+    """For runs that nobody planned: what any of them scored is what all should have scored."""
+    domains = {(one.dataset, one.data, one.domain) for one in scored}
+    trials = {
+        (one.dataset, one.key, one.data, one.trial)
+        for one in scored
+        if one.key == Key.usual(one.key.algorithm, one.key.variant)
+    }
+    return [
+        Expected(dataset, key, data, trial, domain)
+        for dataset, at, domain in sorted(domains, key=itemgetter(0, 2, 1))
+        for _, key, data, trial in sorted(
+            one for one in trials if (one[0], one[2]) == (dataset, at)
+        )
+    ]
+
+
+def expected_of_sweep(sweep: Sweep, runs: Iterable[RunView]) -> list[Expected]:
+    """What the jobs of a sweep are to score, less the domains that have nothing to score."""
+    empty = without_rows(runs)
+    planned = {
+        Expected(job.dataset, Key(job.algorithm, method, job.variant), "", job.trial, domain): None
+        for job in sweep.jobs
+        if len(job.groups) == 1
+        for domain in job.groups[0]
+        for method in job.methods
+        if (job.dataset, domain) not in empty
+    }
+    return list(planned)
+
+
+def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
+    """(data set, domain) that runs looked at and found nothing to score in."""
+    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
+    scored = {(dataset, score.domain) for dataset, score in scores if score.top1 is not None}
+    return {(dataset, score.domain) for dataset, score in scores} - scored
 
 
 def mean_over(cells: Iterable[Observation]) -> float:
@@ -74,88 +125,49 @@ def mean_over(cells: Iterable[Observation]) -> float:
     return fmean(map(fmean, by_set.values()))
 
 
-def by_method(found: Iterable[Observation]) -> dict[Key, Scores]:
+def by_method(scored: Iterable[Observation]) -> dict[Key, Scores]:
     """Scores by method, trial and domain. Runs that differ in their folder alone are averaged, and
     count once."""
-    alike: dict[tuple[Key, Replicate, str], list[Observation]] = defaultdict(list)
-    for one in found:
-        alike[one.key, (one.data, one.trial), one.domain].append(one)
+    alike: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for one in scored:
+        alike[one.place].append(one)
     methods: dict[Key, dict[Replicate, dict[str, Observation]]] = {}
-    for (key, replicate, domain), same in alike.items():
-        top5 = [one.top5 for one in same if one.top5 is not None]
-        mean = replace(
-            same[0], top1=fmean(one.top1 for one in same), top5=fmean(top5) if top5 else None
-        )
-        methods.setdefault(key, {}).setdefault(replicate, {})[domain] = mean
+    for same in alike.values():
+        first, top5 = same[0], [one.top5 for one in same if one.top5 is not None]
+        top1 = fmean(one.top1 for one in same)
+        mean = replace(first, top1=top1, top5=fmean(top5) if top5 else None)
+        trials = methods.setdefault(first.key, {})
+        trials.setdefault((first.data, first.trial), {})[first.domain] = mean
     return dict(methods)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a table should hold, so that what is missing shows as missing."""
+    """What one table should hold, so that what is missing shows as missing."""
 
     columns: tuple[str, ...]
-    keys: tuple[Key, ...] = ()
-    needed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # data -> its own columns
+    keys: tuple[Key, ...]
+    needed: Mapping[str, frozenset[str]]  # data -> its own columns
 
-    def domains(self, data: str) -> frozenset[str]:
-        return self.needed.get(data, frozenset(self.columns))
+    @classmethod
+    def of(cls, expected: Sequence[Expected]) -> "Frame":
+        needed: dict[str, set[str]] = defaultdict(set)
+        for one in expected:
+            needed[one.data].add(one.domain)
+        return cls(
+            columns=tuple(dict.fromkeys(one.domain for one in expected)),
+            keys=tuple(dict.fromkeys(one.key for one in expected)),
+            needed={data: frozenset(domains) for data, domains in needed.items()},
+        )
 
     def complete(self, scores: Scores) -> dict[Replicate, list[Observation]]:
         """The trials that have all domains of their data; a mean over fewer would be another
         quantity."""
         return {
-            replicate: [found[name] for name in needed]
-            for replicate, found in scores.items()
-            if (needed := self.domains(replicate[0])) and needed <= set(found)
+            replicate: [cells[name] for name in needed]
+            for replicate, cells in scores.items()
+            if (needed := self.needed.get(replicate[0])) and needed <= set(cells)
         }
-
-    def averages(self, scores: Scores) -> dict[Replicate, float]:
-        return {replicate: mean_over(cells) for replicate, cells in self.complete(scores).items()}
-
-
-def frames_of(found: Iterable[Observation]) -> dict[str, Frame]:
-    """For runs that nobody planned: what any of them scored is what all should have scored."""
-    needed: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for one in found:
-        needed[one.dataset][one.data].add(one.domain)
-    return {
-        dataset: Frame(
-            tuple(sorted(set().union(*of_data.values()))),
-            needed={data: frozenset(names) for data, names in of_data.items()},
-        )
-        for dataset, of_data in sorted(needed.items())
-    }
-
-
-def planned_frames(sweep: Sweep, empty: Container[tuple[str, str]]) -> dict[str, Frame]:
-    """For a sweep: what its jobs are to score, less the (data set, domain) that are `empty`."""
-    frames = {}
-    for data in sweep.datasets:
-        jobs = [job for job in sweep.jobs if job.dataset == data.name]
-        columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
-        keys = dict.fromkeys(
-            Key(job.algorithm, method, job.variant) for job in jobs for method in job.methods
-        )
-        needed = frozenset(name for name in columns if (data.name, name) not in empty)
-        frames[data.name] = Frame(columns, tuple(keys), {"": needed})
-    return frames
-
-
-def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
-    """(data set, domain) that runs looked at and found nothing to score in."""
-    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
-    scored = {(dataset, score.domain) for dataset, score in scores if metric_of(score) is not None}
-    return {(dataset, score.domain) for dataset, score in scores} - scored
-
-
-@dataclass(frozen=True)
-class Change:
-    """A domain's mean over the paired trials, before and after."""
-
-    domain: str
-    before: float
-    after: float
 
 
 @dataclass(frozen=True)
@@ -169,7 +181,7 @@ class Difference:
     after: float | None = None
     pairs: int = 0  # (domain, trial)
     improved: int = 0
-    changes: tuple[Change, ...] = ()
+    changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # domain -> means
     remark: str = ""  # why there is no pair, or what is unequal about the pairs
     p: float | None = None
     p_holm: float | None = None  # of the methods of a table; controls and ceilings are no claims
@@ -260,8 +272,8 @@ def against(key: Key, baseline: Key, keys: Iterable[Key]) -> Key:
 
 
 def compare(
-    found: Sequence[Observation],
-    frames: Mapping[str, Frame],
+    scored: Sequence[Observation],
+    expected: Sequence[Expected],
     *,
     rule: str = "",
     baseline: Key = ERM,
@@ -269,23 +281,20 @@ def compare(
 ) -> tuple[Comparison, ...]:
     """One comparison per data set, and last one over all of them where there are several.
 
-    `found` is what was scored on unseen domains, `seen` on training domains.
+    `scored` is what was scored on unseen domains, `seen` on training domains.
     """
-    if not frames:
+    names = list(dict.fromkeys(one.dataset for one in expected))
+    if not names:
         return (Comparison("", rule, (), (), baseline, {}),)
     tables = []
-    for name, frame in frames.items():
-        own, trained = ([one for one in some if one.dataset == name] for some in (found, seen))
-        tables.append(_compare(name, own, trained, frame, rule, baseline))
+    for name in names:
+        mine = [one for one in scored if one.dataset == name]
+        trained = [one for one in seen if one.dataset == name]
+        frame = Frame.of([one for one in expected if one.dataset == name])
+        tables.append(_compare(name, mine, trained, frame, rule, baseline))
     if len(tables) > 1:
-        columns = tuple(
-            f"{name}: {domain}"
-            for name, frame in frames.items()
-            for domain in sorted(set().union(*map(frame.domains, frame.needed or {""})))
-        )
-        keys = dict.fromkeys(key for frame in frames.values() for key in frame.keys)
-        pool = Frame(columns, tuple(keys))
-        every = _compare(ALL, pooled(found), pooled(seen), pool, rule, baseline)
+        frame = Frame.of(pooled(expected))
+        every = _compare(ALL, pooled(scored), pooled(seen), frame, rule, baseline)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
         rows = [
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
@@ -295,23 +304,23 @@ def compare(
     return tuple(tables)
 
 
-def pooled(found: Iterable[Observation]) -> list[Observation]:
+def pooled(places: Iterable[E]) -> list[E]:
     """As of one data set: a trial covers all of them, and domains of one name are told apart."""
-    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in found]
+    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in places]
 
 
 def _compare(
     name: str,
-    found: Sequence[Observation],
+    scored: Sequence[Observation],
     seen: Sequence[Observation],
     frame: Frame,
     rule: str,
     baseline: Key,
 ) -> Comparison:
-    scores: dict[Key, Scores] = {key: {} for key in frame.keys} | by_method(found)
+    scores: dict[Key, Scores] = {key: {} for key in frame.keys} | by_method(scored)
     trained = by_method(seen)
     runs: dict[Key, set[object]] = defaultdict(set)
-    for one in found:
+    for one in scored:
         runs[one.key].add((one.dataset, one.data, one.trial, one.run))
     # Methods, controls, ceilings; the baseline first among its kind.
     keys = sorted(scores, key=lambda key: (key.place[0], key != baseline, key.place))
@@ -389,10 +398,10 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         after=fmean(after),
         pairs=len(flat),
         improved=sum(own.top1 > rival.top1 for own, rival in flat),
-        changes=tuple(
-            Change(domain, *map(fmean, zip(*pairs, strict=True)))
+        changes={
+            domain: (fmean(before for before, _ in pairs), fmean(after for _, after in pairs))
             for domain, pairs in sorted(changes.items())
-        ),
+        },
         remark=f"{both}: {'; '.join(unequal)}" if unequal else "",
         p=difference_p(gain),
     )
@@ -423,11 +432,11 @@ def _gap_closed(
     return ratio(gains, gaps)
 
 
-def _finished(found: Comparison) -> Comparison:
+def _finished(table: Comparison) -> Comparison:
     """With Holm's correction over the methods of the table, and the best of each column."""
     family = {
         row.key: row.difference.p
-        for row in found.rows
+        for row in table.rows
         if row.key.kind == "method" and row.difference is not None and row.difference.p is not None
     }
     fixed = dict(zip(family, holm(list(family.values())), strict=True))
@@ -435,11 +444,11 @@ def _finished(found: Comparison) -> Comparison:
         replace(row, difference=replace(row.difference, p_holm=fixed[row.key]))
         if row.difference is not None and row.key in fixed
         else row
-        for row in found.rows
+        for row in table.rows
     )
-    best = {name: _best({r.key: r.cells.get(name) for r in rows}) for name in found.columns}
+    best = {name: _best({r.key: r.cells.get(name) for r in rows}) for name in table.columns}
     best[AVERAGE] = _best({row.key: row.average for row in rows})
-    return replace(found, rows=rows, best=best)
+    return replace(table, rows=rows, best=best)
 
 
 def _best(values: Mapping[Key, Estimate | None]) -> frozenset[Key]:
@@ -451,18 +460,3 @@ def _best(values: Mapping[Key, Estimate | None]) -> frozenset[Key]:
     }
     top = max(means.values(), default=0.0)
     return frozenset(key for key, mean in means.items() if mean == top and len(means) > 1)
-
-
-def merged(found: Sequence[Comparison], title: str) -> Comparison:
-    """One table instead of one each, for variants that have data of their own."""
-    columns = tuple(dict.fromkeys(column for one in found for column in one.columns))
-    rows = [
-        replace(row, cells={name: row.cells.get(name) for name in columns})
-        for one in found
-        for row in one.rows
-    ]
-    rows.sort(key=lambda row: row.key.place)
-    controls = tuple(control for one in found for control in one.controls)
-    whole = replace(found[0], dataset=title, columns=columns, rows=tuple(rows), controls=controls)
-    # Variants have test data of their own, so that no cell is the best of its column.
-    return replace(_finished(whole), best={})

@@ -4,45 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from acclimate.core.errors import unknown
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
-from acclimate.results.runs import RunView, metric_of, scores_of
+from acclimate.results.runs import RunView, scores_of
 from acclimate.results.selection import Choice
-from acclimate.results.sweep_folder import Failure
-
-if TYPE_CHECKING:
-    from acclimate.data.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Labels:
-    """How many rows each class has in each domain of a data set."""
-
-    @dataclass(frozen=True)
-    class Domain:
-        role: str | None
-        counts: tuple[int, ...]  # in the order of the classes
-        group: str = ""  # such as its continent, where the data say so
-
-    name: str
-    classes: tuple[str, ...]
-    domains: Mapping[str, Domain] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, manifest: "Manifest") -> "Labels":
-        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
-
-        roles, groups = manifest.roles(), manifest.groups()
-        counts = label_counts(manifest).tolist()
-        domains = {
-            domain: cls.Domain(roles.get(domain), tuple(row), groups.get(domain, ""))
-            for domain, row in zip(all_domains(manifest), counts, strict=True)
-        }
-        return cls(name, manifest.classes, domains)
+from acclimate.results.sweep_folder import Failure, LabelCounts
 
 
 @dataclass(frozen=True)
@@ -57,7 +26,7 @@ class Report:
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     waiting: int = 0
-    labels: tuple[Labels, ...] = ()
+    labels: tuple[LabelCounts, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -154,8 +123,8 @@ def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:
             continue
         scores: dict[str, dict[str, float]] = {"none": {}, "auto": {}}
         for score in scores_of(run, "test"):
-            if score.method in scores and (value := metric_of(score)) is not None:
-                scores[score.method][score.domain] = value
+            if score.method in scores and score.top1 is not None:
+                scores[score.method][score.domain] = score.top1
         domains = tuple(name for name in scores["auto"] if name in scores["none"])
         if domains:
             images = int(run.config["adapt"]["points"])

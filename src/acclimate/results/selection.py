@@ -17,7 +17,6 @@ from statistics import fmean
 from acclimate.core.errors import RecordError, unknown
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
-from acclimate.results.runs import metric_of
 from acclimate.results.sweep_folder import SweepFolder
 
 Key = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
@@ -116,9 +115,7 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
             training=training,
             validation=_while_training(s for s in own if s.role == "val"),
             unseen={
-                s.domain: metric_of(s)
-                for s in own
-                if s.moment == "final" and s.domain in job.held_out
+                s.domain: s.top1 for s in own if s.moment == "final" and s.domain in job.held_out
             },
         )
         for method, own in by_method.items()
@@ -286,7 +283,7 @@ def _while_training(scores: Iterable[Score]) -> float | None:
     several; of the final scores where it looked elsewhere."""
     found: dict[str, list[float]] = defaultdict(list)
     for score in scores:
-        if (value := metric_of(score)) is not None:
-            found[score.moment].append(value)
+        if score.top1 is not None:
+            found[score.moment].append(score.top1)
     moment = next((name for name in ("averaged", "validation", "final") if name in found), None)
     return None if moment is None else fmean(found[moment])

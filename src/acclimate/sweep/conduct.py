@@ -9,11 +9,10 @@ from statistics import fmean
 from acclimate.core.files import write_document
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import is_pruned
-from acclimate.results.material import Labels
 from acclimate.results.protocol import RULES, Sweep
 from acclimate.results.selection import Choice, applicable, candidates, select
 from acclimate.results.statistics import Estimate
-from acclimate.results.sweep_folder import SweepFolder
+from acclimate.results.sweep_folder import LabelCounts, SweepFolder
 from acclimate.sweep.driver import Listener, Queue, Tally, run_sweep, silent
 from acclimate.sweep.launchers import chosen_launcher
 from acclimate.sweep.settings import LaunchOptions
@@ -99,7 +98,7 @@ def write_labels(folder: Path, sweep: Sweep, manifests: Mapping[str, Manifest]) 
     for data in sweep.datasets:
         path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
-            write_document(path, asdict(Labels.of(data.name, manifests[data.name])))
+            write_document(path, asdict(LabelCounts.of(data.name, manifests[data.name])))
 
 
 def choose(folder: Path, sweep: Sweep) -> Choices:
