@@ -185,7 +185,7 @@ def test_results_mark_the_best_and_the_published(report: Report, results_of: Sec
 
 def test_notes_speak_of_what_is_there(report: Report, results_of: Section) -> None:
     first = report.results[report.rule][0]
-    alone = replace(first, rows=first.rows[:1], best={})
+    alone = replace(first, rows=first.rows[:1])
     text = results_of(report, alone, notes=("Careful.",))
     assert first.rows[0].key == ERM
     for absent in ("Bold", "t-test", "Difference", "Published", "ceilings"):
@@ -530,7 +530,7 @@ def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
 
 
 def test_notes_are_kept_when_nothing_can_be_compared(report: Report) -> None:
-    nothing = Comparison("", report.rule, (), (), ERM, {})
+    nothing = Comparison("", report.rule, (), (), ERM)
     bare = Report(Path(), "Bare", ("",), {"": (nothing,)}, notes=("Mind the <gap>.",))
     text = page_of(bare)
     assert headings(text) == ["Notes"]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acclimate.core.errors import RecordError, UnknownName
+from acclimate.core.errors import UnknownName
 from acclimate.records.records import Finished, Record, Records, Score, append
-from acclimate.results.protocol import RULES, DataSet, Group, Job, Sweep, targets
+from acclimate.results.protocol import RULES, DataSet, Job, Sweep, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
     Candidate,
@@ -328,19 +328,6 @@ def test_the_pairs_of_another_trial_do_not_help() -> None:
         for one in runs
     ]
     assert chosen(select(moved, "leave-one-out")) == {"a": 1, "b": 1, "c": 1}
-
-
-@pytest.mark.parametrize("groups", [(("a",),), (("a",), ("b",)), (("b",), ("a",))])
-def test_the_same_run_twice_is_refused(groups: tuple[Group, ...]) -> None:
-    runs = three_domains()
-    again = as_job(runs[0 if len(groups) == 1 else 3], id="copy", groups=groups)
-    with pytest.raises(RecordError) as error:
-        select([*runs, again], "oracle")
-    first = "pacs-erm-a-0-0" if len(groups) == 1 else "pacs-erm-a+b-0-0"
-    assert str(error.value) == (
-        f"copy and {first} are the same run twice (pacs, erm, trial 0, draw 0); "
-        f"remove one of the two folders"
-    )
 
 
 # --- which rules apply

@@ -13,6 +13,7 @@ domains together. Variants of an algorithm are methods of their own.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 from statistics import fmean
 from typing import TypeVar
@@ -184,7 +185,7 @@ class Difference:
     changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # domain -> means
     remark: str = ""  # why there is no pair, or what is unequal about the pairs
     p: float | None = None
-    p_holm: float | None = None  # of the methods of a table; controls and ceilings are no claims
+    p_holm: float | None = None  # of the methods of a table
 
     @property
     def verdict(self) -> str:
@@ -232,8 +233,8 @@ class Comparison:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     baseline: Key
-    best: Mapping[str, frozenset[Key]]  # column, and AVERAGE -> the best of our own methods
     controls: tuple[Difference, ...] = ()  # each control less the method it belongs to
+    comparable: bool = True  # rows are of the same test data, so that a column has a best one
 
     @property
     def lines(self) -> list[Row]:
@@ -261,6 +262,14 @@ class Comparison:
     def row(self, key: Key) -> Row | None:
         return next((row for row in self.lines if row.key == key), None)
 
+    @cached_property
+    def best(self) -> Mapping[str, frozenset[Key]]:
+        """The best of our own methods in each column and on average."""
+        methods = [row for row in self.rows if row.key.kind == "method" and not row.published]
+        values = {name: {row.key: row.cells.get(name) for row in methods} for name in self.columns}
+        values[AVERAGE] = {row.key: row.average for row in methods}
+        return {name: _best(column) for name, column in values.items() if self.comparable}
+
     def is_best(self, row: Row, column: str) -> bool:
         return not row.published and row.key in self.best.get(column, ())
 
@@ -274,18 +283,23 @@ def against(key: Key, baseline: Key, keys: Iterable[Key]) -> Key:
 def compare(
     scored: Sequence[Observation],
     expected: Sequence[Expected],
+    seen: Sequence[Observation] = (),
     *,
     rule: str = "",
     baseline: Key = ERM,
-    seen: Sequence[Observation] = (),
+    together: str = "",
 ) -> tuple[Comparison, ...]:
     """One comparison per data set, and last one over all of them where there are several.
 
-    `scored` is what was scored on unseen domains, `seen` on training domains.
+    `scored` is what was scored on unseen domains, `seen` on training domains. `together` is the
+    name of one table for variants that have a data set each.
     """
+    if together:
+        scored, seen = _as_one(scored, together), _as_one(seen, together)
+        expected = _as_one(expected, together)
     names = list(dict.fromkeys(one.dataset for one in expected))
     if not names:
-        return (Comparison("", rule, (), (), baseline, {}),)
+        return (Comparison("", rule, (), (), baseline),)
     tables = []
     for name in names:
         mine = [one for one in scored if one.dataset == name]
@@ -296,12 +310,17 @@ def compare(
         frame = Frame.of(pooled(expected))
         every = _compare(ALL, pooled(scored), pooled(seen), frame, rule, baseline)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
-        rows = [
+        rows = tuple(
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
             for row in every.rows
-        ]
-        tables.append(_finished(replace(every, columns=tuple(averages), rows=tuple(rows))))
-    return tuple(tables)
+        )
+        tables.append(replace(every, columns=tuple(averages), rows=rows))
+    return tuple(replace(table, comparable=not together) for table in tables)
+
+
+def _as_one(places: Iterable[E], dataset: str) -> list[E]:
+    """As of one data set, of which each trial has a draw of its own: the data set that it was."""
+    return [replace(one, dataset=dataset, data=one.dataset) for one in places]
 
 
 def pooled(places: Iterable[E]) -> list[E]:
@@ -338,7 +357,7 @@ def _compare(
         for key in keys
         if key.kind == "control" and scores[key]
     )
-    return _finished(Comparison(name, rule, frame.columns, tuple(rows), baseline, {}, controls))
+    return Comparison(name, rule, frame.columns, _corrected(rows), baseline, controls)
 
 
 def _row(key: Key, scores: Scores, seen: Scores, frame: Frame, runs: int) -> Row:
@@ -432,31 +451,24 @@ def _gap_closed(
     return ratio(gains, gaps)
 
 
-def _finished(table: Comparison) -> Comparison:
-    """With Holm's correction over the methods of the table, and the best of each column."""
-    family = {
+def _corrected(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """With Holm's correction over the methods of a table; controls and ceilings are no claims."""
+    ps = {
         row.key: row.difference.p
-        for row in table.rows
+        for row in rows
         if row.key.kind == "method" and row.difference is not None and row.difference.p is not None
     }
-    fixed = dict(zip(family, holm(list(family.values())), strict=True))
-    rows = tuple(
+    fixed = dict(zip(ps, holm(list(ps.values())), strict=True))
+    return tuple(
         replace(row, difference=replace(row.difference, p_holm=fixed[row.key]))
         if row.difference is not None and row.key in fixed
         else row
-        for row in table.rows
+        for row in rows
     )
-    best = {name: _best({r.key: r.cells.get(name) for r in rows}) for name in table.columns}
-    best[AVERAGE] = _best({row.key: row.average for row in rows})
-    return replace(table, rows=rows, best=best)
 
 
-def _best(values: Mapping[Key, Estimate | None]) -> frozenset[Key]:
-    """The best of the methods, with those that print the same; of one alone there is no best."""
-    means = {
-        key: float(percent(value.mean))
-        for key, value in values.items()
-        if key.kind == "method" and value is not None
-    }
+def _best(column: Mapping[Key, Estimate | None]) -> frozenset[Key]:
+    """The best of a column, with those that print the same; of one alone there is no best."""
+    means = {key: float(percent(value.mean)) for key, value in column.items() if value is not None}
     top = max(means.values(), default=0.0)
     return frozenset(key for key, mean in means.items() if mean == top and len(means) > 1)

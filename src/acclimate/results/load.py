@@ -8,7 +8,6 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.records.folder import RUN
 from acclimate.results.comparison import (
-    E,
     Expected,
     Observation,
     compare,
@@ -22,7 +21,7 @@ from acclimate.results.material import Report
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, find_runs, name_variants, sweep_runs
 from acclimate.results.selection import Choice, applicable, candidates_of, select
-from acclimate.results.sweep_folder import SweepFolder, sweeps_below
+from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 
 MOST = 4  # things that a note names
 
@@ -72,9 +71,7 @@ def report_of_runs(
         runs=views,
         rules=("",),
         chosen={"": views},
-        results={
-            "": compare(scored, expected, baseline=baseline, seen=observations(views, "train"))
-        },
+        results={"": compare(scored, expected, observations(views, "train"), baseline=baseline)},
         notes=tuple(_missing(expected, {"": scored}, "seed")),
     )
 
@@ -89,44 +86,30 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     if len(variants) == 1:
         baseline = replace(baseline, variant=variants.pop())
     runs = sweep_runs(folder, sweep)
-    views = {run.folder.name: run for run in runs}
     # What cannot be read is listed as a problem, and chosen by no rule.
-    candidates = [
-        one
-        for job in sweep.jobs
-        if job.id in views
-        for one in candidates_of(job, views[job.id].records)
-    ]
+    records = {run.folder.name: run.records for run in runs}
+    jobs = [job for job in sweep.jobs if job.id in records]
+    candidates = [one for job in jobs for one in candidates_of(job, records[job.id])]
     able = applicable(candidates, expected=sweep.jobs, asked=sweep.rule)
     rules = tuple(dict.fromkeys((sweep.rule, *able)))
     choices = {rule: tuple(select(candidates, rule, expected=sweep.jobs)) for rule in rules}
-    chosen = {rule: tuple(_chosen(views, sweep, choices[rule])) for rule in rules}
+    chosen = {rule: tuple(_chosen(runs, sweep, choices[rule])) for rule in rules}
     expected = expected_of_sweep(sweep, runs)
     scored = {rule: observations(chosen[rule]) for rule in rules}
-    seen = {rule: observations(chosen[rule], "train") for rule in rules}
-    unscored = [
+    table = sweep.title if _varies_data(sweep) else ""
+    results = {
+        rule: compare(
+            scored[rule], expected, observations(chosen[rule], "train"), rule=rule,
+            baseline=baseline, together=table,
+        )
+        for rule in rules
+    }  # fmt: skip
+    notes = [
         f"{name}: {domain} has nothing to score, and is in no average."
         for name, domain in sorted(without_rows(runs))
     ]
-    missing = _missing(expected, scored, "trial")
-    one_table = _varies_data(sweep)
-    if one_table:
-        expected = _as_one(expected, sweep.title)
-        scored = {rule: _as_one(scored[rule], sweep.title) for rule in rules}
-        seen = {rule: _as_one(seen[rule], sweep.title) for rule in rules}
-    results = {
-        rule: compare(scored[rule], expected, rule=rule, baseline=baseline, seen=seen[rule])
-        for rule in rules
-    }
-    if one_table:  # variants have test data of their own: no cell is the best of its column
-        results = {rule: (replace(found, best={}),) for rule, (found,) in results.items()}
-    done = {name for name, run in views.items() if run.finished is not None}
-    done |= {one.id for one in sweep.embeddings if here.embedding_state(one.id) == "done"}
-    ids = [one.id for jobs in (sweep.embeddings, sweep.jobs) for one in jobs]
-    failures = [failure for id in ids if id not in done and (failure := here.failure(id))]
-    stopped = done.union(failure.job for failure in failures)
-    stopped |= {name for name, run in views.items() if run.problem is not None}
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
+    failures, waiting = _unfinished(here, sweep, runs)
     return Report(
         folder=folder,
         title=sweep.title,
@@ -136,11 +119,40 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         chosen=chosen,
         results=results,
         choices=choices,
-        failures=tuple(failures),
-        waiting=sum(job.id not in stopped for job in sweep.jobs),
+        failures=failures,
+        waiting=waiting,
         labels=tuple(sorted(here.labels(), key=lambda one: order.get(one.name, len(order)))),
-        notes=(*unscored, *missing),
+        notes=(*notes, *_missing(expected, scored, "trial")),
     )
+
+
+def _chosen(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) -> Iterable[RunView]:
+    """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
+    nobody chooses by, are those of the run that is used as its algorithm is meant."""
+    methods: dict[str | None, set[str]] = defaultdict(set)
+    for choice in choices:
+        methods[choice.run].add(choice.method)
+    scored_by = {job.id: job.methods for job in sweep.jobs}
+    for run in runs:
+        usual, *further = scored_by[run.folder.name]
+        rows = methods[run.folder.name]
+        if usual in rows:
+            rows = rows | {score.method for score in run.final}.difference([usual, *further])
+        if rows:
+            yield replace(run, rows=frozenset(rows))
+
+
+def _unfinished(
+    here: SweepFolder, sweep: Sweep, runs: Iterable[RunView]
+) -> tuple[tuple[Failure, ...], int]:
+    """What failed and did not succeed since, and how many jobs are still to run."""
+    done = {run.folder.name for run in runs if run.finished is not None}
+    done |= {one.id for one in sweep.embeddings if here.embedding_state(one.id) == "done"}
+    ids = [one.id for jobs in (sweep.embeddings, sweep.jobs) for one in jobs]
+    failures = [failure for id in ids if id not in done and (failure := here.failure(id))]
+    stopped = done.union(failure.job for failure in failures)
+    stopped |= {run.folder.name for run in runs if run.problem is not None}
+    return tuple(failures), sum(job.id not in stopped for job in sweep.jobs)
 
 
 def _varies_data(sweep: Sweep) -> bool:
@@ -152,33 +164,11 @@ def _varies_data(sweep: Sweep) -> bool:
     return sweep.axis is not None and several and all(len(s) == 1 for s in datasets.values())
 
 
-def _as_one(places: Iterable[E], title: str) -> list[E]:
-    """As of one data set, of which each variant has data of its own."""
-    return [replace(one, dataset=title, data=one.dataset) for one in places]
-
-
 def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str]) -> None:
     known = set(algorithms)
     if baseline is not None and baseline.algorithm not in known:
         name = baseline.algorithm
         raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
-
-
-def _chosen(views: Mapping[str, RunView], sweep: Sweep, choices: Iterable[Choice]) -> list[RunView]:
-    """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
-    nobody chooses by, are those of the run that is used as its algorithm is meant."""
-    rows: dict[str, set[str]] = defaultdict(set)
-    for choice in choices:
-        if choice.run is not None:
-            rows[choice.run].add(choice.method)
-    own = {job.id: job.methods for job in sweep.jobs}
-    found = []
-    for name, methods in rows.items():
-        if own[name][0] in methods:
-            others = {score.method for score in views[name].final}
-            methods |= others.difference(own[name])
-        found.append(replace(views[name], rows=frozenset(methods)))
-    return found
 
 
 def load_domainbed(
@@ -187,39 +177,31 @@ def load_domainbed(
     """A sweep of DomainBed under those of its selection rules that can choose something."""
     history = read_domainbed(folder)
     every = {rule: selected(history, rule) for rule in RULES_BY_NAME}
-    able = [rule for rule, found in every.items() if any(one.top1 is not None for one in found)]
-    outcomes = {rule: every[rule] for rule in able or every}
-    _check_baseline(folder, baseline, (one.algorithm for found in every.values() for one in found))
+    scored = {
+        rule: [
+            Observation(**vars(place), top1=top1)
+            for place, top1 in outcomes.items()
+            if top1 is not None
+        ]
+        for rule, outcomes in every.items()
+    }
+    scored = {rule: known for rule, known in scored.items() if known} or scored
+    expected = expected_of_runs([place for outcomes in every.values() for place in outcomes])
+    _check_baseline(folder, baseline, (one.key.algorithm for one in expected))
     notes = ['Accuracies are those that DomainBed\'s own collector selects, on its "in" splits.']
     if history.empty:
         notes.append(f"Without results, and left out: {_some(history.empty)}.")
     if history.torn:
         notes.append(f"The last line is cut off, and left out: {_some(history.torn)}.")
-    expected = expected_of_runs(
-        [
-            Expected(one.dataset, Key.usual(one.algorithm), "", one.trial, one.domain)
-            for one in next(iter(outcomes.values()))
-        ]
-    )
-    scored = {
-        rule: [
-            Observation(one.dataset, Key.usual(one.algorithm), "", one.trial, one.domain, one.top1)
-            for one in outcome
-            if one.top1 is not None
-        ]
-        for rule, outcome in outcomes.items()
-    }
-    results = {
-        rule: compare(scored[rule], expected, rule=rule, baseline=baseline or ERM)
-        for rule in outcomes
-    }
-    notes += _missing(expected, scored, "trial")
     return Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
-        rules=tuple(outcomes),
-        results=results,
-        notes=tuple(notes),
+        rules=tuple(scored),
+        results={
+            rule: compare(known, expected, rule=rule, baseline=baseline or ERM)
+            for rule, known in scored.items()
+        },
+        notes=(*notes, *_missing(expected, scored, "trial")),
     )
 
 
