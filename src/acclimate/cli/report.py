@@ -97,11 +97,7 @@ def _show(report: "Report", written: list[Path]) -> None:
     for note in dict.fromkeys([*report.notes, *notes(report)]):
         say(f"note: {note}")
     _show_trouble(report)
-    same = report.alike
-    others = [rule for rule in report.rules[1:] if rule not in same]
-    if same:
-        say(f"selection by {' or '.join(same)} chooses the same runs")
-    if others:
+    if others := report.rules[1:]:
         say(f"also on the page: selection by {', '.join(others)}")
     for name, path in zip(["report", *["written"] * len(written)], written, strict=False):
         say(f"{name}: {path}")

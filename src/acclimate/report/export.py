@@ -65,11 +65,8 @@ def to_markdown(report: Report) -> str:
 
 
 def to_latex(report: Report) -> str:
-    parts, same = ["% Needs \\usepackage{booktabs}"], report.alike
-    parts += [f"% Selection by {rule} chooses the same runs as {report.rule}." for rule in same]
+    parts = ["% Needs \\usepackage{booktabs}"]
     for results in every(report):
-        if results.rule in same:
-            continue
         words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
         label, below = f"tab:{words.strip('-')}", published_note(results)
         title = f"{results.dataset}. {caption(results)}"

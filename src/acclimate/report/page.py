@@ -61,7 +61,6 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
         "bold": any(keys for one in compared for keys in one.best.values()),
         "tested": any(one.tested for one in compared),
         "badges": {row.badge for one in compared for row in one.rows},
-        "distinct_rules": [rule for rule in report.rules if rule not in report.alike],
         "figures": {heading: list(group) for heading, group in drawn},
         "verdicts": [
             f"{dataset}: {said}" if several and said is first else said

@@ -53,8 +53,8 @@ class Observation(Expected):
     run: str = ""
 
 
-Replicate = tuple[str, int]  # data, trial
-Scores = Mapping[Replicate, Mapping[str, Observation]]  # -> domain -> what one method scored on it
+Trial = tuple[str, int]  # data, trial
+Scores = Mapping[tuple[Trial, str], Observation]  # what one method scored, by trial and domain
 E = TypeVar("E", bound=Expected)
 
 
@@ -127,48 +127,41 @@ def mean_over(cells: Iterable[Observation]) -> float:
 
 
 def by_method(scored: Iterable[Observation]) -> dict[Key, Scores]:
-    """Scores by method, trial and domain. Runs that differ in their folder alone are averaged, and
-    count once."""
-    alike: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    """Scores by method. Runs that differ in their folder alone are averaged, and count once."""
+    alike: dict[Key, dict[tuple[Trial, str], list[Observation]]] = defaultdict(dict)
     for one in scored:
-        alike[one.place].append(one)
-    methods: dict[Key, dict[Replicate, dict[str, Observation]]] = {}
-    for same in alike.values():
-        first, top5 = same[0], [one.top5 for one in same if one.top5 is not None]
-        top1 = fmean(one.top1 for one in same)
-        mean = replace(first, top1=top1, top5=fmean(top5) if top5 else None)
-        trials = methods.setdefault(first.key, {})
-        trials.setdefault((first.data, first.trial), {})[first.domain] = mean
-    return dict(methods)
+        alike[one.key].setdefault(((one.data, one.trial), one.domain), []).append(one)
+    return {
+        key: {place: _mean_observation(same) for place, same in places.items()}
+        for key, places in alike.items()
+    }
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What one table should hold, so that what is missing shows as missing."""
+def _mean_observation(same: Sequence[Observation]) -> Observation:
+    top5 = [one.top5 for one in same if one.top5 is not None]
+    top1 = fmean(one.top1 for one in same)
+    return replace(same[0], top1=top1, top5=fmean(top5) if top5 else None)
 
-    columns: tuple[str, ...]
-    keys: tuple[Key, ...]
-    needed: Mapping[str, frozenset[str]]  # data -> its own columns
 
-    @classmethod
-    def of(cls, expected: Sequence[Expected]) -> "Frame":
-        needed: dict[str, set[str]] = defaultdict(set)
-        for one in expected:
-            needed[one.data].add(one.domain)
-        return cls(
-            columns=tuple(dict.fromkeys(one.domain for one in expected)),
-            keys=tuple(dict.fromkeys(one.key for one in expected)),
-            needed={data: frozenset(domains) for data, domains in needed.items()},
-        )
+def by_trial(scores: Scores) -> dict[Trial, list[Observation]]:
+    trials: dict[Trial, list[Observation]] = defaultdict(list)
+    for trial, domain in sorted(scores):
+        trials[trial].append(scores[trial, domain])
+    return dict(trials)
 
-    def complete(self, scores: Scores) -> dict[Replicate, list[Observation]]:
-        """The trials that have all domains of their data; a mean over fewer would be another
-        quantity."""
-        return {
-            replicate: [cells[name] for name in needed]
-            for replicate, cells in scores.items()
-            if (needed := self.needed.get(replicate[0])) and needed <= set(cells)
-        }
+
+def complete_trials(scores: Scores, expected: Iterable[Expected]) -> dict[Trial, list[Observation]]:
+    """The trials that have all expected domains of their data; a mean over fewer would be another
+    quantity."""
+    needed: dict[str, set[str]] = defaultdict(set)
+    for one in expected:
+        needed[one.data].add(one.domain)
+    wanted = {place: one for place, one in scores.items() if one.domain in needed[one.data]}
+    return {
+        (data, trial): cells
+        for (data, trial), cells in by_trial(wanted).items()
+        if len(cells) == len(needed[data])
+    }
 
 
 @dataclass(frozen=True)
@@ -304,11 +297,10 @@ def compare(
     for name in names:
         mine = [one for one in scored if one.dataset == name]
         trained = [one for one in seen if one.dataset == name]
-        frame = Frame.of([one for one in expected if one.dataset == name])
-        tables.append(_compare(name, mine, trained, frame, rule, baseline))
+        planned = [one for one in expected if one.dataset == name]
+        tables.append(_compare(name, mine, trained, planned, rule, baseline))
     if len(tables) > 1:
-        frame = Frame.of(pooled(expected))
-        every = _compare(ALL, pooled(scored), pooled(seen), frame, rule, baseline)
+        every = _compare(ALL, pooled(scored), pooled(seen), pooled(expected), rule, baseline)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
         rows = tuple(
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
@@ -332,11 +324,12 @@ def _compare(
     name: str,
     scored: Sequence[Observation],
     seen: Sequence[Observation],
-    frame: Frame,
+    expected: Sequence[Expected],
     rule: str,
     baseline: Key,
 ) -> Comparison:
-    scores: dict[Key, Scores] = {key: {} for key in frame.keys} | by_method(scored)
+    columns = tuple(dict.fromkeys(one.domain for one in expected))
+    scores: dict[Key, Scores] = {one.key: {} for one in expected} | by_method(scored)
     trained = by_method(seen)
     runs: dict[Key, set[object]] = defaultdict(set)
     for one in scored:
@@ -345,8 +338,12 @@ def _compare(
     keys = sorted(scores, key=lambda key: (key.place[0], key != baseline, key.place))
     rows = []
     for key in keys:
-        other = against(key, baseline, keys)
-        row = _row(key, scores[key], trained.get(key, {}), frame, len(runs[key]))
+        whole, other = complete_trials(scores[key], expected), against(key, baseline, keys)
+        row = replace(
+            _row(key, columns, scores[key], list(whole.values())),
+            seen=Estimate.of(map(mean_over, by_trial(trained.get(key, {})).values())),
+            runs=len(runs[key]),
+        )
         if key != other and row.trials:
             row = replace(row, difference=_difference(key, other, scores))
         rows.append(row)
@@ -357,69 +354,70 @@ def _compare(
         for key in keys
         if key.kind == "control" and scores[key]
     )
-    return Comparison(name, rule, frame.columns, _corrected(rows), baseline, controls)
+    return Comparison(name, rule, columns, _corrected(rows), baseline, controls)
 
 
-def _row(key: Key, scores: Scores, seen: Scores, frame: Frame, runs: int) -> Row:
-    whole = frame.complete(scores).values()
+def _row(
+    key: Key, columns: Iterable[str], scores: Scores, whole: Sequence[Sequence[Observation]]
+) -> Row:
+    """What a method scored; `whole` are its trials that have every domain."""
+    by_domain: dict[str, list[float]] = defaultdict(list)
+    for (_, domain), one in scores.items():
+        by_domain[domain].append(one.top1)
     top5 = [[one.top5 for one in cells if one.top5 is not None] for cells in whole]
     return Row(
         key=key,
-        cells={
-            column: Estimate.of(cells[column].top1 for cells in scores.values() if column in cells)
-            for column in frame.columns
-        },
+        cells={column: Estimate.of(by_domain[column]) for column in columns},
         average=Estimate.of(map(mean_over, whole)),
         worst=Estimate.of(min(one.top1 for one in cells) for cells in whole),
         top5=Estimate.of(fmean(values) for values in top5 if values),
-        seen=Estimate.of(mean_over(cells.values()) for cells in seen.values()),
-        runs=runs,
-        trials=len(scores),
-        domains=len({domain for cells in scores.values() for domain in cells}),
+        trials=len({trial for trial, _ in scores}),
+        domains=len({domain for _, domain in scores}),
     )
+
+
+def _paired(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
+    """The means by trial of several methods over the trials and domains that all of them scored."""
+    common = set.intersection(*({*scores.get(key, {})} for key in keys))
+    paired = [{place: scores[key][place] for place in common} for key in keys if common]
+    return [{trial: mean_over(cells) for trial, cells in by_trial(own).items()} for own in paired]
 
 
 def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Difference:
     """`key` less `other` on what both scored, with equal data and trial."""
     mine, theirs = scores[key], scores.get(other, {})
-    trials = [
-        [(own, theirs[trial][domain]) for domain, own in cells.items() if domain in theirs[trial]]
-        for trial, cells in mine.items()
-        if trial in theirs
-    ]
-    trials = [pairs for pairs in trials if pairs]
+    pairs = {place: (theirs[place], mine[place]) for place in sorted(mine) if place in theirs}
     both = f"{key.label} and {other.label}"
-    if not trials:
+    if not pairs:
         lacking = f"{both} have no data, seed and test domain in common"
         return Difference(
             key, other, remark=lacking if theirs else f"there is no finished run of {other.label}"
         )
-    after = [mean_over(own for own, _ in pairs) for pairs in trials]
-    before = [mean_over(rival for _, rival in pairs) for pairs in trials]
-    flat = [pair for pairs in trials for pair in pairs]
-    changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for own, rival in flat:
-        changes[own.domain].append((rival.top1, own.top1))
+    after, before = _paired(scores, (key, other))
+    trials, rivals = ({trial for trial, _ in places} for places in (mine, theirs))
     unequal = []
-    if len(trials) < (every := len(set(mine) | set(theirs))):
-        unequal.append(f"only {len(trials)} of {every} seeds could be paired")
-    if any({*mine[trial]} != {*theirs[trial]} for trial in mine.keys() & theirs.keys()):
+    if len(after) < (every := len(trials | rivals)):
+        unequal.append(f"only {len(after)} of {every} seeds could be paired")
+    if {trial for trial, _ in mine.keys() ^ theirs.keys()} & trials & rivals:
         unequal.append("only the test domains that both scored are compared")
-    if any(own.images != rival.images for own, rival in flat):
+    if any(rival.images != own.images for rival, own in pairs.values()):
         unequal.append("they were scored on different numbers of images")
-    gain = Estimate.of(a - b for a, b in zip(after, before, strict=True))
+    gain = Estimate.of(after[trial] - before[trial] for trial in after)
     assert gain is not None  # there is a trial
+    changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (_, domain), (rival, own) in pairs.items():
+        changes[domain].append((rival.top1, own.top1))
     return Difference(
         line=key,
         against=other,
         gain=gain,
-        before=fmean(before),
-        after=fmean(after),
-        pairs=len(flat),
-        improved=sum(own.top1 > rival.top1 for own, rival in flat),
+        before=fmean(before.values()),
+        after=fmean(after.values()),
+        pairs=len(pairs),
+        improved=sum(own.top1 > rival.top1 for rival, own in pairs.values()),
         changes={
-            domain: (fmean(before for before, _ in pairs), fmean(after for _, after in pairs))
-            for domain, pairs in sorted(changes.items())
+            domain: (fmean(first for first, _ in values), fmean(last for _, last in values))
+            for domain, values in sorted(changes.items())
         },
         remark=f"{both}: {'; '.join(unequal)}" if unequal else "",
         p=difference_p(gain),
@@ -437,18 +435,11 @@ def _gap_closed(
     ceilings = [
         key for key in means if key.kind == "ceiling" and replace(key, method=base.method) == base
     ]
-    if base not in scores or not ceilings:
+    if not ceilings:
         return None
-    ceiling = max(ceilings, key=means.__getitem__)
-    three = [scores[key] for key in (difference.line, base, ceiling)]
-    gains, gaps = [], []
-    for trial in sorted(set.intersection(*({*one} for one in three))):
-        domains = sorted(set.intersection(*({*one[trial]} for one in three)))
-        if domains:
-            own, low, high = (mean_over(one[trial][name] for name in domains) for one in three)
-            gains.append(own - low)
-            gaps.append(high - low)
-    return ratio(gains, gaps)
+    keys = (difference.line, base, max(ceilings, key=means.__getitem__))
+    own, low, high = _paired(scores, keys) or ({}, {}, {})
+    return ratio([own[t] - low[t] for t in own], [high[t] - low[t] for t in own])
 
 
 def _corrected(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -53,9 +53,7 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
     report = report_of_runs(runs, folder, f"Runs in {folder.resolve().name}", baseline or ERM)
     notes = [f"Sweeps below this folder are left out: {left_out}."] if sweeps else []
-    return replace(
-        report, labels=tuple(SweepFolder(folder).labels()), notes=(*notes, *report.notes)
-    )
+    return replace(report, notes=(*notes, *report.notes))
 
 
 def report_of_runs(
@@ -108,6 +106,11 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         f"{name}: {domain} has nothing to score, and is in no average."
         for name, domain in sorted(without_rows(runs))
     ]
+    # With one draw there is nothing to choose, and all rules give the same tables.
+    bare = {rule: [replace(one, rule="") for one in results[rule]] for rule in rules}
+    alike = [rule for rule in rules[1:] if bare[rule] == bare[rules[0]]]
+    if alike:
+        notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
     failures, waiting = _unfinished(here, sweep, runs)
     return Report(
@@ -115,7 +118,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         title=sweep.title,
         runs=tuple(runs),
         sweep=sweep,
-        rules=rules,
+        rules=tuple(rule for rule in rules if rule not in alike),
         chosen=chosen,
         results=results,
         choices=choices,

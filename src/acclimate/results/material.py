@@ -18,7 +18,7 @@ from acclimate.results.sweep_folder import Failure, LabelCounts
 class Report:
     folder: Path
     title: str
-    rules: tuple[str, ...]  # the sweep's own first; ("",) for a folder of plain runs
+    rules: tuple[str, ...]  # that choose differently, the sweep's own first; ("",) for plain runs
     results: Mapping[str, tuple[Comparison, ...]]  # by rule: per data set, then ALL if several
     runs: tuple[RunView, ...] = ()
     chosen: Mapping[str, tuple[RunView, ...]] = field(default_factory=dict)  # by rule
@@ -84,20 +84,11 @@ class Report:
         }
         return [(name, *found) for name, found in first.items() if found is not None]
 
-    @property
-    def alike(self) -> list[str]:
-        """The further rules that give the same tables as the first: with one draw there is nothing
-        to choose, and all of them do."""
-        tables = {
-            rule: [replace(one, rule="") for one in self.results[rule]] for rule in self.rules
-        }
-        return [rule for rule in self.rules[1:] if tables[rule] == tables[self.rule]]
-
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""
         for rule in rules:
-            if rule not in self.rules:
-                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.rules)
+            if rule not in self.results:
+                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.results)
         return replace(self, rules=tuple(dict.fromkeys(rules)))
 
 

@@ -152,19 +152,12 @@ def select(
 def applicable(
     candidates: Sequence[Candidate], *, expected: Sequence[Job] = (), asked: str = ""
 ) -> list[str]:
-    """The rules that can choose something here, in the order of `RULES`.
-
-    Cross-validation is listed once, where runs were made for it: under the name that was `asked`
-    for, otherwise by what was held out, `leave-one-out` if single domains and `k-fold` if not.
-    """
-    folds = {one.job.groups[1] for one in candidates if len(one.job.groups) == 2}
-    by_size = "leave-one-out" if all(len(fold) == 1 for fold in folds) else "k-fold"
-    named = asked if asked in CROSS_VALIDATED else by_size
-    unfit = CROSS_VALIDATED - ({named} if folds else set())
+    """The rules that can choose something here, in the order of `RULES`; cross-validation only
+    where it was `asked` for, as no other sweep has runs for it."""
     return [
         rule
         for rule in RULES
-        if rule not in unfit
+        if (rule not in CROSS_VALIDATED or rule == asked)
         and any(choice.run for choice in select(candidates, rule, expected=expected))
     ]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from acclimate.core.text import count
 from acclimate.results.comparison import (
-    Frame,
     by_method,
+    complete_trials,
     expected_of_sweep,
     mean_over,
     observations,
@@ -57,8 +57,8 @@ def levels(folder: Path, sweep: Sweep) -> list[Level]:
     data = {one.key: one.dataset for one in scored}  # a variant has one data set
     found = []
     for key, scores in by_method(scored).items():
-        frame = Frame.of([one for one in expected if one.dataset == data[key]])
-        trials = {trial: mean_over(cells) for (_, trial), cells in frame.complete(scores).items()}
+        whole = complete_trials(scores, [one for one in expected if one.dataset == data[key]])
+        trials = {trial: mean_over(cells) for (_, trial), cells in whole.items()}
         if trials:
             found.append(Level(key.algorithm, key.variant, key.method, trials))
     return found
