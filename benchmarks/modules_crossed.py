@@ -73,7 +73,7 @@ def main() -> None:
         limits = [int(cell) for cell in stated.split("|")[2:4]]
         if len(image) > limits[0] or len(sweep) > limits[1]:
             sys.exit(
-                f"{len(image)} and {len(sweep)} modules are crossed; {PAGE.name} says {limits}"
+                f"{len(image)} and {len(sweep)} modules crossed, not {limits}; see {PAGE.name}"
             )
     else:
         show("one image, from train to predictions.csv", image)
