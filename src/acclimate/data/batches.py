@@ -19,7 +19,7 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.augment import augment, draw
-from acclimate.data.source import Source, read_ahead, sent, to_float
+from acclimate.data.source import Source, sent, to_float
 from acclimate.records.folder import QUARANTINE
 
 
@@ -194,7 +194,7 @@ class Loader:
                 drawn.append(self._draw(step))
                 yield drawn[-1].rows
 
-        with closing(read_ahead(self.source, parts(), np.concatenate(self.domains))) as read:
+        with closing(self.source.stream(parts(), np.concatenate(self.domains))) as read:
             for stored, good in read:
                 yield self._finish(drawn.popleft(), stored, good)
 
