@@ -52,17 +52,6 @@ def frozen(tiny: Callable[..., RunConfig], weights: Path) -> Callable[..., RunCo
     return make
 
 
-def test_phi_takes_the_weights_of_the_run_erm(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    """The run's own weights have the frozen backbone's among them, which Φ does not take."""
-    config, data = frozen(**{"embedding.name": "mean"}), Manifest.from_folder(tree)
-    train(frozen("erm"), data, tmp_path / "erm")
-    own = train_embedding(config, data, tmp_path / "own")
-    taken = train_embedding(config, data, tmp_path / "taken", erm=tmp_path / "erm")
-    assert taken.read_bytes() == own.read_bytes()
-
-
 @pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
 def test_images_and_cached_features_give_the_same_scores(
     algorithm: str,

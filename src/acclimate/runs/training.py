@@ -38,8 +38,8 @@ from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import (
-    Baseline,
-    SharedEmbedding,
+    adopt_shared_embedding,
+    check_shared_embedding,
     learned_identity,
     refuse_plain,
     run_identity,
@@ -89,15 +89,16 @@ def train(
     these settings come to, where somebody has made it already, and said what it decides. `after`
     is called with the finished predictor before it is saved and scored: see `rehearse.training`.
     """
-    folder, shared = RunFolder(out), None
+    folder = RunFolder(out)
+    shared = None if embedding is None else RunFolder(embedding, SHARED)
     if plan is None:
         plan = make_plan(folder.settled(config), manifest, device=device)
         for line in plan.decided if folder.finished is None else ():
             say(line)
-    if embedding is not None:
-        shared = SharedEmbedding(RunFolder(embedding, SHARED), plan, manifest.digest())
+    if shared is not None and not (folder.phi.exists() or folder.complete()):
+        check_shared_embedding(shared, plan, manifest.digest())
     identity = run_identity(plan)
-    with session(plan, folder, identity, device=device, watch=watch, say=say, shared=shared) as now:
+    with session(plan, folder, identity, device=device, watch=watch, say=say) as now:
         if now is not None:
             predictor, phi, world = now.predictor, now.embedding, now.world
             assert predictor is not None
@@ -131,44 +132,37 @@ def train_embedding(
     *,
     device: str = "auto",
     watch: Watch = unwatched,
-    erm: Path | None = None,
 ) -> Path:
     """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
 
-    It resumes by itself, and a finished one is left alone. `erm` is the finished run of that
-    algorithm: a Φ that is made of an ERM model takes its weights instead of training them again.
+    It resumes by itself, and a finished one is left alone.
     """
     folder = RunFolder(out, SHARED)
     plan = make_plan(folder.settled(config), manifest, device=device)
     refuse_plain(plan)
-    baseline = None if erm is None else Baseline(RunFolder(erm), plan)
-    if baseline is not None and not folder.complete():
-        baseline.check()
     identity = learned_identity(plan, manifest.digest())
     with session(plan, folder, identity, device=device, watch=watch) as now:
         if now is not None:
             assert now.embedding is not None
-            learn_embedding(now, now.embedding, baseline)
+            learn_embedding(now, now.embedding)
     return folder.phi
 
 
 def learn_embedding(
-    session: Session, embedding: Embedding, known: SharedEmbedding | Baseline | None = None
+    session: Session, embedding: Embedding, shared: RunFolder | None = None
 ) -> DomainTable:
-    """Learn Φ and the training domains' μ, take them over from where they are `known`, or load
-    them: the folder keeps both in one file."""
-    folder, quarantine, world = session.folder, session.quarantine, session.world
-    if not folder.phi.exists() and isinstance(known, SharedEmbedding):
-        known.adopt(folder, embedding, quarantine, world)
-    elif not folder.phi.exists():
-        if isinstance(known, Baseline) and isinstance(embedding, FromERM):
-            known.adopt(folder, embedding, quarantine, world)
-        else:
+    """Learn Φ and the training domains' μ, take them over from the folder `shared`, or load what
+    was learned before: the folder keeps both in one file."""
+    folder, world = session.folder, session.world
+    if not folder.phi.exists():
+        if shared is None:
             _learn(session, embedding)
-        table = _embed_domains(session, embedding)
-        quarantine.refresh()
-        if world.main:
-            save_embedding(folder.phi, embedding, table)
+            table = _embed_domains(session, embedding)
+            session.quarantine.refresh()
+            if world.main:
+                save_embedding(folder.phi, embedding, table)
+        elif world.main:
+            adopt_shared_embedding(shared, folder, embedding, session.quarantine)
         world.wait()
     return load_embedding(folder.phi, embedding)
 
