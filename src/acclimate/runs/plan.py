@@ -128,7 +128,7 @@ def make_plan(
     _check_unseen_domains(config, manifest, (*val, *test))
     config, freezing = _resolve(config, manifest, train, device)
     config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
-    _check_batches(config, algorithm)
+    _check_training(config, algorithm)
     decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
     return Plan(config, algorithm, manifest, train, val, test, decided)
 
@@ -199,7 +199,7 @@ def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequenc
             )
 
 
-def _check_batches(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
+def _check_training(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
     train, least = config.train, algorithm.build.least_domains
     if train.domains_per_step < least:
         raise ConfigError(
@@ -212,6 +212,46 @@ def _check_batches(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
             f"SWAD looks for its window in {train.average.patience} validations or more, and "
             f"{count(train.steps, 'step')} have {validations}; lower train.evaluate_every from "
             f"{train.evaluate_every}"
+        )
+
+
+def check_batches(
+    config: RunConfig, algorithm: ChosenAlgorithm, world: World, *, main: bool = True
+) -> None:
+    """Refuse batches that cannot be shared out; without `main`, only those of Step A."""
+    train = config.train
+    if main:
+        check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
+        if train.micro_batches > 1 and not algorithm.build.divisible:
+            raise ConfigError(
+                f"train.micro_batches is {train.micro_batches}, and {algorithm.name} cannot divide "
+                f"a batch; leave train.micro_batches at 0"
+            )
+    if algorithm.adaptive:
+        learn = find_embedding(config.embedding.name).build.budget(config)
+        check_shares(learn.per_domain, world, learn.optimiser)
+
+
+def check_shares(
+    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
+) -> None:
+    """Refuse a batch unless every process and every part gets equally many images of each domain,
+    and a part at least the `least_rows` that the objective compares."""
+    share, parts = per_domain // world.size, optimiser.accumulate
+    if per_domain % world.size:
+        raise ConfigError(
+            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
+            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
+        )
+    if share % parts:
+        raise ConfigError(
+            f"{share} images of a domain cannot be divided into {parts} equal parts; make the "
+            f"optimiser's accumulate a divisor of {share}"
+        )
+    if per_domain // parts < least_rows:
+        raise ConfigError(
+            f"the penalty needs {least_rows} images of a domain at a time, and gets "
+            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
         )
 
 

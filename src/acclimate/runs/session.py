@@ -29,8 +29,7 @@ from acclimate.records.records import Started
 from acclimate.runs.device import fitting_micro_batches
 from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
-from acclimate.runs.optimisation import check_batches
-from acclimate.runs.plan import Plan
+from acclimate.runs.plan import Plan, check_batches
 
 Say = Callable[[str], None]
 
