@@ -23,10 +23,11 @@ from acclimate.data.source import Images, NoQuarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.loop import save_checkpoint
 from acclimate.runs.plan import choose_model, make_plan
-from acclimate.runs.training import train, train_embedding
+from acclimate.runs.training import train_embedding
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable

@@ -17,6 +17,7 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
+from acclimate.rehearse.training import train
 from acclimate.runs import device as devices
 from acclimate.runs import training
 from acclimate.runs.device import (
@@ -26,7 +27,6 @@ from acclimate.runs.device import (
     trained_backbones,
 )
 from acclimate.runs.loop import Loop
-from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
 from fixtures.objectives import on_images

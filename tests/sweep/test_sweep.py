@@ -19,9 +19,9 @@ from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
 from acclimate.records import records
 from acclimate.records.folder import write_checksums
+from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from acclimate.sweep.conduct import write_labels
 from acclimate.sweep.driver import Event, Queue, claim, run_sweep
 from acclimate.sweep.launchers import Died, expected_workers

@@ -61,12 +61,12 @@ def run_identity(plan: Plan) -> dict[str, Any]:
     }
 
 
-def learned_identity(plan: Plan, data_digest: str) -> dict[str, Any]:
-    """What makes the Φ that a plan learns the same Φ; `data_digest` is of the data as given."""
+def learned_identity(plan: Plan) -> dict[str, Any]:
+    """What makes the Φ that a plan learns the same Φ."""
     return {
         "version": __version__,
         "config": _step_a(plan.config),
-        "data": data_digest,
+        "data": plan.data_digest,
         "source": plan.manifest.source,
         "train_domains": list(plan.train_domains),
         **_weights(plan.config),
@@ -145,14 +145,14 @@ def _baseline(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def check_shared_embedding(shared: RunFolder, plan: Plan, data_digest: str) -> None:
+def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
     """Refuse a Φ that is not finished, or is not the one that a run of `plan` would learn."""
     refuse_plain(plan)
     if not shared.exists or not shared.complete():
         raise RunError(
             f"{shared.path}: there is no finished embedding; make one with `train_embedding`"
         )
-    differs = difference(shared.comparable(), learned_identity(plan, data_digest))
+    differs = difference(shared.comparable(), learned_identity(plan))
     if differs is not None:
         raise RunError(
             f"{shared.path} holds another embedding than this run would learn ({differs}); "

@@ -12,13 +12,12 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
-from acclimate.data.batches import label_counts, label_prior, label_shifts
+from acclimate.data.batches import label_counts
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
-from acclimate.learn.ratios import fit_ratios
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
@@ -40,6 +39,7 @@ class Plan:
     val_domains: tuple[str, ...]
     test_domains: tuple[str, ...]
     decided: tuple[str, ...] = ()  # what was decided for the user, and why, in lines
+    data_digest: str = ""  # of the manifest as it was given
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -88,19 +88,9 @@ class Plan:
             seed=self.config.seed,
         )
 
-    def label_prior(self) -> np.ndarray:
-        """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        return label_prior(self._label_counts())
-
-    def label_ratios(self) -> np.ndarray:
-        """How class frequencies vary between training domains; see `fit_ratios`."""
-        return fit_ratios(self._label_counts(), self.label_prior())
-
-    def label_shifts(self) -> np.ndarray:
-        """What knowing a training domain's label frequencies adds to its logits: [N, C]"""
-        return label_shifts(self._label_counts())
-
-    def _label_counts(self) -> np.ndarray:
+    @cached_property
+    def label_counts(self) -> np.ndarray:
+        """Training rows of each domain and class: [N, C]"""
         return label_counts(self.manifest.label_index, self.train_rows, len(self.classes))
 
 
@@ -111,7 +101,7 @@ def make_plan(
 
     `device` is what it will be trained on: that decides whether the backbone learns.
     """
-    algorithm = check_components(config)
+    algorithm, data_digest = check_components(config), manifest.digest()
     manifest, small = without_small(manifest, config.data.min_images)
     left_out = left_out_sentence(small, config.data.min_images) if small else ""
     val, test = (
@@ -130,7 +120,7 @@ def make_plan(
     config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
     _check_training(config, algorithm)
     decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
-    return Plan(config, algorithm, manifest, train, val, test, decided)
+    return Plan(config, algorithm, manifest, train, val, test, decided, data_digest)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
