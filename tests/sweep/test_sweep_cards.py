@@ -16,10 +16,10 @@ from acclimate.learn.model import Trained
 from acclimate.records.folder import write_checksums
 from acclimate.records.records import Finished, Score, Started, append
 from acclimate.rehearse.conclusion import Trial, conclude
+from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.selection import Choice, candidates, select
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from acclimate.sweep.cards import prune, write_cards
 from acclimate.sweep.conduct import choose, keep
 from acclimate.sweep.definition import gather
