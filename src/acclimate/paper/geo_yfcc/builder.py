@@ -27,7 +27,6 @@ from acclimate.build.base import (
     argument,
     flag,
     in_short,
-    require_limits,
     required,
 )
 from acclimate.config import setting
@@ -100,7 +99,6 @@ class GeoYfcc(Builder):
     piece_size: int = PIECE
 
     def build(self, watch: Watch) -> Built:
-        require_limits(self, "geo-yfcc")
         try:
             made = self.made(watch)
         except ManifestError:
@@ -130,7 +128,7 @@ class GeoYfcc(Builder):
             manifest=manifest,
             out=self.out,
             facts={"reports": [str(path) for path in reports], "funnel": funnel.as_dict()},
-            told=[
+            summary=[
                 Listing(("lost to", "lost", "left"), rows),
                 f"{funnel.photos} photos, {in_short(manifest)}",
                 *(f"note: {note}" for note in funnel.notes),
