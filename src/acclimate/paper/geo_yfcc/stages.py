@@ -120,8 +120,6 @@ def select(photos: Photos, names: Sequence[str], labels: int, settings: GeoSetti
     """photos: distinct and sorted by id; names: of the countries; labels: how many there are."""
     # One name for what is left: with a hundred million rows, two generations are all that fit.
     left = [len(photos)]
-    photos = photos.take(np.flatnonzero(photos.country != NOWHERE))
-    left.append(len(photos))
     categories = {"with a photo in a country": _distinct(photos)}
     spread = _countries_of_labels(photos, len(names), labels) >= settings.min_countries
     photos = photos.with_labels(spread)
@@ -160,7 +158,6 @@ def _distinct(photos: Photos) -> int:
 
 def _stages(left: Sequence[int], settings: GeoSettings) -> tuple[Stage, ...]:
     lost_to = (
-        "country unknown",
         f"only categories in fewer than {settings.min_countries} countries",
         f"countries with fewer than {settings.min_images} photos",
         f"beyond a sample of {settings.max_images} per country",
