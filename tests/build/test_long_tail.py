@@ -11,16 +11,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from acclimate.build.long_tail import LT_IMAGENET, LongTailSettings, build_long_tail, facts
 from acclimate.build.pools import open_pool
-from acclimate.cli import app, load_commands
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
+from fixtures.command_line import command
 from fixtures.errors import refused
 
-load_commands()
 CLASSES = tuple("abcdefgh")
 
 
@@ -390,13 +388,6 @@ def test_a_folder_of_classes_without_domains(tmp_path: Path) -> None:
         open_pool(deep)
 
 
-def command(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["build", "long-tail", *map(str, arguments)])
-    if done.exception is not None:
-        raise done.exception
-    return done.stdout
-
-
 def test_the_command(tmp_path: Path) -> None:
     pool, out = tmp_path / "pool.parquet", tmp_path / "lt.parquet"
     classes = np.tile([f"c{i}" for i in range(10)], 40)
@@ -404,16 +395,18 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "not-these.txt").write_text("c3\n\n# a comment\nc4\nc10\n")
     flags = ["--domains", 3, "--heads", 2, "--per-class", 30, "--tail", 0.1, "--out", out]
     flags += ["--val-domains", 1, "--test-domains", 2, "--exclude", tmp_path / "not-these.txt"]
-    shown = command(pool, *flags)
+    shown = command("build", "long-tail", pool, *flags)
     assert "3 training, 1 validation and 2 test domains" in shown
     assert "capped: train: 30 images of a head class wanted, 28 in the smallest pool" in shown
     built = Manifest.read(out)
     assert len(built.classes) == 8 and "c3" not in built.classes
     (tmp_path / "these.txt").write_text("\n".join(["c1", "c2", "w", "x", "y", "z" * 99]))
-    facts = json.loads(command(pool, *flags, "--only", tmp_path / "these.txt", "--json"))
+    facts = json.loads(
+        command("build", "long-tail", pool, *flags, "--only", tmp_path / "these.txt", "--json")
+    )
     assert facts["notes"] == ["4 names of --only are not in the data: w, x, y and 1 more"]
     with refused(ManifestError, "pool.parquet has 10 classes", 500):
-        command(pool, "--preset", "lt-imagenet", "--out", out)
+        command("build", "long-tail", pool, "--preset", "lt-imagenet", "--out", out)
 
 
 def test_the_command_over_an_imagenet_folder(tmp_path: Path) -> None:
@@ -422,7 +415,7 @@ def test_the_command_over_an_imagenet_folder(tmp_path: Path) -> None:
     (tmp_path / "in5k_map.json").write_text(json.dumps(names))
     flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1, "--exclude-ilsvrc12"]
     flags += ["--only", tmp_path / "in5k_map.json", "--out", out]
-    shown = command(root, *flags)
+    shown = command("build", "long-tail", root, *flags)
     assert "note:" not in shown  # synsets that are excluded as well are no surprise
     assert "2 classes of the 2 that were offered" in shown  # no other folder was looked into
     assert "capped: train: 350 images of a head class wanted, 10 in the smallest pool" in shown
@@ -432,5 +425,7 @@ def test_the_command_over_an_imagenet_folder(tmp_path: Path) -> None:
     asked = facts(built)["settings"]
     assert asked["only"] == list(SYNSETS[:4])
     assert (asked["exclude_ilsvrc12"], asked["per_class"]) == (True, 350)
-    capped = json.loads(command(root, *flags, "--test-share", 0.1, "--json"))["capped"]
+    capped = json.loads(command("build", "long-tail", root, *flags, "--test-share", 0.1, "--json"))[
+        "capped"
+    ]
     assert capped["test"]["fewest"] == 2
