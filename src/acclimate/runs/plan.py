@@ -12,13 +12,12 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
-from acclimate.data.batches import label_counts, label_prior, label_shifts
+from acclimate.data.batches import fit_ratios, label_counts, label_prior, label_shifts
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
-from acclimate.learn.ratios import fit_ratios
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented

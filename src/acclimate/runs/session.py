@@ -17,7 +17,7 @@ from acclimate.core.progress import Watch
 from acclimate.core.randomness import derive, own_weights
 from acclimate.core.text import count
 from acclimate.data.batches import Batch, Loader, Sampler
-from acclimate.data.source import Quarantine, Shown, in_parts, open_source
+from acclimate.data.source import Quarantine, Source, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
@@ -49,7 +49,7 @@ class Session:
     extractor: Backbone | None  # a backbone that is frozen
     size: int  # side of input images, or the number of features
     quarantine: Quarantine
-    source: Shown
+    source: Source
     started: float  # by the clock, less what earlier sessions worked
 
     def seconds(self) -> float:
@@ -187,7 +187,7 @@ def _begin(
     world: World,
     watch: Watch,
     networks: _Networks,
-) -> tuple[Quarantine, Shown]:
+) -> tuple[Quarantine, Source]:
     """Take the folder, say in the records that work goes on, and open the data."""
     world.wait()  # every process has looked at the folder before the first one writes
     if world.main:
@@ -203,7 +203,7 @@ def _begin(
         engine = extraction.engine
     if world.main:
         _announce(folder, identity, world, engine)
-    source: Shown
+    source: Source
     if extraction is None:
         source = open_source(manifest, networks.size, data, quarantine, world.device)
     else:
@@ -234,7 +234,7 @@ def _announce(folder: RunFolder, identity: dict[str, Any], world: World, engine:
 
 
 def _set_statistics(
-    source: Shown, rows: np.ndarray, networks: Sequence[Predictor | Embedding]
+    source: Source, rows: np.ndarray, networks: Sequence[Predictor | Embedding]
 ) -> None:
     """Standardise features by the mean and deviation of the training rows."""
 
