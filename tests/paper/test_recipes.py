@@ -16,7 +16,7 @@ from acclimate.paper.recipes.data_sets import DATA_SETS, STAND_IN, find_data, st
 from acclimate.paper.recipes.plan import RecipeRequest, prepare_recipe
 from acclimate.paper.recipes.table import RECIPES, SMALL_SCALE
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep import conduct
+from acclimate.sweep import launchers
 from acclimate.sweep.worker import Task, TaskResult, perform
 from fixtures.command_line import command
 from fixtures.errors import refused
@@ -59,7 +59,9 @@ def test_every_recipe_runs_small(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out = RECIPES[name], tmp_path / "out"
-    monkeypatch.setattr(conduct, "chosen_launcher", lambda options: lambda folder: InThisProcess())
+    monkeypatch.setattr(
+        launchers, "chosen_launcher", lambda options: lambda folder: InThisProcess()
+    )
     asked: list[object] = ["reproduce", name, "--small", "--json", *FASTER]
     asked += ["--out", out, "--max-parallel", 1]
     fewer = FEWER.get(name, ())
@@ -166,7 +168,7 @@ def test_full_scale_runs_with_the_papers_settings(tmp_path: Path) -> None:
             assert job.config["train"]["epochs"] == preset["train.epochs"]
             assert job.config["adapt"]["points"] == preset["adapt.points"]
             assert job.config["model"]["head"] == "linear"
-        assert {data_name(path) for path in prepared.plan.places.values()} == {prepared.part.name}
+        assert {data_name(path) for path in prepared.plan.paths.values()} == {prepared.part.name}
 
 
 def test_rows_name_what_exists() -> None:

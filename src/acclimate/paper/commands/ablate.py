@@ -13,7 +13,7 @@ from acclimate.paper.commands.studies import RunSettings, run_study
 from acclimate.sweep.settings import LaunchOptions
 
 if TYPE_CHECKING:
-    from acclimate.sweep.conduct import Prepared
+    from acclimate.sweep.driver import SweepPlan
 
 
 @app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
@@ -60,8 +60,9 @@ def ablate(
     from acclimate.cli.sweep import announce
     from acclimate.config import parse_assignments
     from acclimate.paper.ablations.study import AblationRequest, prepare_ablation
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import chosen_launcher
 
+    launcher = chosen_launcher(launch)  # a mistake shows before any data are read
     study = prepare_ablation(
         AblationRequest(
             name=name,
@@ -78,15 +79,14 @@ def ablate(
             settings=parse_assignments(settings or []),
         )
     )
-    how = Conduct(launch=launch, retry_failed=retry_failed)
     if dry_run:
-        announce(out, study, how, json=json)
+        announce(out, study, json=json)
         return
-    run_study(out, study, how)
+    run_study(out, study, launcher, retry_failed=retry_failed)
     _show(out, study, json=json)
 
 
-def _show(out: Path, study: "Prepared", *, json: bool) -> None:
+def _show(out: Path, study: "SweepPlan", *, json: bool) -> None:
     from acclimate.paper.ablations.verdict import level_table, levels, verdict
     from acclimate.paper.figures import FIGURES
     from acclimate.report.figures import write_figures

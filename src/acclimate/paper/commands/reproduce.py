@@ -15,7 +15,7 @@ from acclimate.sweep.settings import LaunchOptions
 if TYPE_CHECKING:
     from acclimate.paper.recipes.plan import PreparedPart, RecipeRequest
     from acclimate.paper.reproduction import Reproduction
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import Launch
 
 
 @app.command(epilog="Example: acclimate reproduce table-2 --small --out reproduced/table-2")
@@ -44,12 +44,12 @@ def reproduce(
 ) -> None:
     """Make one of the paper's tables or figures again, and put it beside what was printed.
 
-    Checks that the data are there, says what it will cost, and runs sweeps with the paper's
+    Checks that the data are there, says how many runs it takes, and runs sweeps with the paper's
     settings. Repeating the command resumes it.
     """
     from acclimate.config import parse_assignments
     from acclimate.paper.recipes.plan import RecipeRequest, prepare_recipe
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import chosen_launcher
 
     if name is None:
         _list(json=json)
@@ -65,12 +65,12 @@ def reproduce(
         seed=seed,
         settings=parse_assignments(settings or []),
     )
-    how = Conduct(launch=launch, retry_failed=retry_failed)
+    launcher = chosen_launcher(launch)
     parts = prepare_recipe(request)
     if dry_run:
-        _announce(parts, how, json=json)
+        _announce(parts, json=json)
     else:
-        _run_and_show(request, parts, how, json=json)
+        _run_and_show(request, parts, launcher, retry_failed=retry_failed, json=json)
 
 
 def _list(*, json: bool) -> None:
@@ -90,13 +90,11 @@ def _list(*, json: bool) -> None:
     say_table(("data", "made by"), [(name, row.made_by) for name, row in DATA_SETS.items()])
 
 
-def _announce(parts: "list[PreparedPart]", how: "Conduct", *, json: bool) -> None:
+def _announce(parts: "list[PreparedPart]", *, json: bool) -> None:
     from acclimate.cli.sweep import announcement
 
     facts = {
-        one.part.name: announcement(one.folder, one.plan, how)
-        for one in parts
-        if one.plan is not None
+        one.part.name: announcement(one.folder, one.plan) for one in parts if one.plan is not None
     }
     if json:
         say_json({"parts": facts})
@@ -109,7 +107,12 @@ def _announce(parts: "list[PreparedPart]", how: "Conduct", *, json: bool) -> Non
 
 
 def _run_and_show(
-    request: "RecipeRequest", parts: "list[PreparedPart]", how: "Conduct", *, json: bool
+    request: "RecipeRequest",
+    parts: "list[PreparedPart]",
+    launch: "Launch",
+    *,
+    retry_failed: bool,
+    json: bool,
 ) -> None:
     from acclimate.paper.recipes.table import find_recipe
     from acclimate.paper.reproduction import add_data, add_runs, begin, write_reproduction
@@ -120,7 +123,7 @@ def _run_and_show(
         if part.plan is None:
             add_data(page, part, recipe.figures)
         else:
-            tally = run_study(part.folder, part.plan, how)
+            tally = run_study(part.folder, part.plan, launch, retry_failed=retry_failed)
             add_runs(page, part, recipe.figures, tally)
     written = write_reproduction(page, recipe, request.out)
     _show(page, written, json=json)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from acclimate.sweep.conduct import Conduct, Prepared
-    from acclimate.sweep.driver import Tally
+    from acclimate.sweep.driver import SweepPlan, Tally
+    from acclimate.sweep.launchers import Launch
 
 RunSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run.")
 ]
 
 
-def run_study(folder: Path, study: "Prepared", how: "Conduct") -> "Tally":
+def run_study(folder: Path, study: "SweepPlan", launch: "Launch", *, retry_failed: bool) -> "Tally":
     """Write the data that were built for the study, and run what is left of it."""
     from acclimate.cli.sweep import run_announced
     from acclimate.paper.ablations.study import write_data
@@ -22,4 +22,4 @@ def run_study(folder: Path, study: "Prepared", how: "Conduct") -> "Tally":
 
     with claim(folder, study.sweep):  # before anything is written into a folder of something else
         write_data(study, folder)
-    return run_announced(folder, study, how).tally
+    return run_announced(folder, study, launch, retry_failed=retry_failed)

@@ -15,9 +15,9 @@ from acclimate.paper.ablations.study import AblationRequest, built_place, prepar
 from acclimate.paper.ablations.table import EMBEDDED_LONG_TAIL, Base, find_ablation
 from acclimate.paper.recipes.data_sets import find_data, stand_in
 from acclimate.paper.recipes.table import RecipePart, find_recipe
-from acclimate.sweep.conduct import Prepared
 from acclimate.sweep.definition import EACH
-from acclimate.sweep.jobs import count, define, notes
+from acclimate.sweep.driver import SweepPlan
+from acclimate.sweep.jobs import define, notes
 from acclimate.sweep.settings import SweepConfig
 
 
@@ -44,7 +44,7 @@ class PreparedPart:
     folder: Path
     manifests: Mapping[str, Manifest]  # by our name for them
     printed_as: Mapping[str, str]  # our name -> the paper's
-    plan: Prepared | None = None
+    plan: SweepPlan | None = None
 
 
 def prepare_recipe(request: RecipeRequest) -> list[PreparedPart]:
@@ -99,7 +99,7 @@ def _sweep(
     part: RecipePart,
     manifests: Mapping[str, Manifest],
     paths: Mapping[str, Path],
-) -> Prepared:
+) -> SweepPlan:
     config = SweepConfig(
         title=f"{find_recipe(request.name).paper}: {part.name}",
         data=tuple(map(str, paths.values())),
@@ -113,8 +113,8 @@ def _sweep(
         preset=part.preset,
         settings=layered(nested(part.settings), request.settings),
     )
-    sweep, runs = define(config, manifests), count(config, manifests)
-    return Prepared(sweep, manifests, paths, runs, notes(config, manifests))
+    sweep, remarks = define(config, manifests), notes(config, manifests)
+    return SweepPlan(sweep=sweep, manifests=manifests, paths=paths, notes=remarks)
 
 
 def _ablation(
@@ -123,7 +123,7 @@ def _ablation(
     folder: Path,
     manifests: Mapping[str, Manifest],
     paths: Mapping[str, Path],
-) -> Prepared:
+) -> SweepPlan:
     ((name, manifest),) = manifests.items()
     base = None
     if part.long_tail is not None or request.small:
