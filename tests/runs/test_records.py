@@ -31,7 +31,7 @@ STARTED = Started(
     data_digest="da7a",
     device="cpu",
     processes=1,
-    resumed_at=0,
+    resumed_at=None,
 )
 SCORE = Score(
     moment="validation",

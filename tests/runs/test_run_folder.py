@@ -122,12 +122,12 @@ def test_a_damaged_identity_is_named(run: RunFolder, text: str) -> None:
 def test_a_part_of_the_settings_that_is_no_table_is_damage(run: RunFolder, part: str) -> None:
     config = {"model": {}, **IDENTITY["config"]}
     run.identity_file.write_text(json.dumps({**IDENTITY, "config": config}))
-    assert run.comparable()["config"] == config
+    assert run.identity()["config"] == config
     for value in (5, None):
         hostile = {**IDENTITY, "config": {**config, part: value}}
         run.identity_file.write_text(json.dumps(hostile))
         with refused(RunError, run.identity_file):
-            run.comparable()
+            run.identity()
 
 
 def test_without_a_checkpoint_what_was_left_behind_is_cleared(run: RunFolder) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.config import RunConfig, Search, choice, flat, from_dict, log2, log10, nested
-from acclimate.config.presets import PRESETS
+from acclimate.config.settings import PRESETS
 from acclimate.core.errors import (
     AcclimateError,
     ConfigError,

@@ -152,7 +152,7 @@ def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
         raise RunError(
             f"{shared.path}: there is no finished embedding; make one with `train_embedding`"
         )
-    differs = difference(shared.comparable(), learned_identity(plan))
+    differs = difference(shared.identity(), learned_identity(plan))
     if differs is not None:
         raise RunError(
             f"{shared.path} holds another embedding than this run would learn ({differs}); "

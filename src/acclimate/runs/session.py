@@ -24,7 +24,7 @@ from acclimate.learn.model import build_embedding, build_extractor, build_networ
 from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.backbones import TORCH
 from acclimate.learn.objective import Objective
-from acclimate.records.folder import SHARED, RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started
 from acclimate.runs.device import fitting_micro_batches
 from acclimate.runs.identity import settings_digest
@@ -115,12 +115,12 @@ def session(
     with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()
-        check_batches(plan.config, plan.algorithm, world, main=folder.kind is not SHARED)
+        check_batches(plan.config, plan.algorithm, world, main=not folder.shared)
         folder.refuse_others(identity)
         if folder.complete():
             yield None
         else:
-            networks = _build(plan, world, phi_alone=folder.kind is SHARED)
+            networks = _build(plan, world, phi_alone=folder.shared)
             with folder.locked() if world.main else nullcontext():
                 world.wait()
                 folder.refuse_others(identity)  # another process may have been here

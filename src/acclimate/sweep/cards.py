@@ -10,7 +10,7 @@ from acclimate.config import AlgorithmName, RunConfig, as_dict, flat
 from acclimate.core.errors import RunError, SweepError
 from acclimate.core.files import write_text
 from acclimate.core.text import markdown, percent
-from acclimate.records.folder import REHEARSAL, RunFolder, is_pruned
+from acclimate.records.folder import CARD, REHEARSAL, RunFolder, is_pruned
 from acclimate.records.records import Started
 from acclimate.records.rehearsal import Rehearsal, rows, verdict
 from acclimate.results.protocol import RULES, Sweep
@@ -28,13 +28,13 @@ def write_cards(folder: Path, sweep: Sweep, choices: Sequence[Choice], rule: str
         if choice.run is not None:
             chosen.setdefault(choice.run, []).append(choice)
     for job in sweep.jobs:
-        if job.id not in chosen and here.run(job.id).card.exists():
-            here.run(job.id).card.unlink()
+        if job.id not in chosen:
+            (here.run(job.id).path / CARD).unlink(missing_ok=True)
     for id, reasons in chosen.items():
-        card, text = here.run(id).card, _card(here.run(id), sweep, reasons, rule)
+        card, text = here.run(id).path / CARD, _card(here.run(id), sweep, reasons, rule)
         if not card.exists() or card.read_text(encoding="utf-8") != text:
             write_text(card, text)
-    return [here.run(id).card for id in chosen]
+    return [here.run(id).path / CARD for id in chosen]
 
 
 def prune(folder: Path, sweep: Sweep, keep: Collection[str]) -> int:
