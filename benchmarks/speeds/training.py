@@ -69,7 +69,7 @@ def training(bench: Bench) -> list[Row]:
     _, ended = bench.trained("end to end", bench.config(**plan))
     _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **NONE_KEPT))
     say("end to end", [ended, cold_end])
-    pack_images(manifest, scale.size, DataConfig(), Quarantine.lenient(len(manifest)))
+    pack_images(manifest, scale.size, DataConfig(), Quarantine())
     from_pack: dict[str, Any] = {"data.cache_gib": 0.0}
     ways = {
         "cold": NONE_KEPT,

@@ -19,7 +19,7 @@ from acclimate.config import (
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images, NoQuarantine, open_source, to_float
+from acclimate.data.source import Images, Quarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
@@ -73,9 +73,9 @@ def test_images_and_cached_features_give_the_same_scores(
     )
     assert told[0] == "features" and "main" in told
     trained = Trained.load(tmp_path)
-    images, _ = open_source(data, trained.size, trained.config.data, NoQuarantine()).take(
-        np.arange(40)
-    )
+    images, _ = open_source(
+        data, trained.size, trained.config.data, Quarantine(max_share=0.0)
+    ).take(np.arange(40))
     x = to_float(images, CPU)
     extractor = trained.predictor.backbone.extractor
     assert extractor is not None and not any(p.requires_grad for p in extractor.parameters())

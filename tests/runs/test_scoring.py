@@ -83,7 +83,7 @@ class Place(Embedding):
 def plain(plan: Plan, predictor: Predictor, prior: Sequence[float] = (), **more: Any) -> Subject:
     """A plain model on a plan's features, or on the `source` in `more`."""
     start = StartingPoint(predictor, None, None, prior_aware=False, label_prior=prior)
-    source = more.pop("source", None) or FeatureSource(plan.manifest)
+    source = more.pop("source", None) or FeatureSource.of(plan.manifest)
     return Subject(plan, source, more.pop("world", World()), start, **more)
 
 
@@ -110,7 +110,7 @@ def places(tiny: Tiny, classes: int, sites: Sequence[str] = SITES, **unseen: lis
     }
     table, prior = DomainTable(states), [1 / classes] * classes
     start = StartingPoint(by_place(classes), Place(), table, prior_aware=False, label_prior=prior)
-    return Subject(plan, FeatureSource(data), World(), start)
+    return Subject(plan, FeatureSource.of(data), World(), start)
 
 
 def by_place(classes: int) -> Conditioned:
@@ -441,7 +441,7 @@ def make(learned: dict[str, Trained], shifted: Manifest, tiny: Tiny) -> Make:
         **more: Any,
     ) -> Subject:
         plan = make_plan(tiny(algorithm, **(UNSEEN | LEARNED | dict(settings or {}))), data)
-        return replace(Subject.of(learned[algorithm], plan, source(data), World()), **more)
+        return replace(Subject.of(learned[algorithm], plan, source.of(data), World()), **more)
 
     return make
 
@@ -575,8 +575,8 @@ def test_what_a_plain_model_without_rehearsal_cannot_be_scored_by(
 class Counted(FeatureSource):
     """Writes down how often each row is read."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest)
+    def __init__(self, labels: np.ndarray, features: Tensor) -> None:
+        super().__init__(labels, features)
         self.read = np.zeros(len(self.labels), dtype=int)
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from acclimate.core.distributed import World, local_processes
 from acclimate.core.errors import ConfigError
 from acclimate.learn.models import Backbone, may_draw
-from acclimate.learn.models.backbones import SMALL, keep_buffers
-from acclimate.learn.models.frozen_norms import keep_layout
+from acclimate.learn.models.backbones import SMALL, keep_buffers, keep_layout
 from acclimate.learn.objective import Objective
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from acclimate.core.progress import Watch
 from acclimate.core.randomness import derive, own_weights
 from acclimate.core.text import count
 from acclimate.data.batches import Batch, Loader, Sampler
-from acclimate.data.source import Quarantine, Shown, in_parts, open_source
+from acclimate.data.source import Quarantine, Source, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
@@ -48,7 +48,7 @@ class Session:
     extractor: Backbone | None  # a backbone that is frozen
     started: float  # by the clock, less what earlier sessions worked
     quarantine: Quarantine = field(init=False)
-    source: Shown = field(init=False)
+    source: Source = field(init=False)
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ from acclimate.config import RunConfig
 from acclimate.core.files import write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import derive
-from acclimate.data.batches import Batch, DomainSampler, label_prior, label_shifts
+from acclimate.data.batches import Batch, DomainSampler, fit_ratios, label_prior, label_shifts
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import sent
 from acclimate.learn.algorithms import Algorithm
@@ -33,7 +33,6 @@ from acclimate.learn.embeddings.state import (
 )
 from acclimate.learn.model import StartingPoint, Trained, put_on
 from acclimate.learn.models import Predictor
-from acclimate.learn.ratios import fit_ratios
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
