@@ -53,7 +53,7 @@ def set_(*assignments: str) -> RunConfig:
         (
             {"embedding": {"optimiser": {"zzz": 0}}},
             "'embedding.optimiser.zzz'",
-            "there is embedding.optimiser.accumulate, embedding.optimiser.beta1, ",
+            "there is embedding.optimiser.beta1, embedding.optimiser.clip, ",
         ),
     ],
 )

@@ -71,8 +71,8 @@ IDENTITY = {
     "weights": "",
 }
 LINES = (
-    '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", "config_digest": "c", '
-    '"data_digest": "d1", "device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
+    '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", '
+    '"device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
     '{"format": 1, "kind": "loss", "phase": "main", "step": 5, "risk": 0.5, "penalty": null, '
     '"lr": 0.1, "images_per_second": 9.0}',
     '{"format": 1, "kind": "score", "moment": "final", "step": 5, "domain": "clip", '

@@ -89,8 +89,6 @@ def started(time: str) -> Started:
     return Started(
         time=time,
         version=VERSION,
-        config_digest="c",
-        data_digest="d",
         device=DEVICE,
         processes=1,
         resumed_at=None,

@@ -721,14 +721,9 @@ class TestErrors:
             ({"settings": {"embedding.name": "prototyp"}}, UnknownName, ("prototype",)),
             ({"settings": {"model.backbone": "small-cnn"}}, ConfigError, ("small-cnn", 3, "mlp")),
             (
-                {"settings": {"train.per_domain": 4, "train.optimiser.accumulate": 3}},
+                {"algorithms": ("erm", "mldg"), "settings": {"train.micro_batches": 2}},
                 ConfigError,
-                (4, 3, "accumulate"),
-            ),
-            (
-                {"settings": {"embedding": {"per_domain": 4, "optimiser": {"accumulate": 3}}}},
-                ConfigError,
-                (4, 3, "accumulate"),
+                (2, "mldg"),
             ),
             ({"settings": {"model.weights": "/no/r50.pth"}}, WeightsError, ("/no/r50.pth",)),
             (

@@ -31,6 +31,7 @@ from acclimate.config.values import (
     read_toml,
     setting,
     settings_of,
+    with_settings,
 )
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "read_toml",
     "setting",
     "settings_of",
+    "with_settings",
 ]

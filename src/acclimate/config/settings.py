@@ -130,9 +130,6 @@ class OptimiserConfig:
     schedule: Literal["constant", "cosine"] = setting("constant", "learning rate over the run")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
-    accumulate: int = setting(
-        1, "parts whose gradients are accumulated; penalties are then per part", at_least=1
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

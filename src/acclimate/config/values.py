@@ -160,6 +160,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def with_settings(config: T, changes: Mapping[str, Any]) -> T:
+    """`config` with other values of some settings, by dotted name."""
+    values = merged(as_dict(config), nested(changes))
+    return from_dict(type(config), values, where="settings")
+
+
 def nested(assignments: Mapping[str, Any]) -> dict[str, Any]:
     """{"train.steps": 5} -> {"train": {"steps": 5}}"""
     result: dict[str, Any] = {}

@@ -4,12 +4,12 @@ process works in it. The one reader and writer of its files; free of torch."""
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig, flat
+from acclimate.config import RunConfig, flat, with_settings
 from acclimate.core.errors import AcclimateError, DamagedFile, RunError, damage_is
 from acclimate.core.files import (
     Fields,
@@ -257,13 +257,12 @@ class RunFolder:
         """`config` with what a run that began here decided by its device, wherever it goes on."""
         if not self.exists or not self._has_progress:
             return config
-        began = self.identity()["config"]
+        began, decided = self.identity()["config"], {}
         if config.model.freeze == "auto":
-            config = replace(config, model=replace(config.model, freeze=began["model"]["freeze"]))
-        if config.adapt.depth == "auto":
-            depth = began.get("adapt", {}).get("depth", "auto")  # a folder of Φ alone has none
-            config = replace(config, adapt=replace(config.adapt, depth=depth))
-        return config
+            decided["model.freeze"] = began["model"]["freeze"]
+        if config.adapt.depth == "auto" and "adapt" in began:  # a folder of Φ alone has none
+            decided["adapt.depth"] = began["adapt"].get("depth", "auto")
+        return with_settings(config, decided)
 
     @property
     def _has_progress(self) -> bool:

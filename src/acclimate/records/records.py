@@ -25,8 +25,6 @@ class Started:
     key: ClassVar[tuple[str, ...]] = ("time",)
     time: str
     version: str
-    config_digest: str
-    data_digest: str
     device: str
     processes: int
     resumed_at: str | None  # the last phase and step recorded before, as "main 300"

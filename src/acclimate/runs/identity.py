@@ -89,13 +89,6 @@ def embedding_identity(
     }
 
 
-def settings_digest(identity: dict[str, Any]) -> str:
-    """Of the settings, with the weights by content."""
-    config = identity["config"]
-    model = {**config["model"], "weights": identity.get("weights", "")}
-    return json_digest({**config, "model": model})
-
-
 def _weights(config: RunConfig) -> dict[str, str]:
     """Left out where the file is gone: a finished run may outlive it."""
     path = config.model.weights
