@@ -22,9 +22,9 @@ from acclimate.records.folder import write_checksums
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.conduct import write_labels
-from acclimate.sweep.driver import Event, Queue, claim, run_sweep
-from acclimate.sweep.launchers import Died, expected_workers
+from acclimate.sweep import driver
+from acclimate.sweep.driver import Event, Queue, SweepPlan, claim, run_sweep
+from acclimate.sweep.launchers import Died
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, note_failure, perform
@@ -276,7 +276,8 @@ def test_two_drivers_do_not_run_one_sweep(tmp_path: Path) -> None:
 
 def test_label_counts_are_kept_for_the_report(features: Manifest, tmp_path: Path) -> None:
     sweep = sweep_of([job("one")], digest=features.digest())
-    write_labels(tmp_path, sweep, {"sites": features})
+    plan = SweepPlan(sweep=sweep, manifests={"sites": features}, paths={"sites": tmp_path})
+    driver.conduct(tmp_path, plan, lambda _: Scripted({}))
     stored = json.loads((tmp_path / "labels" / f"{features.digest()[:16]}.json").read_text())
     assert (stored["name"], stored["classes"]) == ("sites", ["ant", "bee", "cat"])
     assert stored["domains"]["site-0"] == {
@@ -476,22 +477,6 @@ def test_slots_share_out_the_gpus() -> None:
     # One thread each, however many there are: thread counts change rounding.
     assert local_slots(LaunchOptions(device="cpu")) == [Slot("cpu", 1)] * 12
     assert local_slots(LaunchOptions(device="cpu", max_parallel=2)) == [Slot("cpu", 1)] * 2
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_workers_of_other_launchers_are_guessed_as_they_will_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert expected_workers(LaunchOptions(launcher="ray")) == 2  # a GPU each, as here
-    assert expected_workers(LaunchOptions(launcher="ray", ray_address="there:1")) == 1
-    assert expected_workers(LaunchOptions(launcher="slurm", max_parallel=30)) == 30
-    by_hand = LaunchOptions(launcher="slurm", slurm_cluster="local")
-    assert expected_workers(by_hand) == 2
-    monkeypatch.setenv("RAY_ADDRESS", "there:1")
-    assert LaunchOptions(launcher="ray").elsewhere
-    assert LaunchOptions(launcher="slurm").elsewhere
-    assert not by_hand.elsewhere and not LaunchOptions().elsewhere
 
 
 def test_a_folder_that_cannot_be_locked_is_not_called_busy(

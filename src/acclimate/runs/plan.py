@@ -101,7 +101,8 @@ def make_plan(
 ) -> Plan:
     """Check everything that can be checked, and decide everything that was left open.
 
-    `device` is what it will be trained on: that decides whether the backbone learns.
+    `device` is what it will be trained on: that decides whether the backbone learns. Without
+    `check_files` images are neither looked for nor opened, and count as rows of features.
     """
     algorithm, data_digest = check_components(config), manifest.digest()
     manifest, small = without_small(manifest, config.data.min_images)
@@ -118,7 +119,8 @@ def make_plan(
     _check_training_domains(algorithm, manifest, train)
     manifest = _learnable(config, manifest, train)
     _check_unseen_domains(config, manifest, (*val, *test))
-    config, freezing = _resolve(config, manifest, train, device)
+    side = _typical_side(config, manifest, train) if check_files else None
+    config, freezing = _resolve(config, manifest, train, side, device)
     config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
     _check_training(config, algorithm)
     decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
@@ -327,11 +329,15 @@ def choose_model(
 
 
 def _resolve(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], device: str | None
+    config: RunConfig,
+    manifest: Manifest,
+    train: Sequence[str],
+    side: int | None,
+    device: str | None,
 ) -> tuple[RunConfig, str]:
-    """The settings with all but rehearsal decided, and why the backbone learns or not."""
+    """The settings with all but rehearsal decided for images of `side` px (None: rows of
+    features), and why the backbone learns or not."""
     data, phi, main = config.data, config.embedding, config.train
-    side = _typical_side(config, manifest, train)
     model, why = choose_model(config, side, device)
     frozen = model.freeze == "backbone"
     scratch = model.backbone in WITHOUT_WEIGHTS or not (model.pretrained or model.weights)

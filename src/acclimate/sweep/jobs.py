@@ -4,9 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
@@ -16,7 +13,6 @@ from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
-    RULES,
     Axis,
     DataSet,
     EmbeddingJob,
@@ -65,7 +61,10 @@ def define(
     _refuse_other_groups(config, large, drawn, held, rule)
     cells = [
         _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
-        for name, groups, contender in _combined(held, competing, own_data)
+        for name, all_groups in held.items()
+        for groups in all_groups
+        for contender in competing
+        if own_data.get(contender.variant, name) == name
     ]
     jobs = list(_jobs(config, cells, rule, manifests, device))
     _check_runs(jobs, manifests)
@@ -82,45 +81,6 @@ def define(
         axis=axis,
         draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
-
-
-def count(
-    config: SweepConfig,
-    manifests: Mapping[str, Manifest],
-    *,
-    data_of_variant: Mapping[str, str] | None = None,
-) -> dict[str, int]:
-    """The runs that each selection rule would take for this sweep; rules that do not fit the data
-    are left out."""
-    own_data = data_of_variant or {}
-    competing = contenders(config, own_data)
-    large, _ = large_enough(config, manifests)
-    counts = {}
-    for rule in RULES:
-        try:
-            rule_of(replace(config, rule=rule), large)
-            held = {name: held_out(config, data, rule) for name, data in large.items()}
-        except ConfigError:
-            continue
-        runs = (
-            _draws(one, groups, rule) for _, groups, one in _combined(held, competing, own_data)
-        )
-        counts[rule] = config.trials * sum(runs)
-    return counts
-
-
-def _combined(
-    held: Mapping[str, list[tuple[Group, ...]]],
-    competing: Sequence[Contender],
-    own_data: Mapping[str, str],
-) -> Iterator[tuple[str, tuple[Group, ...], Contender]]:
-    """Each contender on each data set and what is held out of it; a variant that has data of its
-    own, on those alone."""
-    for name, all_groups in held.items():
-        for groups in all_groups:
-            for one in competing:
-                if own_data.get(one.variant, name) == name:
-                    yield name, groups, one
 
 
 def notes(
@@ -269,9 +229,6 @@ def _refuse_equal_names(jobs: list[Job]) -> None:
 def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
     """That every run could start, found out now rather than after hours of others' work: plan
     every run that differs in what plans look at, and build every backbone once."""
-    # A plan opens images to learn their size. Once per data set, its settings and backbone is
-    # enough; for other held-out domains the rows alone decide.
-    rows_only = {name: _without_images(manifest) for name, manifest in manifests.items()}
     seen: set[tuple[object, ...]] = set()
     for job in jobs:
         settings, manifest = job.config, manifests[job.data]
@@ -284,13 +241,14 @@ def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
             *(settings["embedding"]["name"], settings["adapt"]["source"]),
             *(settings["data"]["unseen_classes"], settings["train"]["domains_per_step"]),
         )
-        if images not in seen:
-            plan = _plan(job, manifest, check_files=("files", job.data) not in seen)
-            if network not in seen:
-                _check_backbone(plan, manifest)
-        elif rows not in seen:
-            _plan(job, rows_only[job.data], check_files=False)
-        seen |= {network, images, rows, ("files", job.data)}
+        if {images, rows} <= seen:
+            continue
+        # Images are opened once per data set, its settings and backbone: for other held-out
+        # domains the rows alone decide.
+        plan = _plan(job, manifest, check_files=images not in seen)
+        if network not in seen:
+            _check_backbone(plan, manifest)
+        seen |= {network, images, rows}
 
 
 def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
@@ -305,17 +263,6 @@ def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
             f"cross-validation also holds out {together} together, and then {error}; "
             f"or choose the rule training-domains, which holds out one group at a time"
         ) from None
-
-
-def _without_images(manifest: Manifest) -> Manifest:
-    """The rows with the names of their images and nothing in them, for plans that need not look
-    at images."""
-    columns = ("label", "domain", "split", "role")
-    names = [name for name in columns if name in manifest.table.column_names]
-    blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
-    table = manifest.table.select(names).append_column("features", blank)
-    numbers = pa.array(manifest.image_ids).cast(pa.string())
-    return replace(manifest, table=table.append_column("image", numbers))
 
 
 def _check_backbone(plan: Plan, manifest: Manifest) -> None:
