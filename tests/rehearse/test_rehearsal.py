@@ -17,7 +17,7 @@ from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.data.images import load
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import Features
 from acclimate.records.folder import RunFolder, runs_below

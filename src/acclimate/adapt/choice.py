@@ -13,8 +13,8 @@ from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig
 from acclimate.core.text import count, percent, signed
-from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState, DomainTable
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
 from acclimate.records.folder import REHEARSAL

@@ -17,7 +17,8 @@ from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite, tensors_digest
 from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images, ImageSource, Quarantine, numbered, readable
+from acclimate.data.source import ImageSource, Quarantine, numbered, readable
+from acclimate.learn.images import Images
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
 

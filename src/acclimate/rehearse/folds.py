@@ -15,7 +15,7 @@ from torch import Tensor
 from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.data.source import numbered, readable, to_float
-from acclimate.learn.models import Plain
+from acclimate.learn.models import Predictor
 from acclimate.learn.site import Features
 from acclimate.runs.plan import Plan
 from acclimate.runs.session import Session
@@ -164,7 +164,7 @@ def rehearsal_data(
 
 
 @torch.no_grad()
-def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, np.ndarray]:
+def extract_features(now: Session, predictor: Predictor) -> tuple[Features, Tensor, np.ndarray]:
     """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
     could be read: bool [n].
 
@@ -185,9 +185,8 @@ def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, 
 
     watching = unwatched if plan.on_features else watch
     for places, stored in readable(now.source, rows[first], watching):
-        batch = to_float(stored, device)
-        below = predictor.backbone(batch) if batch.ndim > 2 else batch
-        output = predictor.on_features(below) if batch.ndim > 2 else predictor(batch)
+        below = predictor.backbone(to_float(stored, device))
+        output = predictor.head(below)
         if not there.any():
             x = torch.zeros(len(first), below.shape[1], device=device)
         x[places], logits[places] = below.float(), output.logits.float()

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from acclimate.adapt.choice import explained_by_em
 from acclimate.adapt.methods import METHODS, Chain, find_chain
-from acclimate.adapt.methods.base import with_last_layer
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import SiteConfig
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.data.source import Images, in_parts
+from acclimate.data.source import in_parts
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Output, Paired, Plain, Predictor, head_alone
-from acclimate.learn.models.predictors import on_hidden
+from acclimate.learn.images import Images
+from acclimate.learn.model import Model
+from acclimate.learn.models import Head, Output, Predictor
+from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Site, fit_plain, fit_site
 from acclimate.records.rehearsal import Frequencies, Rehearsal
 from acclimate.rehearse.conclusion import Trial, Tried, conclude
@@ -51,8 +51,8 @@ ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequ
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
-# From a fold to the features [m, f] of images and the plain model on them, trained without it.
-Retrained = Callable[[Fold], tuple[Tensor, Plain]]
+# From a fold to the features [m, f] of images and the plain head on them, trained without it.
+Retrained = Callable[[Fold], tuple[Tensor, Head]]
 
 
 class NewRows(NamedTuple):
@@ -75,7 +75,6 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
 
     `retrained` has whole models that were trained without some domains.
     """
-    assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan, config = now.plan, now.plan.config
     features, logits, read = extract_features(now, predictor)
     data = replace(rehearsal_data(plan, features, read), logits=logits)
@@ -88,9 +87,8 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
         scale = 1.0 if site is None else _scale(data, site, new)
-        plain, last = head_alone(predictor), predictor.head.last
-        scaled = with_last_layer(plain, last.weight * scale, last.bias * scale).eval()
-        fixed = features.x, scaled
+        last = predictor.last
+        fixed = features.x, predictor.head.with_last(last.weight * scale, last.bias * scale)
         retrained = lambda fold: fixed  # noqa: E731
     rehearsal = rehearse(
         data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
@@ -165,8 +163,7 @@ def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, flo
 class _Heads:
     """Models that were fitted without the domains of a fold."""
 
-    starts: Mapping[str, StartingPoint]  # by `STARTS`
-    many_domains: bool  # whether enough were fitted on to show how label frequencies vary
+    models: Mapping[str, Model]  # by `STARTS`
     new: NewRows  # of the plain model
 
 
@@ -175,11 +172,11 @@ def _fit_heads(
 ) -> tuple[RehearsalData, _Heads]:
     """The heads, and the data with the features that they are on."""
     if retrained is not None:
-        x, plain = retrained(fold)
+        x, head = retrained(fold)
         data = replace(data, features=replace(data.features, x=x))
     part = data.features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
-        plain = fit_plain(
+        head = fit_plain(
             part,
             config,
             layers=data.layers,
@@ -189,15 +186,16 @@ def _fit_heads(
         )
     many = len(fold.others) >= LEAST_DOMAINS
     prior, ratios = part.prior.tolist(), part.ratios.tolist() if many else None
-    starts = {"none": StartingPoint(plain, None, None, True, prior, ratios)}
+    on = identity_backbone(part.x.shape[1]).to(part.x.device)
+    models = {"none": Model(Predictor(on, head), None, None, True, prior, ratios)}
     if data.second and many:
         site = fit_site(part, [data.names[d] for d in fold.others], config, seed=seed)
-        pair = Paired(plain, site.predictor, 1.0).eval()
-        starts["embedding"] = StartingPoint(pair, site.embedding, site.table, True, prior, ratios)
+        pair = Predictor(on, PairHead(head, site.predictor, 1.0)).eval()
+        models["embedding"] = Model(pair, site.embedding, site.table, True, prior, ratios)
     rows = data.new_rows(fold.others)
     with torch.no_grad():
-        logits = torch.cat([plain(data.features.at(some)).logits for some in in_parts(rows)])
-    return data, _Heads(starts, many, NewRows(rows, logits, data.features.y[rows]))
+        logits = torch.cat([head(data.features.at(some)).logits for some in in_parts(rows)])
+    return data, _Heads(models, NewRows(rows, logits, data.features.y[rows]))
 
 
 class HeldOutDomain:
@@ -210,20 +208,18 @@ class HeldOutDomain:
         self.images = data.images[rows]
         self.x, self.y = data.features.at(rows), data.features.y[rows]
         self.sizes = sizes(len(np.unique(self.images)))
-        embeddings = {name: start.embedding for name, start in heads.starts.items()}
+        embeddings = {name: model.embedding for name, model in heads.models.items()}
         self.phi = {name: phi.phi(self.x) for name, phi in embeddings.items() if phi is not None}
         every = np.arange(len(rows))
-        self.logits = {start: self._start(start, every)[1].logits for start in heads.starts}
+        self.logits = {start: self._start(start, every)[1].logits for start in heads.models}
 
-    def _start(self, start: str, seen: np.ndarray) -> tuple[Plain, Output]:
+    def _start(self, start: str, seen: np.ndarray) -> tuple[Predictor, Output]:
         """What a chain without methods makes of the images `seen`, and its output for all rows."""
         state = None
         if start in self.phi:
             phi = self.phi[start]
             state = DomainState.empty("", phi.shape[1]).updated(phi[seen])
-        images = Images(self.x[seen], self.x.device)
-        predictor, _ = adapt_model(self.heads.starts[start], images, find_chain(start), state)
-        assert isinstance(predictor, Plain)
+        predictor = self.heads.models[start].at(state)
         return predictor, predictor(self.x)
 
     @torch.no_grad()
@@ -284,11 +280,12 @@ class HeldOutDomain:
             predictor, output = self._start(start, seen)
             yield trial(start, output.logits, temperature)
             # Methods look at the hidden layer and change nothing below it.
-            last = self.heads.starts[start]._replace(
-                predictor=on_hidden(predictor), embedding=None, table=None
-            )
+            model = self.heads.models[start]
+            last = model._replace(predictor=on_hidden(predictor), embedding=None, table=None)
             hidden = Images(output.hidden[seen], self.x.device)
-            for chain, settings, left in _candidates(temperature, self.heads.many_domains):
+            for chain, settings, left in _candidates(
+                temperature, many_domains=model.ratios is not None
+            ):
                 logits = adapt_model(last, hidden, chain)[0](output.hidden).logits
                 name = chain.name if start == "none" else f"{start}+{chain.name}"
                 yield trial(name, logits, left, settings)
@@ -299,7 +296,7 @@ class HeldOutDomain:
         confusion = self.heads.new.confusion(temperature)
         if confusion is None:
             return
-        prior = torch.tensor(self.heads.starts["none"].label_prior, dtype=torch.float64)
+        prior = torch.tensor(self.heads.models["none"].label_prior, dtype=torch.float64)
         seen, _ = self._split(stream(seed, "rehearsal", self.name, "as they are", 0), anew=False)
         posteriors = (self.logits["none"].double().cpu() / temperature).softmax(1)
         for n in self.sizes:
@@ -308,7 +305,7 @@ class HeldOutDomain:
                 yield n, share
 
 
-def _candidates(temperature: float, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
+def _candidates(temperature: float, *, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
     """Each method of the table with each of its settings to try, and the temperature that its
     logits are yet to be divided by. Methods that change the backbone would need images."""
     for name, row in METHODS.items():

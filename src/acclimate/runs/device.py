@@ -47,7 +47,6 @@ def trained_backbones(objective: Objective) -> list[Backbone]:
         for part in objective.modules()
         if isinstance(part, Backbone)
         and part.size
-        and part.extractor is None
         and any(p.requires_grad for p in part.parameters())
     ]
 

@@ -21,6 +21,7 @@ from acclimate.data.source import Quarantine
 from acclimate.learn.embeddings import Embedding, FromERM, find_embedding
 from acclimate.learn.embeddings.state import load_embedding
 from acclimate.learn.model import Trained
+from acclimate.learn.models import Head, Predictor
 from acclimate.records.folder import RunFolder, difference
 from acclimate.runs.plan import Plan
 
@@ -232,9 +233,11 @@ class Baseline:
         self, phi: RunFolder, embedding: FromERM, quarantine: Quarantine, world: World
     ) -> None:
         """Make its weights Φ's, and its learning curve and quarantined images those of Step A."""
-        learned = Trained.load(self.folder.path, world.device).predictor.state_dict()
-        network = embedding.predictor
-        network.load_state_dict({name: learned[name] for name in network.state_dict()})
+        learned: Head = Trained.load(self.folder.path, world.device).predictor
+        if self.plan.on_features:
+            assert isinstance(learned, Predictor)
+            learned = learned.head
+        embedding.predictor.load_state_dict(learned.state_dict())
         if world.main:
             _take_over(self.folder, phi, quarantine)
         world.wait()

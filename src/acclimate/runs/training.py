@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.progress import Watch, unwatched
@@ -30,7 +29,7 @@ from acclimate.learn.embeddings.state import (
     save_domain_map,
     save_embedding,
 )
-from acclimate.learn.model import StartingPoint, Trained, put_on
+from acclimate.learn.model import Model, Trained, on_features_of
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
 from acclimate.records.folder import SHARED, RunFolder, write_checksums
@@ -99,8 +98,11 @@ def train(
     identity = run_identity(plan)
     with session(plan, folder, identity, device=device, watch=watch, say=say, shared=shared) as now:
         if now is not None:
-            predictor, phi, world = now.predictor, now.embedding, now.world
-            assert predictor is not None
+            learned, phi, world = now.predictor, now.embedding, now.world
+            assert learned is not None
+            predictor = learned
+            if plan.on_features:
+                predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
             # Step A, and the training domains' μ.
@@ -108,17 +110,17 @@ def train(
             # Step B.
             prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
             aware = plan.config.train.prior_aware
-            start = StartingPoint(predictor, phi, table, aware, prior, ratios)
+            start = Model(predictor, phi, table, aware, prior, ratios)
             subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
-            objective = plan.objective(predictor, world).to(world.device)
+            objective = plan.objective(learned, world).to(world.device)
             position = train_predictor(now, objective, partial(validate, subject), means)
             # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
             # there.
             trained = _save(now, predictor, table, prior, ratios, after)
             # Final scores.
-            second = None if trained.site is None else trained.start(embedding=True)
-            _finish(now, replace(subject, second=second, guard=Guard.of(trained)), position)
+            final = Subject.of(trained, plan, now.source, world)
+            _finish(now, replace(final, states=subject.states), position)
     finished = folder.finished
     assert finished is not None
     return RunResult(out, finished, already=now is None)
@@ -183,8 +185,7 @@ def _learn(session: Session, embedding: Embedding) -> None:
         phase = Phase("embedding", settings.steps, settings.optimiser, every)
         session.loop(embedding, sampler, phase, seed).run()
         return
-    start = StartingPoint(embedding.predictor, None, None, prior_aware=False)
-    subject = Subject(plan, session.source, session.world, start)
+    subject = Subject(plan, session.source, session.world, Model(embedding.predictor))
 
     def validated(step: int) -> Validated:
         # The run's records are of its own predictor.
@@ -285,8 +286,6 @@ def _save(
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
         rehearsed = after(now, predictor)
-    if now.extractor is not None:
-        put_on(now.extractor, predictor, now.embedding)
     trained = Trained(
         plan.config,
         plan.classes,
