@@ -21,8 +21,16 @@ from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Quarantine, Shown, numbered, open_source, readable, to_float
-from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.data.source import (
+    FeatureSource,
+    Quarantine,
+    Source,
+    numbered,
+    open_source,
+    readable,
+    to_float,
+)
+from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.records.records import Score
@@ -69,9 +77,9 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     }
 
 
-def _on_features(run: Path, trained: Trained, part: Manifest, world: World) -> Shown:
+def _on_features(run: Path, trained: Trained, part: Manifest, world: World) -> Source:
     """All rows as features of the model's backbone, which hands them on as they come."""
-    quarantine, config = Quarantine(None, total=len(part), max_share=1.0), trained.config
+    quarantine, config = Quarantine(), trained.config
     backbone = trained.predictor.backbone
     if takes_features(trained.predictor):
         return open_source(part, trained.size, config.data, quarantine)
@@ -89,14 +97,14 @@ def _on_features(run: Path, trained: Trained, part: Manifest, world: World) -> S
         for places, stored in readable(source, first):
             made = backbone(to_float(stored, world.device)).float()
             x[torch.from_numpy(places)], good[places] = made, True
-    return Extracted(source.labels, x, image, good)
+    return FeatureSource(source.labels, x, image, good)
 
 
 def _scored(
     trained: Trained,
     found: Rehearsal,
     part: Manifest,
-    source: Shown,
+    source: Source,
     world: World,
     n: int,
     *,
@@ -121,7 +129,7 @@ def _final(
     trained: Trained,
     config: RunConfig,
     part: Manifest,
-    source: Shown,
+    source: Source,
     world: World,
     methods: Sequence[str],
 ) -> Iterator[Score]:

@@ -21,6 +21,7 @@ from acclimate.core.tensors import (
     save_tensors,
     tensors_digest,
 )
+from acclimate.data.batches import RATIOS
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
@@ -33,7 +34,6 @@ from acclimate.learn.models import (
 )
 from acclimate.learn.models import freeze_batch_norm as freeze
 from acclimate.learn.models.predictors import PairHead, identity_backbone
-from acclimate.learn.ratios import RATIOS
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     AGAIN,

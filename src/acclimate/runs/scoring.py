@@ -18,7 +18,7 @@ from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.source import Shown, in_parts, numbered, readable, sent
+from acclimate.data.source import Source, in_parts, numbered, readable, sent
 from acclimate.learn.embeddings import DomainState, embed_rows
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.images import Images
@@ -38,7 +38,7 @@ class Subject:
     """A model, and the data that it is scored on."""
 
     plan: Plan
-    source: Shown
+    source: Source
     world: World
     start: Model  # as it was trained
     second: Model | None = None  # the path by embedding of a plain model that has one
@@ -47,7 +47,7 @@ class Subject:
     states: dict[str, DomainState] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trained: Trained, plan: Plan, source: Shown, world: World) -> "Subject":
+    def of(cls, trained: Trained, plan: Plan, source: Source, world: World) -> "Subject":
         second = None if trained.site is None else trained.start(embedding=True)
         start = trained.start(embedding=False)
         return cls(plan, source, world, start, second, Guard.of(trained))
