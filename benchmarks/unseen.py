@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from acclimate.adapt.choice import rehearsal_of
 from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
@@ -56,7 +55,7 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     scored as shipped, too."""
     with joined(device) as world:
         trained = Trained.load(run, world.device)
-        found = rehearsal_of(trained)
+        found = trained.rehearsal
         if found is None or not trained.test_domains:
             raise SystemExit(f"{run} was not rehearsed, or no domain is left to score it on")
         kept = np.concatenate([manifest.rows(domain=name) for name in trained.test_domains])

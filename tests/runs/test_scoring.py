@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import MethodChoice
+from acclimate.adapt import choice
 from acclimate.adapt.classifier import Adapted, adapt
+from acclimate.adapt.methods import Chain
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
@@ -280,7 +282,7 @@ def test_an_image_of_several_domains_passes_once_in_all(
 ) -> None:
     subject, source, image = shared_images(tiny)
     passed: list[int] = []
-    subject.start.predictor.backbone.register_forward_hook(
+    subject.model.predictor.backbone.register_forward_hook(
         lambda *call: passed.append(len(call[2]))
     )
     scores = scores_of(subject)
@@ -333,7 +335,7 @@ def test_methods_score_the_same_whatever_is_remembered(
     def scored() -> list[Score]:
         subject, _, _ = shared_images(tiny)
         if "bn" in methods:
-            subject.start.predictor.backbone.body = torch.nn.BatchNorm1d(5).eval()
+            subject.model.predictor.backbone.body = torch.nn.BatchNorm1d(5).eval()
         return scores_of(subject, methods)
 
     found = scored()
@@ -472,7 +474,7 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
     passes the backbone once, however many methods there are."""
     subject, trained, right = make(algorithm), learned[algorithm], set()
     passed: list[int] = []
-    backbone = subject.start.predictor.backbone
+    backbone = subject.model.predictor.backbone
     with backbone.register_forward_hook(lambda *call: passed.append(len(call[2]))):
         found = scores_of(subject, methods)
     seen = sum(len(shifted.rows(domain=d, split="val")) for d in "pqr")
@@ -540,7 +542,7 @@ def test_a_prior_aware_model_stands_under_the_training_prior(
     subject, losses = make("da-erm"), []
     adapting, scored = split_domain(subject.plan, "new")
     for model in (trained, replace(trained, config=config)):
-        own = replace(subject, start=model.start(embedding=False))
+        own = replace(subject, model=model.start(embedding=False))
         score = score_of(own, "embedding+prior", ["embedding+prior"])
         site = adapt(model, shifted.features()[adapting], method="embedding+prior")
         assert_scored_as(site, score, shifted, scored)
@@ -554,7 +556,8 @@ def test_the_second_path_of_a_plain_model(
 ) -> None:
     """`embedding` starts from it, and what does not name the embedding from the plain model."""
     adaptive = learned["da-erm"]
-    subject = make("erm", second=adaptive.start(embedding=True))
+    paired = SimpleNamespace(site=Ellipsis, rehearsal=None, start=adaptive.start)
+    subject = make("erm", trained=paired)
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
     found = {s.method: s for s in scores_of(subject, [method, "prior"]) if s.domain == "new"}
@@ -668,40 +671,14 @@ def test_a_method_of_the_run_that_has_too_few_images_is_scored_on_none(make: Mak
     assert [(s.method, s.n, s.adapt_n) for s in found[2:]] == [("prior", 1, 1), ("t3a", 1, 1)]
 
 
-@dataclass(frozen=True)
-class Doubts:
-    """A guard that says of each method in turn which one it would rather have, and writes down what
-    it was asked."""
-
-    rehearsal: Rehearsal
-    rather: Mapping[str, MethodChoice] = field(default_factory=dict)
-    asked: list[tuple[str, int]] = field(default_factory=list)
-
-    def simpler_choice(
-        self, choice: MethodChoice, state: DomainState | None, images: Images
-    ) -> MethodChoice | None:
-        assert state is not None and state.holds_mu == ("embedding" in choice.method)
-        self.asked.append((choice.method, len(images)))
-        return self.rather.get(choice.method)
-
-
-def doubts(chosen: dict[int, str], rather: Mapping[str, MethodChoice] | None = None) -> Doubts:
-    """Of a model for which rehearsal chose a chain from so many images on."""
+def chose(chosen: dict[int, str]) -> Rehearsal:
+    """A rehearsal that chose a chain from so many images on."""
+    numbers = {"gain": 0.1, "error": None, "accuracy": 0.5, "low": 0.0, "high": 1.0, "domains": 3}
     promises = tuple(
-        Promise(
-            chain=chain,
-            n=n,
-            frequencies="as they are",
-            gain=0.1,
-            error=None,
-            accuracy=0.5,
-            low=0.0,
-            high=1.0,
-            domains=3,
-        )
+        Promise(chain=chain, n=n, frequencies="as they are", **numbers)
         for n, chain in chosen.items()
     )
-    rehearsal = Rehearsal(
+    return Rehearsal(
         promises=promises,
         chosen=chosen,
         temperatures={"none": 2.0, "embedding": 2.0},
@@ -709,48 +686,53 @@ def doubts(chosen: dict[int, str], rather: Mapping[str, MethodChoice] | None = N
         domains=3,
         exact=True,
     )
-    return Doubts(rehearsal, rather or {})
 
 
 WITH = {"prior.temperature": 2.0, "prior.strength": 9.0}
 
 
 @pytest.mark.parametrize(
-    ("rather", "method", "settings", "asked"),
+    ("objections", "method", "asked"),
     [
-        ({}, "embedding+prior", WITH, ["embedding+prior"]),
+        ({}, "embedding+prior", ["embedding+prior"]),
+        ({"embedding+prior": "prior"}, "embedding", ["embedding+prior", "embedding"]),
         (
-            {"embedding+prior": MethodChoice("prior", {"prior.strength": 3.0})},
-            "prior",
-            {"prior.strength": 3.0},
-            ["embedding+prior", "prior"],
-        ),
-        (
-            {"embedding+prior": MethodChoice("embedding"), "embedding": MethodChoice("none")},
+            {"embedding+prior": "embedding", "prior": "prior"},
             "none",
-            {},
-            ["embedding+prior", "embedding", "none"],
+            ["embedding+prior", "prior", "none"],
         ),
     ],
 )
 def test_auto_is_what_rehearsal_chose_unless_the_images_speak_against_it(
-    rather: dict[str, MethodChoice],
+    objections: dict[str, str],
     method: str,
-    settings: dict[str, object],
     asked: list[str],
     learned: dict[str, Trained],
     shifted: Manifest,
     make: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 20 images those chosen for 10 or more decide."""
+    seen: list[tuple[str, int]] = []
+
+    def object_to(
+        trained: Trained, chain: Chain, state: DomainState, images: Images
+    ) -> tuple[str, str] | None:
+        assert state.holds_mu == chain.embedding
+        seen.append((chain.name, len(images)))
+        part = objections.get(chain.name)
+        return None if part is None else (part, "it is unlike the others")
+
+    monkeypatch.setattr(choice, "object_to", object_to)
     trained = learned["da-erm"]
-    guard = doubts({10: "embedding+prior", 30: "t3a"}, rather)
-    subject = make("da-erm", guard=guard)
+    rehearsed = replace(trained, rehearsal=chose({10: "embedding+prior", 30: "t3a"}))
+    subject = make("da-erm", trained=rehearsed)
     score = score_of(subject, "auto")
     used = None if method == "none" else 20
     assert (score.adapt_n, score.adapted_on) == (used, used and "held-out")
-    assert guard.asked == [(name, 20) for name in asked] * 2  # of `late` and of `new`
+    assert seen == [(name, 20) for name in asked] * 2  # of `late` and of `new`
     adapting, scored = split_domain(subject.plan, "new")
+    settings = WITH if "prior" in method else {}
     site = adapt(trained, shifted.features()[adapting], method=method, settings=settings)
     assert_scored_as(site, score, shifted, scored)
 
@@ -759,7 +741,8 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
     learned: dict[str, Trained], shifted: Manifest, make: Make
 ) -> None:
     trained = learned["erm"]
-    subject = make("erm", {"adapt.t3a.keep": 1}, guard=doubts({3: "t3a"}))
+    rehearsed = replace(trained, rehearsal=chose({3: "t3a"}))
+    subject = make("erm", {"adapt.t3a.keep": 1}, trained=rehearsed)
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
     site = adapt(trained, images, method="t3a", settings={"t3a.keep": 1})
@@ -769,10 +752,12 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
 def test_how_many_images_auto_has_is_how_many_can_be_read(
     learned: dict[str, Trained], make: Make
 ) -> None:
-    guard = doubts({0: "none", 10: "prior", 20: "t3a"})
-    score = score_of(make("erm", guard=guard, source=Patchy), "auto")
-    assert score.adapt_n is not None and 10 <= score.adapt_n < 20
-    assert {method for method, _ in guard.asked} == {"prior"}
+    rehearsed = replace(learned["erm"], rehearsal=chose({0: "none", 19: "t3a", 20: "prior"}))
+    score = score_of(make("erm", trained=rehearsed, source=Patchy), "auto")
+    assert score.adapt_n is None  # `none` adapts on no image
+    fewer = replace(learned["erm"], rehearsal=chose({0: "none", 10: "t3a", 20: "prior"}))
+    score = score_of(make("erm", trained=fewer, source=Patchy), "auto")
+    assert score.adapt_n is not None and 10 <= score.adapt_n < 19
 
 
 def with_splits(data: Manifest, splits: Mapping[str, Sequence[str]]) -> Manifest:

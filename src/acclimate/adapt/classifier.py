@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, adapt_by_choice, choose_method, outlook
+from acclimate.adapt.choice import adapt_by_choice, outlook
 from acclimate.adapt.labels import Labels
 from acclimate.adapt.methods import (
     Chain,
@@ -295,18 +295,15 @@ def _adapt_by_choice(
     """The classifier that rehearsal chose, unless the images speak against it, and how far to
     trust it."""
 
-    def adapt(chain: Chain) -> tuple[Adapted, DomainState | None]:
+    def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
         site = _adapt_by(trained, images, chain, into)
+        assert site.state is not None
         return site, site.state
 
-    choice, guard = choose_method(trained, len(images), into), Guard.of(trained)
     config = trained.config.adapt
-    site, choice = adapt_by_choice(
-        choice, guard, images, config, adapt, settings=settings, into=into
-    )
+    site, choice = adapt_by_choice(trained, images, config, adapt, settings=settings, into=into)
     assert site.state is not None
-    table = trained.start(embedding=True).table if site.state.holds_mu else None
-    trust = outlook(guard, site.predictor, site.state, table, images)
+    trust = outlook(trained, site.predictor, site.state, images)
     return replace(site, notes=choice.why, trust=trust)
 
 

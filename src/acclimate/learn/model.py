@@ -47,6 +47,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
+from acclimate.records.rehearsal import Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24
@@ -103,7 +104,7 @@ class Trained:
     val_domains: tuple[str, ...] = ()  # they chose the weights
     test_domains: tuple[str, ...] = ()
     site: Site | None = None  # a rehearsed plain model's second path, over features
-    rehearsal: Mapping[str, Any] | None = None
+    rehearsal: Rehearsal | None = None
     label_ratios: tuple[float, ...] | None = None  # how frequencies vary: see `fit_ratios`
     confusion: Tensor | None = None  # [C predicted, C true] of a rehearsed model, on new images
     _digest: str = field(init=False, repr=False)
@@ -152,7 +153,7 @@ class Trained:
                 f"lower the learning rate or set train.optimiser.clip, in a new run folder"
             )
         if self.rehearsal is not None:
-            write_document(folder / REHEARSAL, self.rehearsal)
+            write_document(folder / REHEARSAL, self.rehearsal.to_dict())
         save_tensors(folder / WEIGHTS, tensors)
         write_document(folder / MODEL, self._description())
         write_checksums(folder)  # last: where the list is, all of the model is
@@ -191,9 +192,12 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
     _require(isinstance(rehearsed, bool), described.path)
     try:
         tensors, _ = read_tensors(path)
-        rehearsal = stored(folder / REHEARSAL) if rehearsed else None
+        document = stored(folder / REHEARSAL) if rehearsed else None
     except FileNotFoundError as missing:
         raise RunError(f"{missing.filename or path} is missing; {AGAIN}") from None
+    rehearsal = None
+    if document is not None:
+        rehearsal = Rehearsal.from_dict(document, where=str(folder / REHEARSAL))
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains = described.texts("classes"), described.texts("train_domains")
     digest, count = described.text("digest"), len(classes)

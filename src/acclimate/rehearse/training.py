@@ -98,7 +98,7 @@ def _load_folds(now: Session) -> Retrained:
 
     def load(fold: Fold) -> tuple[Tensor, Head]:
         predictor = Trained.load(fold_folder(now.folder.path, fold), now.world.device).predictor
-        features, _, _ = extract_features(now, predictor)
+        features, _ = extract_features(now, predictor)
         return features.x, predictor.head
 
     return load

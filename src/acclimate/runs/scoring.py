@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, adapt_by_choice, rehearsed_choice
+from acclimate.adapt.choice import adapt_by_choice
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.core.distributed import World
@@ -40,17 +40,19 @@ class Subject:
     plan: Plan
     source: Source
     world: World
-    start: Model  # as it was trained
-    second: Model | None = None  # the path by embedding of a plain model that has one
-    guard: Guard | None = None  # what a rehearsed model knows: then "auto" is scored too
+    model: Model  # as it was trained
+    trained: Trained | None = None  # all that is known of it, once it is finished
     # Of unseen domains, from the images that adapt to them. Φ is fixed, so μ is computed once.
     states: dict[str, DomainState] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trained: Trained, plan: Plan, source: Source, world: World) -> "Subject":
-        second = None if trained.site is None else trained.start(embedding=True)
-        start = trained.start(embedding=False)
-        return cls(plan, source, world, start, second, Guard.of(trained))
+        return cls(plan, source, world, trained.start(embedding=False), trained)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether "auto" means more than the model as it was trained."""
+        return self.trained is not None and self.trained.rehearsal is not None
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowS
     Unseen domains are scored by the run's own further methods and by `methods` as well.
     """
     plan = subject.plan
-    usual = "none" if subject.start.embedding is None else "embedding"
-    asked = [*(["auto"] if subject.guard else []), *plan.config.adapt.methods, *methods]
+    usual = "none" if subject.model.embedding is None else "embedding"
+    asked = [*(["auto"] if subject.rehearsed else []), *plan.config.adapt.methods, *methods]
     further = [name for name in dict.fromkeys(asked) if name != usual]
     unseen = (*plan.val_domains, *plan.test_domains)
     seen = _seen_splits(plan)
@@ -147,7 +149,7 @@ def _candidates(subject: Subject, domain: str, methods: Sequence[str]) -> Iterat
     """What an unseen domain is scored by: the model as it was trained, a control, and `methods`."""
     images = adapting_images(subject, domain) if methods else None
     yield _as_trained(subject, domain, images)
-    if subject.start.embedding is not None:
+    if subject.model.embedding is not None:
         yield _with_wrong_embedding(subject, domain)
     else:
         yield _with_true_prior(subject, domain)
@@ -158,7 +160,7 @@ def _candidates(subject: Subject, domain: str, methods: Sequence[str]) -> Iterat
 
 def state_of(subject: Subject, domain: str, images: Images | None = None) -> DomainState | None:
     """μ of an unseen domain, None for a plain model; `images` are its own, where they were read."""
-    model = subject.start
+    model = subject.model
     if model.embedding is None:
         return None
     if domain not in subject.states and images is not None:
@@ -175,19 +177,19 @@ def _as_trained(subject: Subject, domain: str, images: Images | None = None) -> 
     """The model with the domain's embedding, or as it is where it has none."""
     state = state_of(subject, domain, images)
     if state is None:
-        return Candidate("none", subject.start.predictor)
+        return Candidate("none", subject.model.predictor)
     return _with_state(subject, "embedding", state, subject.plan.config.adapt.source)
 
 
 def _with_state(subject: Subject, method: str, state: DomainState, on: str) -> Candidate:
     # Without a state's count, not one of the images could be read.
-    return Candidate(method, subject.start.at(state) if state.count else None, on, state.count)
+    return Candidate(method, subject.model.at(state) if state.count else None, on, state.count)
 
 
 def _with_wrong_embedding(subject: Subject, domain: str) -> Candidate:
     """A control: with the embedding of a random other unseen domain, or of a training domain where
     there is no other."""
-    plan, table = subject.plan, subject.start.table
+    plan, table = subject.plan, subject.model.table
     others = [name for name in (*plan.val_domains, *plan.test_domains) if name != domain]
     rng = stream(plan.config.seed, "wrong", domain)
     if others:
@@ -207,8 +209,8 @@ def _with_true_prior(subject: Subject, domain: str) -> Candidate:
     labels = subject.source.labels[split_domain(subject.plan, domain)[1]]
     true = np.bincount(labels, minlength=len(subject.plan.classes)) / max(len(labels), 1)
     with np.errstate(divide="ignore"):
-        shift = np.log(true) - np.log(np.maximum(subject.start.label_prior, 1e-12))
-    predictor, last = subject.start.predictor, subject.start.predictor.last
+        shift = np.log(true) - np.log(np.maximum(subject.model.label_prior, 1e-12))
+    predictor, last = subject.model.predictor, subject.model.predictor.last
     bias = last.bias + torch.from_numpy(shift).to(last.bias)
     return Candidate("oracle-prior", predictor.with_last(last.weight, bias))
 
@@ -234,19 +236,17 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
 
 def _by_choice(subject: Subject, domain: str, images: Images) -> tuple[Chain, Predictor]:
     """As `adapt` does it: what rehearsal chose, unless the images speak against it."""
-    if subject.guard is None:
+    if subject.trained is None or not subject.rehearsed:
         raise ConfigError(
             "nothing was rehearsed, so there is no 'auto' to score; train with "
             "--set adapt.rehearse=true, or name a method"
         )
-    config, guard = subject.plan.config.adapt, subject.guard
 
     def adapt(chain: Chain) -> tuple[tuple[Chain, Predictor], DomainState]:
         predictor, state = _adapt(subject, domain, chain, images)
         return (chain, predictor), state
 
-    choice = rehearsed_choice(guard.rehearsal, len(images))
-    return adapt_by_choice(choice, guard, images, config, adapt)[0]
+    return adapt_by_choice(subject.trained, images, subject.plan.config.adapt, adapt)[0]
 
 
 def _adapt(
@@ -259,11 +259,11 @@ def _adapt(
             f"none of the {len(held_out)} images set aside to adapt to domain '{domain}' can "
             f"be read; add images, or choose others with another seed"
         )
-    model = subject.start
+    model = subject.model
     if chain.embedding and model.embedding is None:
-        if subject.second is None:
+        if subject.trained is None or subject.trained.site is None:
             raise nothing_to_embed(subject.plan.config.algorithm)
-        model = subject.second
+        model = subject.trained.start(embedding=True)
     state = state_of(subject, domain, images) if chain.embedding else None
     return adapt_model(model, images, chain, state)
 
@@ -302,7 +302,7 @@ class FeatureMemory:
 def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMemory | None:
     """A memory for images that are in several of the `passes` (rows each), where there are any and
     it fits: an image of a long-tailed set then passes the network once."""
-    backbone, image = subject.start.predictor.backbone, subject.source.image
+    backbone, image = subject.model.predictor.backbone, subject.source.image
     times = np.zeros(int(image.max(initial=-1)) + 1, dtype=np.int64)
     for rows in passes:
         times[np.unique(image[rows])] += 1
@@ -418,18 +418,18 @@ def _seen_scores(
     memory: FeatureMemory | None = None,
 ) -> Iterator[RowScore]:
     """Training domains on one of their splits each, all in one pass with their stored μ."""
-    plan, start = subject.plan, subject.start
+    plan, model = subject.plan, subject.model
     sizes = [len(plan.manifest.rows(domain=d, split=split)) for d, split in splits.items()]
     rows, group = _rows(plan, splits), np.repeat(np.arange(len(sizes)), sizes)
-    states = [start.table.states[domain] for domain in splits] if start.table else []
+    states = [model.table.states[domain] for domain in splits] if model.table else []
     mu = None
     if states:
         mu = torch.stack([state.mean for state in states]).float().to(subject.world.device)
-    (facts,) = predict_rows(subject, [start.predictor], rows, memory, mu=mu, group=group)
+    (facts,) = predict_rows(subject, [model.predictor], rows, memory, mu=mu, group=group)
     for number, (domain, split) in enumerate(splits.items()):
-        one, own = Candidate("none", start.predictor), group == number
+        one, own = Candidate("none", model.predictor), group == number
         if states:
-            one = Candidate("embedding", start.predictor, "training", states[number].count)
+            one = Candidate("embedding", model.predictor, "training", states[number].count)
         yield _score(subject, domain, split, one, rows[own], facts[own])
 
 

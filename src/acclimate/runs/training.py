@@ -279,7 +279,7 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
         val_domains=plan.val_domains,
         test_domains=plan.test_domains,
         site=rehearsed.site,
-        rehearsal=None if rehearsed.rehearsal is None else rehearsed.rehearsal.to_dict(),
+        rehearsal=rehearsed.rehearsal,
         label_ratios=tuple(start.ratios or ()),
         confusion=rehearsed.confusion,
     )
@@ -300,7 +300,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
-        if subject.start.table is not None:
+        if subject.model.table is not None:
             save_domain_map(now.folder.domain_map, _states(subject))
         now.folder.write_predictions(Predictions.joined([rows for _, rows in scores]))
         for score, _ in scores:
@@ -330,8 +330,8 @@ def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowSc
 
 
 def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
-    assert subject.start.table is not None
-    states = {name: ("train", state) for name, state in subject.start.table.states.items()}
+    assert subject.model.table is not None
+    states = {name: ("train", state) for name, state in subject.model.table.states.items()}
     for name, state in subject.states.items():
         if state.count:
             states[name] = (subject.plan.role(name), state)
