@@ -49,11 +49,6 @@ class Subject:
     def of(cls, trained: Trained, plan: Plan, source: Source, world: World) -> "Subject":
         return cls(plan, source, world, trained.start(embedding=False), trained)
 
-    @property
-    def rehearsed(self) -> bool:
-        """Whether "auto" means more than the model as it was trained."""
-        return self.trained is not None and self.trained.rehearsal is not None
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -89,7 +84,8 @@ def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowS
     """
     plan = subject.plan
     usual = "none" if subject.model.embedding is None else "embedding"
-    asked = [*(["auto"] if subject.rehearsed else []), *plan.config.adapt.methods, *methods]
+    rehearsed = subject.trained is not None and subject.trained.rehearsal is not None
+    asked = [*(["auto"] if rehearsed else []), *plan.config.adapt.methods, *methods]
     further = [name for name in dict.fromkeys(asked) if name != usual]
     unseen = (*plan.val_domains, *plan.test_domains)
     seen = _seen_splits(plan)
@@ -220,33 +216,28 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
 
     Every process adapts on all of them: they are few, and most methods cannot share them out.
     """
-    config = subject.plan.config.adapt
-    if method == "auto":
-        chain, predictor = _by_choice(subject, domain, images)
+    config, trained = subject.plan.config.adapt, subject.trained
+
+    def adapt(chain: Chain) -> tuple[Predictor, DomainState]:
+        return _adapt(subject, domain, chain, images)
+
+    if method == "auto":  # what rehearsal chose, unless the images speak against it
+        if trained is None or trained.rehearsal is None:
+            raise ConfigError(
+                "nothing was rehearsed, so there is no 'auto' to score; train with "
+                "--set adapt.rehearse=true, or name a method"
+            )
+        predictor, choice = adapt_by_choice(trained, images, config, adapt)
+        used = choice.method
     else:
         chain = find_chain(method, config)
+        method = used = chain.name
         if method in config.methods and len(images) < chain.least_images:
-            return Candidate(chain.name, None, config.source, len(images))
-        predictor, _ = _adapt(subject, domain, chain, images)
-        method = chain.name
-    if chain.name == "none":
+            return Candidate(method, None, config.source, len(images))
+        predictor, _ = adapt(chain)
+    if used == "none":
         return Candidate(method, predictor)
     return Candidate(method, predictor, config.source, len(images))
-
-
-def _by_choice(subject: Subject, domain: str, images: Images) -> tuple[Chain, Predictor]:
-    """As `adapt` does it: what rehearsal chose, unless the images speak against it."""
-    if subject.trained is None or not subject.rehearsed:
-        raise ConfigError(
-            "nothing was rehearsed, so there is no 'auto' to score; train with "
-            "--set adapt.rehearse=true, or name a method"
-        )
-
-    def adapt(chain: Chain) -> tuple[tuple[Chain, Predictor], DomainState]:
-        predictor, state = _adapt(subject, domain, chain, images)
-        return (chain, predictor), state
-
-    return adapt_by_choice(subject.trained, images, subject.plan.config.adapt, adapt)[0]
 
 
 def _adapt(
@@ -273,49 +264,46 @@ def _adapt(
 
 @dataclass
 class FeatureMemory:
-    """What a backbone makes of images that are to pass it again."""
+    """What a backbone makes of images, for when they are to pass it again."""
 
     backbone: Backbone
-    place: np.ndarray  # [images of a source]: of its features; -1 for images that pass once
-    features: Tensor  # [places, f]
+    images: np.ndarray  # their numbers in the source, ascending
+    features: Tensor  # [images, f]
     have: np.ndarray  # [images], bool
 
     def keep(self, images: np.ndarray, batch: Images) -> None:
-        places = self.place[images]
-        chosen = np.flatnonzero(places >= 0)
-        if len(chosen):
-            device = self.features.device
-            of, to = torch.from_numpy(chosen), torch.from_numpy(places[chosen])
-            features = batch.features(self.backbone).stored
-            self.features[sent(to, device)] = features[sent(of, device)]
-            self.have[images[chosen]] = True
+        places = np.searchsorted(self.images, images)
+        to = sent(torch.from_numpy(places), self.features.device)
+        self.features[to] = batch.features(self.backbone).stored
+        self.have[places] = True
+
+    def has(self, images: np.ndarray) -> np.ndarray:
+        there: np.ndarray = self.have[np.searchsorted(self.images, images)]
+        return there
 
     def recall(self, images: np.ndarray) -> Images:
         """Images that it has, as if they passed."""
-        places = sent(torch.from_numpy(self.place[images]), self.features.device)
-        features = self.features[places]
+        places = torch.from_numpy(np.searchsorted(self.images, images))
+        features = self.features[sent(places, self.features.device)]
         batch = Images(features, features.device)
         batch.keep(self.backbone, features)
         return batch
 
 
 def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMemory | None:
-    """A memory for images that are in several of the `passes` (rows each), where there are any and
-    it fits: an image of a long-tailed set then passes the network once."""
+    """A memory of images, where several of the `passes` (rows each) show the same ones and it fits:
+    an image of a long-tailed set then passes the network once."""
     backbone, image = subject.model.predictor.backbone, subject.source.image
-    times = np.zeros(int(image.max(initial=-1)) + 1, dtype=np.int64)
-    for rows in passes:
-        times[np.unique(image[rows])] += 1
-    shared = times > 1
-    count = int(shared.sum())
-    if not 0 < count * backbone.features * 4 <= MOST_REMEMBERED:
+    shown = [np.unique(image[rows]) for rows in passes]
+    images = np.unique(np.concatenate(shown)) if shown else np.zeros(0, dtype=np.int64)
+    shared = sum(map(len, shown)) > len(images)
+    if not shared or len(images) * backbone.features * 4 > MOST_REMEMBERED:
         return None
     try:
-        features = torch.empty(count, backbone.features, device=backbone.mean.device)
+        features = torch.empty(len(images), backbone.features, device=backbone.mean.device)
     except torch.OutOfMemoryError:
         return None
-    place = np.where(shared, np.cumsum(shared) - 1, -1)
-    return FeatureMemory(backbone, place, features, np.zeros(len(shared), dtype=bool))
+    return FeatureMemory(backbone, images, features, np.zeros(len(images), dtype=bool))
 
 
 def _passes(
@@ -325,7 +313,7 @@ def _passes(
     images = subject.source.image[rows]
     mine = np.arange(len(rows))[subject.world.share(len(rows))]
     if memory is not None:
-        there = memory.have[images[mine]]
+        there = memory.has(images[mine])
         for some in in_parts(mine[there]):
             if len(some):
                 yield some, memory.recall(images[some])
