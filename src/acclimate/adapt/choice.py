@@ -12,12 +12,12 @@ from acclimate.adapt.methods import Chain, chain_of, find_chain
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig
-from acclimate.core.text import count, percent, signed
+from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
-from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal, gain_text
 
 Result = TypeVar("Result")
 STRENGTH = 30.0  # of a Dirichlet prior, so that a handful of images does not run away
@@ -102,10 +102,9 @@ def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     sites = count(rehearsal.domains, "site")
     if chain != "none":
         promise = rehearsal.promise(chain, images)
-        error = "" if promise.error is None else f" ± {percent(promise.error)}"
         return (
-            f"{chain} was chosen by rehearsal on {sites}: {signed(promise.gain)}{error} points "
-            f"with {count(promise.n, 'image')}"
+            f"{chain} was chosen by rehearsal on {sites}: {gain_text(promise)} points with "
+            f"{count(promise.n, 'image')}"
         )
     later = [n for n, other in rehearsal.chosen.items() if other != "none" and n > images]
     if rehearsal.domains < ENOUGH_DOMAINS_TO_TELL:

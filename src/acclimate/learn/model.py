@@ -121,17 +121,14 @@ class Trained:
 
     def start(self, *, embedding: bool) -> Model:
         """The model to start from with the domain's embedding, or without it."""
-        predictor, phi, table, aware = (
-            self.predictor,
-            self.embedding,
-            self.table,
-            self.config.train.prior_aware,
-        )
+        known = self.label_prior, self.label_ratios
         if embedding and self.site is not None:
-            pair = PairHead(predictor.head, self.site.predictor, self.site.scale).eval()
-            predictor = Predictor(predictor.backbone, pair)
-            phi, table, aware = self.site.embedding, self.site.table, True
-        return Model(predictor, phi, table, aware, self.label_prior, self.label_ratios)
+            site = self.site
+            pair = PairHead(self.predictor.head, site.predictor, site.scale).eval()
+            predictor = Predictor(self.predictor.backbone, pair)
+            return Model(predictor, site.embedding, site.table, True, *known)
+        aware = self.config.train.prior_aware
+        return Model(self.predictor, self.embedding, self.table, aware, *known)
 
     @property
     def device(self) -> torch.device:

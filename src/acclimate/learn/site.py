@@ -31,6 +31,7 @@ from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import Backbone, Predictor, build_backbone
+from acclimate.learn.models.backbones import row_statistics
 from acclimate.learn.models.predictors import ConditionedHead, LinearHead, identity_backbone
 from acclimate.learn.objective import Objective
 
@@ -81,16 +82,9 @@ class Features:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
         built = build_backbone("mlp", in_features=width) if layers else identity_backbone(width)
-        built.set_statistics(*self._statistics())
+        rows = np.concatenate(self.domains)
+        built.set_statistics(*row_statistics(lambda: map(self.at, in_parts(rows))))
         return built.to(self.x.device)
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each feature over the domains' rows, in float64."""
-        parts = in_parts(rows := np.concatenate(self.domains))
-        none = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
-        mean = sum((self.at(part).double().sum(0) for part in parts), none) / len(rows)
-        apart = ((self.at(part).double() - mean).square().sum(0) for part in parts)
-        return mean.float(), (sum(apart, none) / len(rows)).sqrt().float()
 
     @cached_property
     def _counts(self) -> np.ndarray:

@@ -25,7 +25,6 @@ from acclimate.config import SiteConfig
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
 from acclimate.data.source import in_parts
-from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Output, Predictor
@@ -207,18 +206,13 @@ class HeldOutDomain:
         self.images = data.images[rows]
         self.x, self.y = fold.features.at(rows), fold.features.y[rows]
         self.sizes = sizes(len(np.unique(self.images)))
-        embeddings = {start: model.embedding for start, model in fold.models.items()}
-        self.phi = {start: phi.phi(self.x) for start, phi in embeddings.items() if phi is not None}
         every = np.arange(len(rows))
         self.logits = {start: self._start(start, every)[1].logits for start in fold.models}
 
     def _start(self, start: str, seen: np.ndarray) -> tuple[Predictor, Output]:
         """What a chain without methods makes of the images `seen`, and its output for all rows."""
-        state = None
-        if start in self.phi:
-            phi = self.phi[start]
-            state = DomainState.empty("", phi.shape[1]).updated(phi[seen])
-        predictor = self.fold.models[start].at(state)
+        images = Images(self.x[seen], self.x.device)
+        predictor, _ = adapt_model(self.fold.models[start], images, find_chain(start))
         return predictor, predictor(self.x)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ Whoever uses the features sees the whole batch, so that every loss and penalty i
 without micro-batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -110,6 +110,15 @@ class Backbone(nn.Module):
         self.mean.copy_(mean.view_as(self.mean))
         constant = std <= torch.finfo(torch.float32).eps * mean.abs()
         self.std.copy_(torch.where(constant, 1.0, std).view_as(self.std))
+
+
+def row_statistics(chunks: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [f] of the rows in all `chunks` [n, f], which is called for each pass."""
+    # In float64: a float32 sum over millions of rows drifts.
+    total = sum(len(chunk) for chunk in chunks())
+    mean = torch.stack([chunk.double().sum(0) for chunk in chunks()]).sum(0) / total
+    squares = [(chunk.double() - mean).square().sum(0) for chunk in chunks()]
+    return mean.float(), (torch.stack(squares).sum(0) / total).sqrt().float()
 
 
 # The engines of accelerated backbones, by the size of images. A copy may get other weights; it is
