@@ -27,11 +27,11 @@ def models(
     features: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Trained]:
     folder = tmp_path_factory.mktemp("models")
-    for condition in ("concat", "low-rank"):
+    for condition in ("concat", "film"):
         config = tiny("da-erm", test_domains=["site-3", "site-4"], **{"model.condition": condition})
         train(config, features, folder / condition, device="cpu")
     train(tiny("erm", test_domains=["site-3", "site-4"]), features, folder / "erm", device="cpu")
-    return {name: Trained.load(folder / name) for name in ("concat", "low-rank", "erm")}
+    return {name: Trained.load(folder / name) for name in ("concat", "film", "erm")}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def models(
     [
         ("concat", ["embedding"] * 4, True),
         ("concat", ["embedding", "embedding+prior", "embedding", "embedding+prior"], True),
-        ("low-rank", ["embedding"] * 4, False),
+        ("film", ["embedding"] * 4, False),
         ("concat", ["embedding", "embedding+t3a", "none", "prior"], False),
         ("erm", ["none", "prior", "prior", "prior"], True),
         ("erm", ["none", "t3a", "prior", "none"], False),

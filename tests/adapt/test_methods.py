@@ -198,14 +198,10 @@ def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
     posteriors, _ = gaussian_posteriors([0.6, 0.1, 0.3], 5000)
     target, _ = em_prior(torch.from_numpy(posteriors), UNIFORM.label_prior)
     images = Images(torch.from_numpy(np.log(posteriors)).float(), CPU)
-    head = ConditionedHead(3, 3, 3, 3, mu_dim=3)
+    head = ConditionedHead(3, 3, 3, 3, mu_dim=3, condition="bias")
     with torch.no_grad():
-        for layer, weight in (
-            (head.project, torch.eye(3)),
-            (head.first, torch.eye(3).repeat(1, 2)),
-            (head.last, torch.eye(3)),
-        ):
-            layer.weight.copy_(weight)
+        for layer in (head.project, head.first, head.last, head.condition.shift):
+            layer.weight.copy_(torch.eye(3))
         for layer in (head.project, head.first, head.last):
             layer.bias.zero_()
         head.first.bias.fill_(100.0)  # so that ReLU cuts nothing off
