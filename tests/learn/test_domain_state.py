@@ -112,23 +112,13 @@ def test_any_order_of_merging_equals_one_pass(
 
 
 @QUICK
-@given(
-    parts=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
-    seed=st.integers(0, 999),
-)
-def test_updates_and_removals_equal_one_pass_over_the_rest(
-    parts: list[tuple[int, bool]], seed: int
-) -> None:
-    rows = features(seed, sum(count for count, _ in parts) + 1)
-    state, kept, start = state_of(rows[:1]), [rows[:1]], 1
-    for count, remove_later in parts:
-        part = rows[start : start + count]
-        state, start = state.updated(torch.from_numpy(part)), start + count
-        if remove_later:
-            state = state.removed(torch.from_numpy(part))
-        else:
-            kept.append(part)
-    assert_matches(state, np.concatenate(kept))
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8), seed=st.integers(0, 999))
+def test_updates_equal_one_pass(sizes: list[int], seed: int) -> None:
+    rows = features(seed, sum(sizes))
+    state = DomainState.empty("m" * 64, DIM)
+    for part in np.split(rows, np.cumsum(sizes)):
+        state = state.updated(torch.from_numpy(part))
+    assert_matches(state, rows)
 
 
 @QUICK
@@ -145,19 +135,6 @@ def test_rescaling_equals_rescaled_features(before: int, after: int, seed: int) 
     assert state.rescaled(centre, spread).bound == pytest.approx(state.bound / spread, rel=1e-9)
 
 
-def test_no_more_images_come_out_than_went_in() -> None:
-    with refused(StateMismatch, "8", "7"):
-        state_of(features(1, 7)).removed(torch.zeros(8, DIM))
-
-
-def test_what_went_in_comes_out_to_the_last_digit() -> None:
-    """Sums of float32 features are float64 on the way in and on the way out."""
-    phi = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)) * 1e3
-    left = DomainState.empty("m", 2).updated(phi).removed(phi)
-    assert left.count == 0
-    assert not left.total.any() and not left.squares.any()
-
-
 def test_the_reach_of_two_states_by_hand() -> None:
     """Images at 0 and 2 lie within 1 of their mean, those at 10 and 14 within 2 of theirs, which is
     11 away: 13. The other way round it is 12, as the first mean stays the reference."""
@@ -166,16 +143,6 @@ def test_the_reach_of_two_states_by_hand() -> None:
     assert two.merged(one).reach == pytest.approx(1 + 11)
     empty = DomainState.empty("m", 1)
     assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
-
-
-def test_everything_out_and_new_images_in() -> None:
-    rows = features(2, 6)
-    state = state_of(rows).removed(torch.from_numpy(rows))
-    assert state.count == 0
-    fresh = features(3, 5) + 100
-    assert_matches(state.updated(torch.from_numpy(fresh)), fresh)
-    assert_matches(state.merged(state_of(fresh)), fresh)
-    assert_matches(state_of(fresh).merged(state), fresh)
 
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
@@ -237,21 +204,6 @@ def test_a_payload_that_does_not_add_up(turned: bool) -> None:
     stuck = with_payload("tent", mergeable=False, weight=torch.ones(2))
     states = [stuck, state_of(features(0, 2))]
     with refused(StateMismatch, "tent"):
-        states[turned].merged(states[not turned])
-
-
-OTHERS = {
-    "more": {"counts": torch.ones(2), "more": torch.ones(1)},
-    "longer": {"counts": torch.ones(3)},
-    "stretched by torch": {"counts": torch.ones(1)},
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-@pytest.mark.parametrize("turned", [False, True])
-def test_payloads_of_other_contents_are_not_added(other: dict[str, Tensor], turned: bool) -> None:
-    states = [with_payload("prior", counts=torch.ones(2)), with_payload("prior", **other)]
-    with refused(StateMismatch, "prior"):
         states[turned].merged(states[not turned])
 
 
@@ -380,8 +332,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
     "numbers": dict.fromkeys(("total", "squares", "reference"), FLAT[0]),
 }
-WORDS = {"kind": "model", "payloads": '{"prior": 1}', "count": "-1", "reach": "NaN"}
-WRONG |= {key: {key: value} for key, value in WORDS.items()}
+WORDS = {
+    "kind": ["model"],
+    "payloads": ['{"prior": 1}', "[]", "[" * 100_000],
+    "count": ["-1", "many", "1e999"],
+    "reach": ["NaN"],
+}
+WRONG |= {f"{key} {value:.9}": {key: value} for key in WORDS for value in WORDS[key]}
 
 
 def save_changed(path: Path, change: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,32 +169,11 @@ def digest(table: pa.Table, classes: Sequence[str]) -> str:
     for name in CORE:
         if name in table.column_names and table[name].null_count < table.num_rows:
             sha.update(name.encode())
-            _feed(name, sha, sha, table[name])
+            _feed(name, sha, table[name])
     return sha.hexdigest()
 
 
-class Content:
-    """The checksum of a manifest that comes in parts, however those are cut: its facts, the names
-    of its columns, and what its core columns hold."""
-
-    def __init__(self, facts: Mapping[str, Any], names: Sequence[str]) -> None:
-        self._known = json.dumps([facts, list(names)], sort_keys=True)
-        self._rows = 0
-        self._sums = {n: (hashlib.sha256(), hashlib.sha256()) for n in CORE if n in names}
-
-    def add(self, part: pa.Table) -> None:
-        """`part` has its core columns in their types."""
-        self._rows += part.num_rows
-        for name, sums in self._sums.items():
-            _feed(name, *sums, part[name])
-
-    def checksum(self) -> str:
-        sums = {n: [one.hexdigest() for one in both] for n, both in self._sums.items()}
-        whole = json.dumps([self._known, self._rows, sums], sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
+def _feed(name: str, sha: Any, column: pa.ChunkedArray) -> None:
     """Hash a column: the lengths of its cells, and their bytes."""
     if name == "features":
         for block in feature_blocks(column):
@@ -202,7 +181,7 @@ def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
         return
     column = column.cast(pa.large_binary())
     # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
-    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
+    sha.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
     for chunk in pc.fill_null(column, b"").chunks:
         _, offsets, data = chunk.buffers()
         if len(chunk) and data is not None:

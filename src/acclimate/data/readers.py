@@ -32,7 +32,7 @@ from acclimate.core.files import (
     require_regular,
     write_atomically,
 )
-from acclimate.data.columns import TEXT, Content, conform, encode, require_columns
+from acclimate.data.columns import TEXT, conform, encode, require_columns
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
@@ -64,7 +64,7 @@ IMAGE_EXTENSIONS = frozenset(
 _KINDS = ", ".join(sorted(IMAGE_EXTENSIONS))
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
-SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
+SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
 BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
@@ -314,22 +314,21 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(path: Path) -> tuple[pa.Table, Fields]:
     """The rows that `write_parts` wrote, in their types, and the facts beside them."""
     table, metadata = read_rows(path), _file_metadata(path)
-    try:
-        facts = parse_json(metadata.get(MANIFEST_KEY, b""))
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict) or "\0" in str(facts.get("root")):
+    said = metadata.get(MANIFEST_KEY, b"")
+    if metadata.get(SEAL_KEY) != _seal(said, table.column_names, table.num_rows):
         raise DamagedFile(path)
-    require_format(facts.get("version"), path)
+    facts = Fields(parse_json(said), path)
+    require_format(facts.values.get("version"), path)
     require_columns(table, path.name)
-    if "split" not in table.column_names:
+    if "split" not in table.column_names or "\0" in facts.text("root"):
         raise DamagedFile(path)
-    table = conform(table, path.name)
-    content = Content(facts, table.column_names)
-    content.add(table)
-    if content.checksum().encode() != metadata.get(SEAL_KEY):
-        raise DamagedFile(path)
-    return table, Fields(facts, path)
+    return conform(table, path.name), facts
+
+
+def _seal(facts: bytes, names: Sequence[str], rows: int) -> bytes:
+    """A checksum of what a Parquet file says of its content; pages have their own."""
+    whole = json.dumps([facts.decode("utf-8", "replace"), list(names), rows])
+    return hashlib.sha256(whole.encode()).hexdigest().encode()
 
 
 def _file_metadata(path: Path) -> dict[bytes, bytes]:
@@ -454,17 +453,17 @@ def write_parts(
         "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
         "domains": tuple(domains),
     }
-    schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
-    content = Content(json.loads(json.dumps(facts)), schema.names)
+    said = json.dumps(facts)
+    schema, rows = first.schema.with_metadata({MANIFEST_KEY: said}), 0
 
     def fill(file: Path) -> None:
-        # Pages have checksums of their own: columns that are not ours are guarded by those alone.
+        nonlocal rows
         options = {"compression": "zstd", "write_page_checksum": True}
         with pq.ParquetWriter(file, schema, **options) as writer:
             for part in chain([first], coming):
-                content.add(conform(part, path.name))
                 writer.write_table(part.cast(schema), row_group_size=1 << 16)
-            writer.add_key_value_metadata({SEAL_KEY: content.checksum()})
+                rows += part.num_rows
+            writer.add_key_value_metadata({SEAL_KEY: _seal(said.encode(), schema.names, rows)})
 
     write_atomically(path, fill)
 
