@@ -128,9 +128,9 @@ def test_empty_domain_folder_is_reported_and_survives_writing(pets: Path, tmp_pa
     manifest = Manifest.from_folder(pets)
     problem = "domain 'cartoon' has no images (add images or remove its folder)"
     assert manifest.domains == ("photo", "sketch")
-    assert manifest.problems() == [problem]
+    assert [*map(str, manifest.problems())] == [problem]
     manifest.write(tmp_path / "pets.parquet")
-    assert Manifest.read(tmp_path / "pets.parquet").problems() == [problem]
+    assert [*map(str, Manifest.read(tmp_path / "pets.parquet").problems())] == [problem]
     assert manifest.without_domains("cartoon").problems() == []
     assert len(manifest.rows(domain="cartoon")) == 0
 
@@ -146,9 +146,9 @@ def test_links_that_leave_the_root(tmp_path: Path) -> None:
     (root / "b/dog").symlink_to("../a/dog")
     (root / "b/dog/loop").symlink_to(root)
     manifest = Manifest.from_folder(root)
-    assert manifest.problems() == [
-        "file 'a/cat/4.jpg' is missing (restore the files or drop their rows)",
+    assert [*map(str, manifest.problems())] == [
         "file 'a/cat/2.jpg' leads out of the root (replace the symbolic link by what it points to)",
+        "file 'a/cat/4.jpg' is missing (restore the files or drop their rows)",
         "file 'b/cat/1.jpg' leads out of the root (replace the symbolic link by what it points to)",
     ]
     assert len(manifest) == 7
@@ -520,12 +520,12 @@ def test_roles() -> None:
     ("columns", "facts"),
     [
         ({"image": ["1", "1"]}, ["image '1'", "2 times as cat", "'a'", "'train'"]),
-        ({"label": [None, " ", "dog"]}, ["2 rows have no label", "first row 0"]),
-        ({"domain": ["a", ""]}, ["1 row has no domain", "first row 1"]),
+        ({"label": ["dog", None, ""]}, ["2 rows without label", "first row 1"]),
+        ({"domain": ["a", ""]}, ["1 row without domain", "first row 1"]),
         ({"label": ["cow", "cow"]}, ["'cow' of 2 rows", "class list"]),
         ({"domain": ["Site 1", "site_1"]}, ["'Site 1'", "'site_1'"]),
         ({"split": ["train", "validation"]}, ["'validation' of 1 row", "train, val or test"]),
-        ({"role": ["source", "source"]}, ["role 'source' of 2 rows", "train, val or test"]),
+        ({"role": ["source", "source"]}, ["role 'source'", "train, val or test"]),
         ({"role": ["train", None]}, ["domain 'a'", "none and train"]),
         ({"image": ["1", None]}, ["row 1 has no image"]),
         *(
@@ -542,13 +542,7 @@ def test_each_problem_is_found(columns: dict[str, list[object]], facts: list[str
     rows = len(next(iter(columns.values())))
     filled = {"image": [f"{i}.jpg" for i in range(rows)], **columns}
     (problem,) = of(filled).problems(check_files=False)
-    assert all(fact in problem for fact in facts)
-
-
-def test_class_listed_twice() -> None:
-    manifest = of({"image": ["1.jpg"]}, ("cat", "dog", "cat"))
-    (problem,) = manifest.problems(check_files=False)
-    assert "class 'cat'" in problem
+    assert all(fact in str(problem) for fact in facts)
 
 
 def test_all_problems_come_at_once_capped_by_kind(tmp_path: Path) -> None:

@@ -25,13 +25,14 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
+    from acclimate.data.columns import summaries
     from acclimate.data.duplicates import find_duplicates, sentences
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.inspection import rare_formats, sampled, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
-    problems = manifest.findings()
+    problems = manifest.problems()
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
@@ -44,7 +45,7 @@ def inspect(
     if json:
         facts = {
             **found.as_dict(),
-            "problems": [sentence for kind in problems for sentence in kind.sentences()],
+            "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
             "rare_formats": rare_formats(manifest),
@@ -54,8 +55,8 @@ def inspect(
         say_json(facts)
         return
     _show_domains(found)
-    for kind in problems:
-        say(f"problem: {kind.summary()}")
+    for line in summaries(problems):
+        say(f"problem: {line}")
     for line in (*rare_formats(manifest), *sentences(copies, str(data))):
         say(f"note: {line}")
     if tried:

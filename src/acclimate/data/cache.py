@@ -33,7 +33,6 @@ from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, DamagedFile
 from acclimate.core.files import clear_temporary, locked, write_error, write_json
 from acclimate.core.tensors import read_tensors, save_tensors
-from acclimate.data.images import vectorised
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import LOCK
 
@@ -226,7 +225,7 @@ def open_pack(
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
-    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, config.max_pixels]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, size, config.max_pixels]).encode())
     for place in order:
         digest.update(names[place])
     folder = root / digest.hexdigest()[:32]

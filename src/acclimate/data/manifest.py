@@ -18,7 +18,7 @@ from acclimate.data.columns import (
     BASE_IMAGE,
     GROUPS,
     SPLITS,
-    Finding,
+    Problem,
     conform,
     digest,
     encode,
@@ -28,6 +28,7 @@ from acclimate.data.columns import (
     image_codes,
     require_columns,
     seeded_splits,
+    summaries,
 )
 from acclimate.data.duplicates import joined, near_content
 
@@ -340,25 +341,18 @@ class Manifest:
     def _digest(self) -> str:
         return digest(self.table, self.classes)
 
-    def findings(self, *, check_files: bool = True) -> list[Finding]:
-        """Every problem, by kind."""
-        return find_problems(
-            self.table, self.classes, self.declared_domains, self.root, check_files=check_files
-        )
-
-    def problems(self, *, check_files: bool = True) -> list[str]:
-        """Every problem with its remedy, one sentence each."""
-        findings = self.findings(check_files=check_files)
-        return [sentence for finding in findings for sentence in finding.sentences()]
+    def problems(self, *, check_files: bool = True) -> list[Problem]:
+        """Every problem of the rows and, with `check_files`, of the files that they name."""
+        domains = self.declared_domains
+        found = find_problems(self.table, self.classes, domains, self.root, check_files=check_files)
+        return list(found)
 
     def check(self, *, check_files: bool = True) -> None:
         """Raise one ManifestError that names all problems, a few of each kind."""
-        findings = self.findings(check_files=check_files)
-        if findings:
-            several = sum(len(finding.problems) for finding in findings)
-            number = "a problem" if several == 1 else f"{several} problems"
-            listed = "; ".join(finding.summary() for finding in findings)
-            raise ManifestError(f"{self.source} has {number}: {listed}")
+        problems = self.problems(check_files=check_files)
+        if problems:
+            number = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise ManifestError(f"{self.source} has {number}: {'; '.join(summaries(problems))}")
 
 
 def image_counts(manifest: Manifest) -> dict[str, int]:

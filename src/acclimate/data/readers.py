@@ -3,7 +3,6 @@
 Nothing here judges the rows.
 """
 
-import codecs
 import hashlib
 import io
 import json
@@ -356,19 +355,14 @@ def _read_json_lines(path: Path) -> pa.Table:
 
 
 def _read_separated(path: Path) -> pa.Table:
-    """The rows of a .csv or .tsv file in UTF-8 or UTF-16, with the separator that its header uses;
-    core columns as text."""
-    content = path.read_bytes()
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = "UTF-16" if marked else "UTF-8"
+    """The rows of a .csv or .tsv file, with the separator that its header uses; core columns as
+    text."""
     try:
-        text = content.decode(encoding).removeprefix("\ufeff")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManifestError(
-            f"{path.name} is not {encoding} at byte {error.start}; save it as CSV (UTF-8)"
+            f"{path.name} is not UTF-8 at byte {error.start}; save it as CSV (UTF-8)"
         ) from None
-    if "\0" in text:
-        raise ManifestError(f"{path.name} holds NUL characters; save it as CSV (UTF-8)")
     header = text.lstrip().splitlines()[:1] or [""]
 
     def columns(mark: str) -> tuple[int, int]:
