@@ -13,7 +13,7 @@ import torch
 import incumbent
 from acclimate.config import DataConfig
 from acclimate.data.source import Quarantine, pack_images
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from speeds.bench import CEILING, NONE_KEPT, Bench, Row, one_batch, rate_of, say
 
 

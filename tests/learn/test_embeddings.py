@@ -28,7 +28,8 @@ from acclimate.learn.embeddings import EMBEDDINGS, Embedding, embed_rows, find_e
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.records import read
-from acclimate.runs.training import train, train_embedding
+from acclimate.rehearse.training import train
+from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags

@@ -19,8 +19,7 @@ from acclimate.paper.ablations.subsets import first_domains, thinned
 from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.ablations.verdict import Level, gap, verdict
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.conduct import Prepared
-from acclimate.sweep.driver import check_folder
+from acclimate.sweep.driver import SweepPlan, check_folder
 from acclimate.sweep.jobs import define
 from acclimate.sweep.settings import SweepConfig
 from fixtures.settings import TINY, as_flags
@@ -55,7 +54,7 @@ def rows_of(manifest: Manifest, domain: str) -> set[bytes]:
     return {manifest.features()[row].tobytes() for row in manifest.rows(domain=domain)}
 
 
-def of_values(study: Prepared) -> dict[str, Manifest]:
+def of_values(study: SweepPlan) -> dict[str, Manifest]:
     return {job.variant: study.manifests[job.dataset] for job in study.sweep.jobs}
 
 
@@ -194,7 +193,7 @@ def test_points_count_in_training_and_after(sites: Path, tmp_path: Path) -> None
     for label in ("8", "16", "32"):
         assert settings[label]["embedding.points"] == int(label)
         assert settings[label]["adapt.points"] == int(label)
-    assert study.places == {"sites": sites}
+    assert study.paths == {"sites": sites}
     axis = study.sweep.axis
     assert axis is not None
     assert axis.places == {"8": 8.0, "16": 16.0, "32": 32.0}
@@ -227,12 +226,12 @@ def test_built_data_are_written_once_and_found_again(sites: Path, tmp_path: Path
     out = tmp_path / "out"
     study = prepare(asked("domains", sites, out))
     write_data(study, out)
-    stamps = {path: path.stat().st_mtime_ns for path in study.places.values()}
-    for name, path in study.places.items():
+    stamps = {path: path.stat().st_mtime_ns for path in study.paths.values()}
+    for name, path in study.paths.items():
         assert path.stem == name
         assert Manifest.read(path).digest() == study.manifests[name].digest()
     write_data(prepare(asked("domains", sites, out)), out)
-    assert {path: path.stat().st_mtime_ns for path in study.places.values()} == stamps
+    assert {path: path.stat().st_mtime_ns for path in study.paths.values()} == stamps
     # Data of one's own stay where they are.
     write_data(prepare(asked("points", sites, tmp_path / "two", values=("4", "8"))), tmp_path)
     assert not (tmp_path / "two").exists()
@@ -433,7 +432,7 @@ def test_an_ablation_from_end_to_end(cli: Any, sites: Path, tmp_path: Path) -> N
     assert str(code).startswith(f"error: {out} holds another sweep (")
 
 
-def draws_of(study: Prepared) -> dict[tuple[str, int], str]:
+def draws_of(study: SweepPlan) -> dict[tuple[str, int], str]:
     """(value, trial) -> digest of the data that its jobs run on, which all of them share."""
     found: dict[tuple[str, int], set[str]] = {}
     for job in study.sweep.jobs:
@@ -483,7 +482,7 @@ def test_one_draw_for_all_trials_has_the_jobs_it_always_had(sites: Path, tmp_pat
 def test_data_of_ones_own_are_not_drawn(sites: Path, tmp_path: Path) -> None:
     study = prepare(asked("points", sites, tmp_path, values=("8", "16")))
     assert set(draws_of(study).values()) == {Manifest.read(sites).digest()}
-    assert study.places == {"sites": sites}
+    assert study.paths == {"sites": sites}
 
 
 def test_digits_are_other_digits_in_each_trial(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from acclimate.paper.recipes.data_sets import DATA_SETS, STAND_IN, find, stand_i
 from acclimate.paper.recipes.plan import Wanted, ready
 from acclimate.paper.recipes.table import RECIPES, SMALL_SCALE
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep import conduct
+from acclimate.sweep import launchers
 from acclimate.sweep.worker import Task, TaskResult, perform
 from fixtures.settings import TINY, as_flags
 
@@ -76,7 +76,9 @@ def test_every_recipe_runs_small(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe, out = RECIPES[name], tmp_path / "out"
-    monkeypatch.setattr(conduct, "chosen_launcher", lambda options: lambda folder: InThisProcess())
+    monkeypatch.setattr(
+        launchers, "chosen_launcher", lambda options: lambda folder: InThisProcess()
+    )
     asked: list[object] = ["reproduce", name, "--small", "--json", *FASTER]
     asked += ["--out", out, "--max-parallel", 1]
     fewer = FEWER.get(name, ())
@@ -198,7 +200,7 @@ def test_full_scale_runs_with_the_papers_settings(tmp_path: Path) -> None:
             assert job.config["train"]["epochs"] == preset["train.epochs"]
             assert job.config["adapt"]["points"] == preset["adapt.points"]
             assert job.config["model"]["head"] == "linear"
-        assert {data_name(path) for path in found.plan.places.values()} == {found.part.name}
+        assert {data_name(path) for path in found.plan.paths.values()} == {found.part.name}
 
 
 @pytest.mark.parametrize("name", ["figure-4b", "figure-4c", "figure-4d"])

@@ -23,10 +23,11 @@ from acclimate.data.source import Images, Quarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.loop import save_checkpoint
 from acclimate.runs.plan import choose_model, make_plan
-from acclimate.runs.training import train, train_embedding
+from acclimate.runs.training import train_embedding
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
@@ -50,17 +51,6 @@ def frozen(tiny: Callable[..., RunConfig], weights: Path) -> Callable[..., RunCo
         return tiny(algorithm, **{**own, "model.freeze": "backbone", **changes})
 
     return make
-
-
-def test_phi_takes_the_weights_of_the_run_erm(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    """The run's own weights have the frozen backbone's among them, which Φ does not take."""
-    config, data = frozen(**{"embedding.name": "mean"}), Manifest.from_folder(tree)
-    train(frozen("erm"), data, tmp_path / "erm")
-    own = train_embedding(config, data, tmp_path / "own")
-    taken = train_embedding(config, data, tmp_path / "taken", erm=tmp_path / "erm")
-    assert taken.read_bytes() == own.read_bytes()
 
 
 @pytest.mark.parametrize("algorithm", ["da-erm", "erm"])

@@ -17,7 +17,7 @@ from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.batches import Batch
+from acclimate.data.batches import Batch, label_prior
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource, Images
 from acclimate.learn.algorithms.erm import ERM
@@ -32,6 +32,7 @@ from acclimate.records.metrics import metric_values
 from acclimate.records.predictions import COLUMNS, Predictions
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal
+from acclimate.rehearse.training import train
 from acclimate.runs import scoring
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import (
@@ -45,7 +46,6 @@ from acclimate.runs.scoring import (
     state_of,
     validate,
 )
-from acclimate.runs.training import train
 from fixtures.errors import refused
 
 Tiny = Callable[..., RunConfig]
@@ -368,7 +368,7 @@ def test_the_label_prior_counts_every_domain_equally(tiny: Tiny) -> None:
     X = np.arange(20, dtype=np.float32).reshape(10, 2)
     domains, splits = ["large"] * 8 + ["small"] * 2, ["train"] * 10
     plan = make_plan(tiny("erm"), Manifest.from_arrays(X, labels, domains, splits=splits))
-    assert plan.label_prior().tolist() == [0.75, 0.25]
+    assert label_prior(plan.label_counts).tolist() == [0.75, 0.25]
 
 
 def test_step_b_sees_each_domain_with_its_own_embedding(

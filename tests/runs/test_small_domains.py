@@ -9,11 +9,10 @@ import numpy as np
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
-from acclimate.runs.training import train
 from acclimate.sweep.definition import gather
-from acclimate.sweep.jobs import count as runs_by_rule
 from acclimate.sweep.jobs import define, notes
 from acclimate.sweep.settings import SweepConfig
 from fixtures.errors import refused
@@ -86,7 +85,7 @@ def test_a_sweep_has_no_jobs_for_domains_that_are_left_out() -> None:
     assert notes(config, data) == [
         "left out 3 domains with fewer than 3 images: also-one (1), one (1), two (2)"
     ]
-    assert runs_by_rule(config, data)["training-domains"] == len(sweep.jobs) == 8
+    assert len(sweep.jobs) == 8
     for job in sweep.jobs:
         planned = make_plan(from_dict(RunConfig, job.config, where=""), data["sites"])
         assert len(planned.train_domains) == 3 and planned.test_domains == job.held_out

@@ -45,7 +45,13 @@ def test_the_device_decides_and_the_jobs_say_so(settings: dict[str, Any], tree: 
     assert not {job.id for job in here.jobs} & {job.id for job in there.jobs}
 
 
-def test_machines_out_of_sight_decide_nothing() -> None:
+def test_machines_out_of_sight_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert LaunchOptions(launcher="ray").trained_on == "auto"
+    assert LaunchOptions(launcher="ray", ray_address="there:1").trained_on is None
+    assert LaunchOptions(launcher="slurm", slurm_cluster="local").trained_on == "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "there:1")
+    assert LaunchOptions(launcher="ray").trained_on is None
     assert LaunchOptions(device="cpu").trained_on == "cpu"
     assert LaunchOptions(launcher="slurm").trained_on is None
     assert LaunchOptions(launcher="slurm", device="cpu").trained_on == "cpu"

@@ -11,18 +11,16 @@ from acclimate.config import RunConfig, from_dict, nested
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.report.export import to_dict
 from acclimate.report.figures.search import tried
 from acclimate.report.sentences import notes
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep
 from acclimate.results.runs import Key
-from acclimate.results.selection import candidates, select
+from acclimate.results.selection import candidates
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.training import train
-from acclimate.sweep.cards import write_cards
-from acclimate.sweep.conduct import choose
 from acclimate.sweep.contenders import contenders
 from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import define
@@ -119,16 +117,6 @@ def test_every_method_has_a_row_with_its_own_choice_and_test(swept: tuple[Path, 
     values = to_dict(report)
     chosen = {(one["algorithm"], one["method"]) for one in values["choices"]["validation-domains"]}
     assert ("da-erm", "embedding+prior") in chosen and ("erm", "prior") in chosen
-
-
-def test_the_choices_and_the_cards_name_the_method(swept: tuple[Path, Sweep]) -> None:
-    folder, sweep = swept
-    chosen = choose(folder, sweep)
-    assert None not in chosen["validation-domains"].values()
-    paths = write_cards(folder, sweep, select(candidates(folder, sweep), sweep.rule), sweep.rule)
-    text = "\n".join(path.read_text() for path in paths)
-    assert "For site-0, used by prior, trial 0: draw " in text
-    assert "used by none" in text and "used by embedding" in text
 
 
 def test_evaluating_such_a_run_scores_by_its_methods_again(

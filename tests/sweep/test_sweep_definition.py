@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,10 @@ from acclimate.core.errors import (
 )
 from acclimate.data.manifest import Manifest
 from acclimate.learn.algorithms import ALGORITHMS, choose
-from acclimate.records.folder import RunFolder
 from acclimate.results.protocol import Axis, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.identity import embedding_identity
 from acclimate.runs.plan import make_plan
-from acclimate.sweep.conduct import time_left
 from acclimate.sweep.contenders import contenders, draw, parse_range, parse_search, ranges
 from acclimate.sweep.definition import (
     data_name,
@@ -39,8 +36,7 @@ from acclimate.sweep.definition import (
     read_definition,
     scored_groups,
 )
-from acclimate.sweep.driver import Queue
-from acclimate.sweep.jobs import count, define, notes
+from acclimate.sweep.jobs import define, notes
 from acclimate.sweep.settings import SweepConfig
 from fixtures.errors import refused
 from fixtures.settings import TINY
@@ -609,7 +605,6 @@ class TestJobs:
         }
         assert sweep.axis == axis
         assert sweep.title == "all, three"
-        assert count(config, data, data_of_variant=own)["oracle"] == 7
         assert len(define(config, data).jobs) == 7  # without, there is one line on both
 
     def test_equal_variants_stay_two(self) -> None:
@@ -641,7 +636,8 @@ class TestJobs:
         sweep = defined(trials=5, draws=5, rule="leave-one-out", algorithms=("erm", "da-erm"))
         assert len(sweep.jobs) == 500
         assert len(planned) == 20
-        assert [one["check_files"] for one in planned] == [True, *[False] * 19]
+        # Images are opened once for plain models and once for adaptive ones.
+        assert sum(one["check_files"] for one in planned) == 2
 
     def test_notes(self) -> None:
         assert notes(sweep_config(), {}) == []
@@ -649,35 +645,13 @@ class TestJobs:
         assert "erm" in said
 
 
-class TestCount:
-    def test_by_hand(self) -> None:
-        config = sweep_config(draws=3, trials=2)
-        assert count(config, {"pacs": arrays()}) == {
-            "training-domains": 2 * 2 * 3 * 4,
-            "leave-one-out": 2 * 2 * 3 * (4 + 6),
-            "k-fold": 2 * 2 * 3 * (4 + 6),
-            "oracle": 2 * 2 * 3 * 4,
-        }
-        with_val = count(replace(config, val_domains=("art",)), {"pacs": arrays()})
-        assert with_val["validation-domains"] == 2 * 2 * 3 * 3
-
-    def test_with_one_draw_there_is_nothing_to_choose(self) -> None:
-        counts = count(sweep_config(), {"pacs": arrays()})
-        assert set(counts.values()) == {2 * 4}
-
-    @pytest.mark.parametrize("rule", ["training-domains", "leave-one-out", "k-fold", "oracle"])
-    @pytest.mark.parametrize("draws", [1, 3])
-    def test_equals_the_jobs(self, rule: str, draws: int) -> None:
-        config = sweep_config(rule=rule, draws=draws)
-        data = {"pacs": arrays()}
-        found = count(config, data)[rule]
-        pairs = 6 if draws > 1 and rule in ("leave-one-out", "k-fold") else 0
-        assert found == len(define(config, data).jobs) == 2 * draws * (4 + pairs)
-
-    def test_rules_that_do_not_fit_are_left_out(self) -> None:
-        manifest = with_roles(arrays(), sketch="test")
-        counts = count(sweep_config(draws=2), {"pacs": manifest})
-        assert counts == {"training-domains": 4, "leave-one-out": 4 + 12, "oracle": 4}
+@pytest.mark.parametrize("rule", ["training-domains", "leave-one-out", "k-fold", "oracle"])
+@pytest.mark.parametrize("draws", [1, 3])
+def test_jobs_of_each_rule(rule: str, draws: int) -> None:
+    """With one draw there is nothing to choose, and no pairs are run."""
+    pairs = 6 if draws > 1 and rule in ("leave-one-out", "k-fold") else 0
+    sweep = defined(rule=rule, draws=draws, trials=2)
+    assert len(sweep.jobs) == 2 * 2 * draws * (4 + pairs)
 
 
 class TestErrors:
@@ -800,28 +774,3 @@ class TestErrors:
     def test_the_same_data_twice(self) -> None:
         with refused(ConfigError, "'a'", "'b'"):
             define(sweep_config(), {"a": arrays(), "b": arrays()})
-
-
-def test_the_time_left_is_learned_from_finished_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Per algorithm; one without any takes the mean of the others, and so does Φ. What failed or is
-    blocked is not counted."""
-    sweep = defined(algorithms=("erm", "coral", "da-erm"), settings=TINY)
-    ids = {(job.algorithm, job.groups[0][0]): job.id for job in sweep.jobs}
-    states: dict[str, Any] = dict.fromkeys(ids.values(), "waiting")
-    states |= dict.fromkeys((phi.id for phi in sweep.embeddings), "waiting")
-    assert time_left(tmp_path, sweep, Queue(sweep, states), 2) is None
-    seconds = {("erm", "art"): 10.0, ("erm", "photo"): 20.0, ("da-erm", "art"): 35.0}
-    states |= dict.fromkeys((ids[key] for key in seconds), "done")
-    states[ids["coral", "art"]] = "failed"
-    by_id = {ids[key]: took for key, took in seconds.items()}
-    monkeypatch.setattr(
-        RunFolder, "finished", property(lambda self: SimpleNamespace(seconds=by_id[self.path.name]))
-    )
-    # erm 15 each, da-erm 35, coral and Φ (15 + 35) / 2; a Φ that no run needs is done.
-    left = 2 * 15 + 3 * 25 + 3 * 35 + 3 * 25
-    assert time_left(tmp_path, sweep, Queue(sweep, states), 2) == left / 2
-    phi = next(job.needs for job in sweep.jobs if job.id == ids["da-erm", "photo"])
-    failed = {**states, str(phi): "failed"}
-    assert time_left(tmp_path, sweep, Queue(sweep, failed), 1) == left - 35 - 25

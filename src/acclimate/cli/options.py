@@ -25,7 +25,7 @@ MethodSettings = Annotated[
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try failed jobs again.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the runs and the time they take; write nothing.")
+    bool, typer.Option("--dry-run", help="Show the runs and what is left of them; write nothing.")
 ]
 
 
@@ -115,13 +115,4 @@ def _flag(name: str) -> str:
     return "--set" if name == "settings" else f"--{name.replace('_', '-')}"
 
 
-def _launch_options(**given: Any) -> LaunchOptions:
-    """Where jobs run. A mistake shows now, before any data are read."""
-    from acclimate.sweep.launchers import chosen_launcher
-
-    options = LaunchOptions(**given)
-    chosen_launcher(options)
-    return options
-
-
-launch_options = flags_of(settings_of(LaunchOptions()), make=_launch_options)
+launch_options = flags_of(settings_of(LaunchOptions()), make=LaunchOptions)

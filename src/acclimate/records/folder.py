@@ -33,7 +33,7 @@ MODEL = "model.json"  # everything needed to load the weights; its digest of the
 WEIGHTS = "model.safetensors"
 DOMAINS = "domains.safetensors"  # μ, σ² and n of every domain, for reports
 REHEARSAL = "rehearsal.json"  # what adaptation did at held-out domains, and what follows
-CARD = "MODEL_CARD.md"  # of a run that a sweep chose, and of a folder that travels
+CARD = "MODEL_CARD.md"  # of a folder that travels
 LABELS = "labels.json"  # labels that are no text, in the order of their values
 SITE = "site.safetensors"  # of a folder with one domain's classifier
 EXAMPLE = "predict.py"  # of a folder that travels
@@ -148,10 +148,6 @@ class RunFolder:
         """What a rehearsal measured; None where there was none."""
         path = self.path / REHEARSAL
         return stored(path) if path.exists() else None
-
-    @property
-    def card(self) -> Path:
-        return self.path / CARD
 
     def checkpoint(self, phase: str) -> Path:
         return self.path / CHECKPOINT.format(phase=phase)
@@ -277,21 +273,17 @@ class RunFolder:
         for path in (*self.checkpoints(), *self.all_best()):
             path.unlink(missing_ok=True)
 
-    def prune(self) -> int:
-        """Delete the weights, and say so; the bytes that this frees."""
+    def prune(self) -> None:
+        """Delete the weights, and write down first that they were deleted."""
         weights = (self.path / WEIGHTS, self.phi)
         paths = [path for path in weights if path.exists()]
         if not paths:
-            return 0
+            return
         time = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {"time": time, "deleted": [path.name for path in paths]}
         write_document(self.path / PRUNED, facts)
-        freed = 0
         for path in paths:
-            size, links = path.stat().st_size, path.stat().st_nlink
-            freed += size if links == 1 else 0  # another name may keep the bytes
             path.unlink()
-        return freed
 
     def settled(self, config: RunConfig) -> RunConfig:
         """`config` with what a run that began here decided by its device, wherever it goes on."""

@@ -3,5 +3,4 @@
 definition.py  what a sweep is asked to be and which domains it holds out (settings.py: its fields)
 jobs.py        the list of its jobs, checked; contenders.py: their settings and random draws
 driver.py      runs the jobs that are left; worker.py: one of them; launchers/: where they run
-conduct.py     from a definition to choices: run, choose among the runs, keep the chosen (cards.py)
 """

@@ -1,13 +1,14 @@
 """Runs every job of a sweep that is not done, whatever happens on the way.
 
 What is done, the disk alone says: each job's folder, its failure, and a lock that its worker holds.
-So the driver can be killed at any moment and started again, and finds its place.
+So the driver can be killed at any moment and started again, and finds its place. Where that is
+asked for, the weights of runs that were not chosen are deleted at the end.
 """
 
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Literal
 
 from acclimate.config import flat
 from acclimate.core.errors import SweepError, WriteError
-from acclimate.core.files import clear_temporary
-from acclimate.records.folder import RunFolder, holds_something
+from acclimate.core.files import clear_temporary, write_document
+from acclimate.data.manifest import Manifest
+from acclimate.records.folder import RunFolder, holds_something, is_pruned
+from acclimate.results.material import Labels
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
+from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import Failure, State, SweepFolder
 from acclimate.sweep.launchers import Died, Launch, Launcher
 from acclimate.sweep.worker import Task, TaskResult, note_failure
@@ -27,12 +31,21 @@ TICK = 0.5  # seconds between two calls of the listener
 Place = Literal["waiting", "running", "done", "failed", "blocked"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """A sweep with its data, and what is to be said of it before it starts."""
+
+    sweep: Sweep
+    manifests: Mapping[str, Manifest]  # by the name of the data set
+    paths: Mapping[str, Path]  # where workers find the same data
+    notes: Sequence[str] = ()
+
+
 class Queue:
     """Each job's place, and which comes next. Knows nothing of disks or processes.
 
-    Embeddings come first: they unlock others; then the runs that embeddings are made of. Jobs that
-    need none fill the slots meanwhile; those whose embedding failed are blocked. An embedding whose
-    run failed learns its own weights.
+    Embeddings come first: they unlock others. Jobs that need none fill the slots meanwhile; those
+    whose embedding failed are blocked.
     """
 
     def __init__(
@@ -49,11 +62,9 @@ class Queue:
         needed = {job.needs for job in sweep.jobs if self.states[job.id] == "waiting"}
         for phi in sweep.embeddings:  # one that no unfinished job needs is of no interest
             self.states[phi.id] = place(phi.id) if phi.id in needed else "done"
-        self._phis = {phi.id: phi.needs for phi in sweep.embeddings}
-        self._needs = {job.id: job.needs for job in sweep.jobs} | self._phis
-        awaited = {need for id, need in self._phis.items() if self.states[id] == "waiting"}
-        runs = sorted((job.id for job in sweep.jobs), key=lambda id: id not in awaited)
-        self._order = [*self._phis, *runs]
+        self._phis = {phi.id for phi in sweep.embeddings}
+        self._needs = {job.id: job.needs for job in sweep.jobs}
+        self._order = [phi.id for phi in sweep.embeddings] + list(self._needs)
         self._not_before: dict[str, float] = {}
         for id in self._phis:
             if self.states[id] == "failed":
@@ -92,11 +103,8 @@ class Queue:
     def _ready(self, id: str, now: float) -> bool:
         if self.states[id] != "waiting" or self._not_before.get(id, now) > now:
             return False
-        need = self._needs[id]
-        if need is None:
-            return True
-        ended = ("done", "failed") if id in self._phis else ("done",)
-        return self.states[need] in ended
+        embedding = self._needs.get(id)
+        return embedding is None or self.states[embedding] == "done"
 
     def _block(self, embedding: str) -> None:
         for job in self.sweep.jobs:
@@ -129,6 +137,59 @@ class Tally:
     done: int  # altogether
     failures: tuple[Failure, ...]
     blocked: tuple[str, ...]
+
+
+def conduct(
+    folder: Path,
+    plan: SweepPlan,
+    launch: Launch,
+    *,
+    retry_failed: bool = False,
+    extend: bool = False,
+    listener: Listener = silent,
+) -> Tally:
+    """Run what is left of a planned sweep, and keep what a report needs of its data."""
+    tally = run_sweep(
+        folder,
+        plan.sweep,
+        plan.paths,
+        launch=launch,
+        retry_failed=retry_failed,
+        extend=extend,
+        listener=listener,
+    )
+    for data in plan.sweep.datasets:
+        path = SweepFolder(folder).labels_file(data.digest)
+        if not path.exists():
+            write_document(path, asdict(Labels.of(data.name, plan.manifests[data.name])))
+    return tally
+
+
+def prune(folder: Path, sweep: Sweep) -> str:
+    """Delete the weights of all runs but those that the sweep's rule chooses, and every shared Φ,
+    of which each kept run has its own copy. Records stay, so that tables do not change.
+
+    Returns why nothing was deleted, or "".
+    """
+    here = SweepFolder(folder)
+    if any(here.job_state(job.id) != "done" for job in sweep.jobs):
+        return "nothing is pruned before every job is done"
+    chosen = set()
+    for choice in select(candidates(folder, sweep), sweep.rule, expected=sweep.jobs):
+        if choice.run is None:
+            return f"nothing is pruned, as {sweep.rule} cannot choose: {choice.reason}"
+        if is_pruned(here.run(choice.run).path):
+            return (
+                f"nothing is pruned, as the weights of the chosen {choice.run} were pruned before; "
+                f"delete its folder and repeat the sweep to have them again"
+            )
+        chosen.add(choice.run)
+    for job in sweep.jobs:
+        if job.id not in chosen:
+            here.run(job.id).prune()
+    for phi in sweep.embeddings:
+        here.embedding(phi.id).prune()
+    return ""
 
 
 def run_sweep(
@@ -241,7 +302,7 @@ class _Session:
             data=str(self.data[job.data].resolve()),
             digest=self.sweep.dataset(job.data).digest,
             config=job.config,
-            needs=job.needs,
+            needs=job.needs if isinstance(job, Job) else None,
         )
 
     def _handle_end(self, id: str, end: TaskResult | Died) -> None:

@@ -4,20 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings import FromERM, find_embedding
 from acclimate.learn.models import build_backbone
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
-    RULES,
     Axis,
     DataSet,
     EmbeddingJob,
@@ -28,7 +23,6 @@ from acclimate.results.protocol import (
     job_name,
 )
 from acclimate.runs.identity import (
-    baseline_identity,
     embedding_identity,
     json_digest,
     weights_digest,
@@ -67,14 +61,17 @@ def define(
     _refuse_other_groups(config, large, drawn, held, rule)
     cells = [
         _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
-        for name, groups, contender in _combined(held, competing, own_data)
+        for name, all_groups in held.items()
+        for groups in all_groups
+        for contender in competing
+        if own_data.get(contender.variant, name) == name
     ]
     jobs = list(_jobs(config, cells, rule, manifests, device))
     _check_runs(jobs, manifests)
     embeddings, jobs = _with_embeddings(config, jobs, every, large)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
-    sweep = Sweep(
+    return Sweep(
         title=config.title or ", ".join(name for name in datasets if name in used),
         rule=rule,
         baseline=config.baseline,
@@ -84,46 +81,6 @@ def define(
         axis=axis,
         draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
-    return with_baselines(sweep)
-
-
-def count(
-    config: SweepConfig,
-    manifests: Mapping[str, Manifest],
-    *,
-    data_of_variant: Mapping[str, str] | None = None,
-) -> dict[str, int]:
-    """The runs that each selection rule would take for this sweep; rules that do not fit the data
-    are left out."""
-    own_data = data_of_variant or {}
-    competing = contenders(config, own_data)
-    large, _ = large_enough(config, manifests)
-    counts = {}
-    for rule in RULES:
-        try:
-            rule_of(replace(config, rule=rule), large)
-            held = {name: held_out(config, data, rule) for name, data in large.items()}
-        except ConfigError:
-            continue
-        runs = (
-            _draws(one, groups, rule) for _, groups, one in _combined(held, competing, own_data)
-        )
-        counts[rule] = config.trials * sum(runs)
-    return counts
-
-
-def _combined(
-    held: Mapping[str, list[tuple[Group, ...]]],
-    competing: Sequence[Contender],
-    own_data: Mapping[str, str],
-) -> Iterator[tuple[str, tuple[Group, ...], Contender]]:
-    """Each contender on each data set and what is held out of it; a variant that has data of its
-    own, on those alone."""
-    for name, all_groups in held.items():
-        for groups in all_groups:
-            for one in competing:
-                if own_data.get(one.variant, name) == name:
-                    yield name, groups, one
 
 
 def notes(
@@ -258,26 +215,6 @@ def _with_embeddings(
     return list(found.values()), placed
 
 
-def with_baselines(sweep: Sweep) -> Sweep:
-    """Where a Φ is made of an ERM model and a job trains the very same one, that job's."""
-
-    def training(job: Job | EmbeddingJob) -> str:
-        run = from_dict(RunConfig, job.config, where=job.id)
-        return json_digest(baseline_identity(run, sweep.dataset(job.data).digest))
-
-    def of_erm(phi: EmbeddingJob) -> bool:
-        return issubclass(find_embedding(phi.config["embedding"]["name"]).build, FromERM)
-
-    if not any(map(of_erm, sweep.embeddings)):
-        return sweep
-    known = {training(job): job.id for job in sweep.jobs if job.algorithm == "erm"}
-    embeddings = (
-        replace(phi, needs=known.get(training(phi))) if of_erm(phi) else phi
-        for phi in sweep.embeddings
-    )
-    return replace(sweep, embeddings=tuple(embeddings))
-
-
 def _refuse_equal_names(jobs: list[Job]) -> None:
     first: dict[str, Job] = {}
     for job in jobs:
@@ -292,9 +229,6 @@ def _refuse_equal_names(jobs: list[Job]) -> None:
 def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
     """That every run could start, found out now rather than after hours of others' work: plan
     every run that differs in what plans look at, and build every backbone once."""
-    # A plan opens images to learn their size. Once per data set, its settings and backbone is
-    # enough; for other held-out domains the rows alone decide.
-    rows_only = {name: _without_images(manifest) for name, manifest in manifests.items()}
     seen: set[tuple[object, ...]] = set()
     for job in jobs:
         settings, manifest = job.config, manifests[job.data]
@@ -307,13 +241,14 @@ def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
             *(settings["embedding"]["name"], settings["adapt"]["source"]),
             *(settings["data"]["unseen_classes"], settings["train"]["domains_per_step"]),
         )
-        if images not in seen:
-            plan = _plan(job, manifest, check_files=("files", job.data) not in seen)
-            if network not in seen:
-                _check_backbone(plan, manifest)
-        elif rows not in seen:
-            _plan(job, rows_only[job.data], check_files=False)
-        seen |= {network, images, rows, ("files", job.data)}
+        if {images, rows} <= seen:
+            continue
+        # Images are opened once per data set, its settings and backbone: for other held-out
+        # domains the rows alone decide.
+        plan = _plan(job, manifest, check_files=images not in seen)
+        if network not in seen:
+            _check_backbone(plan, manifest)
+        seen |= {network, images, rows}
 
 
 def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
@@ -328,17 +263,6 @@ def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
             f"cross-validation also holds out {together} together, and then {error}; "
             f"or choose the rule training-domains, which holds out one group at a time"
         ) from None
-
-
-def _without_images(manifest: Manifest) -> Manifest:
-    """The rows with the names of their images and nothing in them, for plans that need not look
-    at images."""
-    columns = ("label", "domain", "split", "role")
-    names = [name for name in columns if name in manifest.table.column_names]
-    blank = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(manifest), np.float32)), 1)
-    table = manifest.table.select(names).append_column("features", blank)
-    numbers = pa.array(manifest.image_ids).cast(pa.string())
-    return replace(manifest, table=table.append_column("image", numbers))
 
 
 def _check_backbone(plan: Plan, manifest: Manifest) -> None:

@@ -27,9 +27,9 @@ from acclimate.paper.ablations.table import (
     find_ablation,
 )
 from acclimate.results.protocol import Axis, Sweep
-from acclimate.sweep.conduct import Prepared
 from acclimate.sweep.definition import ROLES
-from acclimate.sweep.jobs import define, with_baselines
+from acclimate.sweep.driver import SweepPlan
+from acclimate.sweep.jobs import define
 from acclimate.sweep.settings import SweepConfig
 
 
@@ -52,7 +52,7 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested
 
 
-def prepare(asked: Asked) -> Prepared:
+def prepare(asked: Asked) -> SweepPlan:
     """Check everything, build the data in memory, and list the runs; nothing is written."""
     ablation = find_ablation(asked.name)
     _refuse_own(asked, ablation)
@@ -83,8 +83,7 @@ def prepare(asked: Asked) -> Prepared:
     }
     axis = Axis(label=ablation.label, places=places)
     sweep = _defined(config, sets, axis)
-    runs = {sweep.rule: len(sweep.jobs)}
-    return Prepared(sweep, sets.manifests, sets.places, runs, sets.notes)
+    return SweepPlan(sweep=sweep, manifests=sets.manifests, paths=sets.places, notes=sets.notes)
 
 
 def _defaults(asked: Asked) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
         )
     jobs = sorted((job for part in parts for job in part.jobs), key=lambda job: job.trial)
     embeddings = tuple(found for part in parts for found in part.embeddings)
-    return with_baselines(replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings))
+    return replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings)
 
 
 def _base(asked: Asked, ablation: Ablation) -> Base:
@@ -327,9 +326,9 @@ def built_place(out: Path, name: str, manifest: Manifest) -> Path:
     return out / "data" / manifest.digest()[:8] / f"{name}.parquet"
 
 
-def write_data(study: Prepared, out: Path) -> None:
+def write_data(study: SweepPlan, out: Path) -> None:
     """The data that were built for the study, below `out`; what is there already stays."""
-    for name, path in study.places.items():
+    for name, path in study.paths.items():
         if path.is_relative_to(out / "data") and not _holds(path, study.manifests[name]):
             study.manifests[name].write(path)
 

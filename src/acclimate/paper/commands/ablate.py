@@ -13,7 +13,8 @@ from acclimate.sweep.settings import LaunchOptions
 
 if TYPE_CHECKING:
     from acclimate.paper.ablations.verdict import Level
-    from acclimate.sweep.conduct import Prepared
+    from acclimate.sweep.driver import SweepPlan
+    from acclimate.sweep.launchers import Launch
 
 
 @app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
@@ -63,8 +64,9 @@ def ablate(
     from acclimate.cli.sweep import announce
     from acclimate.config import parse_assignments
     from acclimate.paper.ablations.study import Asked, prepare
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import chosen_launcher
 
+    launcher = chosen_launcher(launch)
     asked = Asked(
         name=name,
         data=data,
@@ -81,38 +83,26 @@ def ablate(
     )
     study = prepare(asked)
     if dry_run:
-        announce(out, study, Conduct(launch=launch), json=json)
+        announce(out, study, json=json)
         return
-    _run(out, study, launch, retry_failed=retry_failed)
+    _run(out, study, launcher, retry_failed=retry_failed)
     _show(out, study, json=json)
 
 
-def _run(out: Path, study: "Prepared", launch: LaunchOptions, *, retry_failed: bool) -> None:
+def _run(out: Path, study: "SweepPlan", launch: "Launch", *, retry_failed: bool) -> None:
     from acclimate.cli.sweep import progress_shown
     from acclimate.paper.ablations.study import write_data
-    from acclimate.sweep.conduct import write_labels
-    from acclimate.sweep.driver import claim, run_sweep
-    from acclimate.sweep.launchers import chosen_launcher
+    from acclimate.sweep.driver import claim, conduct
 
-    chosen = chosen_launcher(launch)
     for note in study.notes:
         remark(f"note: {note}")
     with claim(out, study.sweep):  # before anything is written into a folder of something else
         write_data(study, out)
-    with stoppable():
-        with progress_shown(out, study.sweep) as listener:
-            run_sweep(
-                out,
-                study.sweep,
-                study.places,
-                launch=chosen,
-                retry_failed=retry_failed,
-                listener=listener,
-            )
-        write_labels(out, study.sweep, study.manifests)
+    with stoppable(), progress_shown(study.sweep) as listener:
+        conduct(out, study, launch, retry_failed=retry_failed, listener=listener)
 
 
-def _show(out: Path, study: "Prepared", *, json: bool) -> None:
+def _show(out: Path, study: "SweepPlan", *, json: bool) -> None:
     from acclimate.paper.ablations.verdict import levels, verdict
     from acclimate.paper.figures import FIGURES, ablation
     from acclimate.report.figures import illustrations
@@ -158,7 +148,7 @@ def _show(out: Path, study: "Prepared", *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show_levels(found: "list[Level]", study: "Prepared") -> None:
+def _show_levels(found: "list[Level]", study: "SweepPlan") -> None:
     """A row per value, a column per algorithm and use."""
     from acclimate.paper.ablations.verdict import level_table
 

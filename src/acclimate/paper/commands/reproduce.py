@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from acclimate.paper.beside import Measured, Pair
     from acclimate.paper.recipes.plan import Ready, Wanted
     from acclimate.paper.reproduction import Reproduction
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import Launch
 
 
 @app.command(epilog="Example: acclimate reproduce table-2 --small --out reproduced/table-2")
@@ -47,12 +47,12 @@ def reproduce(
 ) -> None:
     """Make one of the paper's tables or figures again, and put it beside what was printed.
 
-    Checks that the data are there, says what it will cost, and runs sweeps with the paper's
+    Checks that the data are there, says how many runs it takes, and runs sweeps with the paper's
     settings. Repeating the command resumes it.
     """
     from acclimate.config import parse_assignments
     from acclimate.paper.recipes.plan import Wanted, ready
-    from acclimate.sweep.conduct import Conduct
+    from acclimate.sweep.launchers import chosen_launcher
 
     if name is None:
         _list(json=json)
@@ -68,12 +68,12 @@ def reproduce(
         seed=seed,
         settings=parse_assignments(settings or []),
     )
-    how = Conduct(launch=launch, retry_failed=retry_failed)
+    launcher = chosen_launcher(launch)
     parts = ready(wanted)
     if dry_run:
-        _announce(parts, how, json=json)
+        _announce(parts, json=json)
     else:
-        _run_and_show(wanted, parts, how, json=json)
+        _run_and_show(wanted, parts, launcher, retry_failed=retry_failed, json=json)
 
 
 def _list(*, json: bool) -> None:
@@ -93,13 +93,11 @@ def _list(*, json: bool) -> None:
     say_table(("data", "made by"), [(name, row.made_by) for name, row in DATA_SETS.items()])
 
 
-def _announce(parts: "list[Ready]", how: "Conduct", *, json: bool) -> None:
+def _announce(parts: "list[Ready]", *, json: bool) -> None:
     from acclimate.cli.sweep import announcement
 
     told = {
-        one.part.name: announcement(one.folder, one.plan, how)
-        for one in parts
-        if one.plan is not None
+        one.part.name: announcement(one.folder, one.plan) for one in parts if one.plan is not None
     }
     if json:
         say_json({"parts": told})
@@ -122,7 +120,9 @@ class _Found:
     left: int = 0
 
 
-def _run_and_show(wanted: "Wanted", parts: "list[Ready]", how: "Conduct", *, json: bool) -> None:
+def _run_and_show(
+    wanted: "Wanted", parts: "list[Ready]", launch: "Launch", *, retry_failed: bool, json: bool
+) -> None:
     from acclimate.paper.beside import beside
     from acclimate.paper.recipes.table import find_recipe
     from acclimate.paper.reproduction import write_reproduction
@@ -133,7 +133,7 @@ def _run_and_show(wanted: "Wanted", parts: "list[Ready]", how: "Conduct", *, jso
         if one.plan is None:
             _look(one, recipe.figures, found)
         else:
-            _run(one, how, found)
+            _run(one, launch, found, retry_failed=retry_failed)
             _read(one, recipe.figures, found)
     pairs = beside(recipe.published, found.measured) if recipe.published else []
     page = _page(wanted, pairs, found)
@@ -147,7 +147,7 @@ def _run_and_show(wanted: "Wanted", parts: "list[Ready]", how: "Conduct", *, jso
         raise typer.Exit(1)
 
 
-def _run(one: "Ready", how: "Conduct", found: _Found) -> None:
+def _run(one: "Ready", launch: "Launch", found: _Found, *, retry_failed: bool) -> None:
     from acclimate.cli.sweep import run_announced
     from acclimate.paper.ablations.study import write_data
     from acclimate.sweep.driver import claim
@@ -155,7 +155,7 @@ def _run(one: "Ready", how: "Conduct", found: _Found) -> None:
     assert one.plan is not None
     with claim(one.folder, one.plan.sweep):  # before anything is written into another's folder
         write_data(one.plan, one.folder)
-    tally = run_announced(one.folder, one.plan, how).tally
+    tally = run_announced(one.folder, one.plan, launch, retry_failed=retry_failed)
     found.runs += tally.jobs
     found.left += tally.jobs - tally.done
 

@@ -15,9 +15,9 @@ from acclimate.paper.ablations.study import Asked, built_place, prepare
 from acclimate.paper.ablations.table import EMBEDDED_LONG_TAIL, Base, find_ablation
 from acclimate.paper.recipes.data_sets import find, stand_in
 from acclimate.paper.recipes.table import Part, find_recipe
-from acclimate.sweep.conduct import Prepared
 from acclimate.sweep.definition import EACH
-from acclimate.sweep.jobs import count, define, notes
+from acclimate.sweep.driver import SweepPlan
+from acclimate.sweep.jobs import define, notes
 from acclimate.sweep.settings import SweepConfig
 
 
@@ -44,7 +44,7 @@ class Ready:
     folder: Path
     manifests: Mapping[str, Manifest]  # by our name for them
     printed_as: Mapping[str, str]  # our name -> the paper's
-    plan: Prepared | None = None
+    plan: SweepPlan | None = None
 
 
 def ready(wanted: Wanted) -> list[Ready]:
@@ -89,7 +89,7 @@ def _as_wanted(wanted: Wanted, part: Part) -> Part:
     )
 
 
-def _sweep(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepared:
+def _sweep(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> SweepPlan:
     part = found.part
     config = SweepConfig(
         title=f"{find_recipe(wanted.name).paper}: {part.name}",
@@ -104,11 +104,15 @@ def _sweep(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepared:
         preset=part.preset,
         settings=layered(nested(part.settings), wanted.settings),
     )
-    made, runs = define(config, found.manifests), count(config, found.manifests)
-    return Prepared(made, found.manifests, paths, runs, notes(config, found.manifests))
+    return SweepPlan(
+        sweep=define(config, found.manifests),
+        manifests=found.manifests,
+        paths=paths,
+        notes=notes(config, found.manifests),
+    )
 
 
-def _ablation(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> Prepared:
+def _ablation(wanted: Wanted, found: Ready, paths: Mapping[str, Path]) -> SweepPlan:
     part = found.part
     ((name, manifest),) = found.manifests.items()
     base = None

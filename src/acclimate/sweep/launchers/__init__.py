@@ -41,11 +41,6 @@ class Launcher(Protocol):
         """Refuse what could not be started; starts nothing."""
         ...
 
-    @staticmethod
-    def expected_slots(options: LaunchOptions) -> int:
-        """How many jobs run at a time if nobody says otherwise, as seen from this machine."""
-        ...
-
     def start(self, task: Task) -> None: ...
 
     def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
@@ -67,13 +62,6 @@ def chosen_launcher(options: LaunchOptions) -> Launch:
         raise ConfigError(f"--max-parallel must be at least 1, not {options.max_parallel}")
     cls.check(options)
     return lambda folder: cls(folder, options)
-
-
-def expected_workers(options: LaunchOptions) -> int:
-    """How many jobs run at a time, as far as can be told before they start."""
-    if options.max_parallel:
-        return options.max_parallel
-    return 1 if options.elsewhere else _launcher(options.launcher).expected_slots(options)
 
 
 def _launcher(name: str) -> type[Launcher]:

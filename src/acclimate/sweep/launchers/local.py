@@ -116,10 +116,6 @@ class LocalLauncher:
         if options.device not in ("auto", "cpu"):
             pick_device(options.device)
 
-    @staticmethod
-    def expected_slots(options: LaunchOptions) -> int:
-        return len(local_slots(options))
-
     def start(self, task: Task) -> None:
         number = self._idle()
         slot, worker = self._slots[number], self._workers[number]

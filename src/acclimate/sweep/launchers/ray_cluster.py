@@ -11,7 +11,6 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.sweep.launchers import Died, cores
-from acclimate.sweep.launchers.local import local_slots
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
@@ -54,10 +53,6 @@ class RayLauncher:
     def check(options: LaunchOptions) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError('--launcher ray needs Ray; pip install "acclimate[ray]"')
-
-    @staticmethod
-    def expected_slots(options: LaunchOptions) -> int:
-        return len(local_slots(options))  # a local cluster has what this machine has
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)

@@ -28,7 +28,7 @@ class SlurmLauncher:
 
         logging.getLogger("submitit").setLevel(logging.ERROR)
         local = options.slurm_cluster == "local"
-        self.slots = options.max_parallel or self.expected_slots(options)
+        self.slots = options.max_parallel or (FEW if local else QUEUED)
         self.patience = 2.0 if local else 30.0
         self._executor: Any = submitit.AutoExecutor(
             folder=SweepFolder(folder).slurm, cluster=options.slurm_cluster
@@ -58,10 +58,6 @@ class SlurmLauncher:
                 "--launcher slurm finds no Slurm here (no srun); start it on a login node, "
                 "or use --launcher local"
             )
-
-    @staticmethod
-    def expected_slots(options: LaunchOptions) -> int:
-        return FEW if options.slurm_cluster == "local" else QUEUED
 
     def start(self, task: Task) -> None:
         there = replace(task, device=self._device, threads=self._threads)
