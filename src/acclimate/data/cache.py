@@ -18,7 +18,7 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,25 +98,22 @@ class FeatureCache:
         A shard that does not hold what it held when it was written is removed.
         """
         places = {image: place for place, image in enumerate(wanted) if not found[place]}
-        for path, images in self._shards() if places else ():
-            if places.keys().isdisjoint(images):
-                continue
+        for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
             try:
+                with safe_open(path, framework="pt") as file:
+                    images = [row.tobytes() for row in file.get_tensor(IMAGES).numpy()]
+                if places.keys().isdisjoint(images):
+                    continue
                 features = read_tensors(path)[0][FEATURES]
                 if features.shape != (len(images), self.width) or not features.isfinite().all():
                     raise DamagedFile(path)
-            except DamagedFile:
-                path.unlink(missing_ok=True)
+            except (DamagedFile, SafetensorError, OSError):
+                path.unlink(missing_ok=True)  # it may be gone: another process was faster
                 continue
             for image, row in zip(images, features, strict=True):
                 if image in places:
                     into[places[image]] = row
                     found[places[image]] = True
-
-    def count(self, wanted: Sequence[bytes]) -> int:
-        """How many of `wanted` are there, by their names alone."""
-        there = {image for _, images in self._shards() for image in images}
-        return len(there & {*wanted})
 
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""
@@ -131,19 +128,6 @@ class FeatureCache:
         which = hashlib.sha256(b"".join(sorted(images))).hexdigest()[:16]
         path = self.folder / f"{LOCK}-{which}"
         return locked(path, "extracting features", ConfigError, wait=True)
-
-    def _shards(self) -> Iterator[tuple[Path, list[bytes]]]:
-        """Each shard's file and the images in it; damaged ones are removed."""
-        for path in sorted(self.folder.glob(f"*{ENDING}")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    images = file.get_tensor(IMAGES).numpy()
-            except FileNotFoundError:  # damaged, and another process was faster to see it
-                continue
-            except (SafetensorError, OSError):
-                path.unlink(missing_ok=True)
-                continue
-            yield path, [row.tobytes() for row in images]
 
 
 FORMAT = 3  # of a pack: another layout, or way of decoding or resizing, is another number

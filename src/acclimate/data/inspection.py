@@ -1,5 +1,6 @@
 """What a data set looks like before training: sizes, long tails and label shift per domain."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,26 +20,27 @@ TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""
 
 
-@dataclass(frozen=True)
-class DomainInspection:
-    """One domain. What its rows cannot tell is None: nothing is shown as zero that is missing."""
+@dataclass(frozen=True, kw_only=True)
+class _Statistics:
+    """What rows cannot tell is None: nothing is shown as zero that is missing."""
 
-    domain: str
-    role: str | None
     rows: int
     splits: dict[str, int]
-    classes: int
-    """How many classes have rows here."""
-    missing_classes: tuple[str, ...]
-    top_class: str | None
-    top_share: float | None
     imbalance: float | None
     effective_classes: float | None
     tail_share: float | None
-    total_variation: float | None
-    """Distance of its label distribution from that of the other domains pooled, 0 to 1."""
-    jensen_shannon: float | None
-    """Divergence of the same two, in bits, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainInspection(_Statistics):
+    domain: str
+    role: str | None
+    classes: int  # that have rows here
+    missing_classes: tuple[str, ...]
+    top_class: str | None
+    top_share: float | None
+    total_variation: float | None  # between its labels and those of the other domains pooled
+    jensen_shannon: float | None  # divergence of the same two, in bits
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,15 @@ class PairwiseShift:
     largest_pair: tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, kw_only=True)
+class Inspection(_Statistics):
     """The whole data set, then each domain in order of name."""
 
     source: str
     digest: str
-    rows: int
     images: int
-    splits: dict[str, int]
     classes: int
     unused_classes: tuple[str, ...]
-    imbalance: float | None
-    effective_classes: float | None
-    tail_share: float | None
     pairwise: PairwiseShift | None
     domains: tuple[DomainInspection, ...]
 
@@ -78,25 +75,30 @@ def inspect(manifest: Manifest) -> Inspection:
     Rows whose label is not in the class list count as rows and in no label statistic.
     """
     counts = label_counts(manifest)
-    pooled = counts.sum(axis=0)
-    roles = manifest.roles()
+    pooled, names, roles = counts.sum(axis=0), manifest.all_domains, manifest.roles()
     return Inspection(
+        **_statistics(manifest.splits, pooled),
         source=manifest.source,
         digest=manifest.digest(),
-        rows=len(manifest),
         images=_images(manifest),
-        splits=_split_counts(manifest.splits),
         classes=len(manifest.classes),
         unused_classes=_without_rows(manifest, pooled),
-        imbalance=imbalance(pooled),
-        effective_classes=effective_classes(pooled),
-        tail_share=tail_share(pooled),
-        pairwise=_pairwise(counts, all_domains(manifest)),
+        pairwise=_pairwise(counts, names),
         domains=tuple(
-            _domain(manifest, name, roles.get(name), counts[i], pooled - counts[i])
-            for i, name in enumerate(all_domains(manifest))
+            _domain(manifest, name, roles.get(name), own, pooled - own)
+            for name, own in zip(names, counts, strict=True)
         ),
     )
+
+
+def _statistics(splits: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    return {
+        "rows": len(splits),
+        "splits": {split: int((splits == split).sum()) for split in SPLITS},
+        "imbalance": imbalance(counts),
+        "effective_classes": effective_classes(counts),
+        "tail_share": tail_share(counts),
+    }
 
 
 def rare_formats(manifest: Manifest) -> list[str]:
@@ -113,20 +115,14 @@ def rare_formats(manifest: Manifest) -> list[str]:
     return lines
 
 
-def all_domains(manifest: Manifest) -> tuple[str, ...]:
-    """Domains with rows and domains that were declared and have none, sorted."""
-    return tuple(sorted({*manifest.domains, *manifest.declared_domains}))
-
-
 def label_counts(manifest: Manifest) -> np.ndarray:
-    """int64 [domains of all_domains, classes]: rows of each class in each domain."""
-    names = all_domains(manifest)
-    position = {name: i for i, name in enumerate(names)}
-    place = np.array([position[name] for name in manifest.domains], dtype=np.int64)
+    """int64 [all domains, classes]: rows of each class in each domain."""
+    place = np.searchsorted(manifest.all_domains, manifest.domains)
     known = manifest.label_index >= 0
-    width = len(manifest.classes)
-    cell = place[manifest.domain_index[known]] * width + manifest.label_index[known]
-    return np.bincount(cell, minlength=len(names) * width).reshape(len(names), width)
+    cells = place[manifest.domain_index[known]], manifest.label_index[known]
+    counts = np.zeros((len(manifest.all_domains), len(manifest.classes)), dtype=np.int64)
+    np.add.at(counts, cells, 1)
+    return counts
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> float:
@@ -173,42 +169,31 @@ def _domain(
     comparable = total > 0 and others.any()
     p, q = counts / max(total, 1), others / max(int(others.sum()), 1)
     top = int(counts.argmax()) if total else None
-    rows = manifest.rows(domain=name)
     return DomainInspection(
+        **_statistics(manifest.splits[manifest.rows(domain=name)], counts),
         domain=name,
         role=role,
-        rows=len(rows),
-        splits=_split_counts(manifest.splits[rows]),
         classes=int((counts > 0).sum()),
         missing_classes=_without_rows(manifest, counts),
         top_class=None if top is None else manifest.classes[top],
         top_share=None if top is None else float(p[top]),
-        imbalance=imbalance(counts),
-        effective_classes=effective_classes(counts),
-        tail_share=tail_share(counts),
         total_variation=total_variation(p, q) if comparable else None,
         jensen_shannon=jensen_shannon(p, q) if comparable else None,
     )
 
 
-def _pairwise(counts: np.ndarray, names: tuple[str, ...]) -> PairwiseShift | None:
+def _pairwise(counts: np.ndarray, names: Sequence[str]) -> PairwiseShift | None:
+    from scipy.spatial.distance import pdist
+
     filled = np.flatnonzero(counts.sum(axis=1))
     if len(filled) < 2:
         return None
     shares = counts[filled] / counts[filled].sum(axis=1, keepdims=True)
-    total, largest, pair = 0.0, -1.0, (0, 0)
-    for i in range(len(filled) - 1):
-        distances = 0.5 * np.abs(shares[i + 1 :] - shares[i]).sum(axis=1)
-        total += float(distances.sum())
-        if distances.max() > largest:
-            largest, pair = float(distances.max()), (i, i + 1 + int(distances.argmax()))
-    pairs = len(filled) * (len(filled) - 1) // 2
-    first, second = (names[filled[i]] for i in pair)
-    return PairwiseShift(mean=total / pairs, largest=largest, largest_pair=(first, second))
-
-
-def _split_counts(splits: np.ndarray) -> dict[str, int]:
-    return {split: int((splits == split).sum()) for split in SPLITS}
+    distances = pdist(shares, "cityblock") / 2
+    largest = distances.argmax()
+    pairs = np.stack(np.triu_indices(len(filled), 1), axis=1)
+    one, two = (names[place] for place in filled[pairs[largest]])
+    return PairwiseShift(float(distances.mean()), float(distances[largest]), (one, two))
 
 
 def _without_rows(manifest: Manifest, counts: np.ndarray) -> tuple[str, ...]:

@@ -183,6 +183,11 @@ class Manifest:
         return tuple(self._domain_codes[0])
 
     @cached_property
+    def all_domains(self) -> tuple[str, ...]:
+        """Also those that were declared and have no rows, sorted."""
+        return tuple(sorted({*self.domains, *self.declared_domains}))
+
+    @cached_property
     def _domain_codes(self) -> tuple[list[str], np.ndarray]:
         return encode(self.table["domain"])
 
@@ -282,9 +287,8 @@ class Manifest:
         return replace(self, table=self.table.filter(pa.array(others)), declared_domains=declared)
 
     def _known(self, domain: str) -> None:
-        known = {*self.domains, *self.declared_domains}
-        if domain not in known:
-            raise unknown(f"{self.source} has no domain '{domain}'", domain, known)
+        if domain not in self.all_domains:
+            raise unknown(f"{self.source} has no domain '{domain}'", domain, self.all_domains)
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""
@@ -355,19 +359,15 @@ class Manifest:
             raise ManifestError(f"{self.source} has {number}: {'; '.join(summaries(problems))}")
 
 
-def image_counts(manifest: Manifest) -> dict[str, int]:
-    """Different images of each domain, also of those that were declared and have none."""
-    counts = dict.fromkeys(sorted({*manifest.domains, *manifest.declared_domains}), 0)
-    for name in manifest.domains:
-        counts[name] = len(manifest.one_row_each(manifest.rows(domain=name)))
-    return counts
-
-
 def without_small(manifest: Manifest, least: int) -> tuple[Manifest, dict[str, int]]:
     """The domains with `least` images or more, and how many images each of the others has."""
     if least < 1:
         return manifest, {}
-    small = {name: size for name, size in image_counts(manifest).items() if size < least}
+    sizes = {
+        name: len(manifest.one_row_each(manifest.rows(domain=name)))
+        for name in manifest.all_domains
+    }
+    small = {name: size for name, size in sizes.items() if size < least}
     return (manifest.without_domains(*small) if small else manifest), small
 
 

@@ -25,14 +25,15 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from acclimate.config import DataConfig
 from acclimate.core.distributed import cores, local_processes
-from acclimate.core.errors import ConfigError, ImageError, RecordError, TooManyUnreadable
-from acclimate.core.files import append_line, parse_json, write_error, write_text
+from acclimate.core.errors import ConfigError, ImageError, TooManyUnreadable
+from acclimate.core.files import append_line, write_error, write_text
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.cache import GIB, VARIABLE, Pack, open_pack, user_cache
 from acclimate.data.columns import require_finite
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import find_images
+from acclimate.records.folder import read_quarantine
 
 
 class Quarantine:
@@ -48,10 +49,13 @@ class Quarantine:
         self, path: Path | None = None, *, total: int | None = None, max_share: float = 1.0
     ) -> None:
         self._path, self._total, self._max_share = path, total, max_share
-        self._reasons: dict[str, str] = {} if path is None else _read_back(path)
-        if path is not None and self._too_many():
-            self._reasons = {}
-            write_text(path, "")
+        self._reasons: dict[str, str] = {} if path is None else read_quarantine(path)
+        if path is not None and path.exists():
+            if self._too_many():
+                self._reasons = {}
+            if not self._reasons or not path.read_bytes().endswith(b"\n"):
+                # The next line must not be joined to one that was torn.
+                write_text(path, "".join(_line(*entry) + "\n" for entry in self.entries))
 
     def add(self, image: str, reason: str) -> None:
         """Record `image` once; raise `TooManyUnreadable` when the share is over the limit."""
@@ -64,7 +68,7 @@ class Quarantine:
     def refresh(self) -> None:
         """Take in what other processes of the run listed at the same path, and check the limit."""
         if self._path is not None:
-            self._reasons = _read_back(self._path)
+            self._reasons = read_quarantine(self._path)
         self._check(next(iter(self._reasons), ""))
 
     @property
@@ -95,24 +99,6 @@ class Quarantine:
             f"allowed {100 * self._max_share:.4g} %, for example {problem}{listed}; mend the "
             f"files or raise data.max_unreadable"
         )
-
-
-def _read_back(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    *lines, torn = path.read_text(encoding="utf-8").split("\n")
-    reasons: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = parse_json(line)
-            reasons[str(entry["image"])] = str(entry["reason"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{path} line {number} is not an entry of a quarantine list; delete the file"
-            ) from error
-    if torn:  # the next line must not be joined to it; its image will be met again
-        write_text(path, "".join(_line(*entry) + "\n" for entry in reasons.items()))
-    return reasons
 
 
 def _line(image: str, reason: str) -> str:

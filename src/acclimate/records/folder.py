@@ -96,6 +96,21 @@ def is_pruned(folder: Path) -> bool:
     return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
 
 
+def read_quarantine(path: Path) -> dict[str, str]:
+    """The reason for each image of a list of unreadable ones; a damaged line is one of its own."""
+    if not path.exists():
+        return {}
+    reasons = {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            entry = parse_json(line)
+            reasons[str(entry["image"])] = str(entry["reason"])
+        except (ValueError, KeyError, TypeError):
+            reasons[f"{path.name}, line {number}"] = "the entry itself cannot be read"
+    return reasons
+
+
 @dataclass(frozen=True)
 class Kind:
     """What a folder may hold: how it is called, and the file that says which one it is."""
@@ -218,19 +233,8 @@ class RunFolder:
         rows.write(self.path / PREDICTIONS)
 
     def quarantined(self) -> tuple[tuple[str, str], ...]:
-        """(image, reason) of what could not be read; a damaged line is an entry of its own."""
-        if not self.quarantine.exists():
-            return ()
-        entries = []
-        text = self.quarantine.read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.split("\n")[:-1], start=1):
-            try:
-                entry = parse_json(line)
-                entries.append((str(entry["image"]), str(entry["reason"])))
-            except (ValueError, KeyError, TypeError):
-                place = f"{self.quarantine.name}, line {number}"
-                entries.append((place, "the entry itself cannot be read"))
-        return tuple(entries)
+        """(image, reason) of what could not be read."""
+        return tuple(read_quarantine(self.quarantine).items())
 
     def consistency(self) -> dict[str, Any] | None:
         """What was measured of μ's error; a damaged file is as good as none."""

@@ -34,13 +34,13 @@ class Labels:
 
     @classmethod
     def of(cls, name: str, manifest: "Manifest") -> "Labels":
-        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
+        from acclimate.data.inspection import label_counts  # a report needs no data
 
         roles, groups = manifest.roles(), manifest.groups()
         counts = label_counts(manifest).tolist()
         domains = {
             domain: cls.Domain(roles.get(domain), tuple(row), groups.get(domain, ""))
-            for domain, row in zip(all_domains(manifest), counts, strict=True)
+            for domain, row in zip(manifest.all_domains, counts, strict=True)
         }
         return cls(name, manifest.classes, domains)
 
