@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from acclimate.build.base import OUT, Builder, Built, argument, flag, required
-from acclimate.build.splits import ALIKE, SplitSettings
+from acclimate.build.base import OUT, Builder, Built, argument, required
+from acclimate.build.splits import SplitSettings
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
 
@@ -18,10 +18,9 @@ class Folder(Builder):
     root: Path = argument("A domain/class/image tree.")
     out: Path = required(OUT)
     splits: SplitSettings = field(default_factory=SplitSettings)
-    alike: bool = flag(ALIKE)
 
     def build(self, watch: Watch) -> Built:
-        made = Manifest.from_folder(self.root, alike=self.alike, **asdict(self.splits))
+        made = Manifest.from_folder(self.root, **asdict(self.splits))
         made.check()
         made.write(self.out)
         return Built(manifest=made, out=self.out)

@@ -6,7 +6,6 @@ from acclimate.config import setting
 from acclimate.core.errors import ConfigError
 
 SEED = "Seed of the splits."
-ALIKE = "Keep pictures that look the same in one split; reads every image."
 Split = tuple[int, int, int]  # domains to train, validate and test on
 
 

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from acclimate.build.base import OUT, Builder, Built, argument, flag, required
-from acclimate.build.splits import ALIKE, SplitSettings
+from acclimate.build.base import OUT, Builder, Built, argument, required
+from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
@@ -18,12 +18,9 @@ class Table(Builder):
     out: Path = required(OUT)
     root: Path | None = setting(None, "Folder that image paths start from. [default: FILE's]")
     splits: SplitSettings = field(default_factory=SplitSettings)
-    alike: bool = flag(ALIKE)
 
     def build(self, watch: Watch) -> Built:
-        made = Manifest.from_table(
-            self.file, root=self.root, alike=self.alike, **asdict(self.splits)
-        )
+        made = Manifest.from_table(self.file, root=self.root, **asdict(self.splits))
         made.check()
         made.write(self.out)
         return Built(manifest=made, out=self.out)

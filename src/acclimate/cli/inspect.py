@@ -26,9 +26,8 @@ def inspect(
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.data.columns import summaries
-    from acclimate.data.duplicates import find_duplicates, sentences
+    from acclimate.data.inspection import find_copies, try_images
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.data.inspection import rare_formats, sampled, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
@@ -36,7 +35,7 @@ def inspect(
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
-    copies = find_duplicates(manifest, sampled(manifest, read))
+    copies = find_copies(manifest)
     pictures = []
     if plots is not None:
         from acclimate.report.figures.inspection import write_label_plots
@@ -48,7 +47,6 @@ def inspect(
             "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
-            "rare_formats": rare_formats(manifest),
             "duplicates": [asdict(group) for group in copies],
             "plots": pictures,
         }
@@ -57,8 +55,7 @@ def inspect(
     _show_domains(found)
     for line in summaries(problems):
         say(f"problem: {line}")
-    for line in (*rare_formats(manifest), *sentences(copies, str(data))):
-        say(f"note: {line}")
+    say_some("copies", [" and ".join(one.images) for one in copies])
     if tried:
         others = len(manifest) - tried
         rest = f" (--read -1 tries the other {others} as well)" if others else ""

@@ -28,7 +28,7 @@ from PIL import (
 
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
-from acclimate.data.readers import DICOM, HEADER, HEIC, Format, is_dicom
+from acclimate.data.readers import HEADER, is_dicom
 
 MAX_PIXELS = 100_000_000
 MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
@@ -219,14 +219,16 @@ def _opener(header: bytes) -> Callable[[IO[bytes], Check], Image.Image]:
 
 
 def _open_heic(file: IO[bytes], check: Check) -> Image.Image:
-    image: Image.Image = _module(HEIC).HeifImageFile(file)  # decoded when it is loaded, upright
+    image: Image.Image = _module("HEIC", "pillow_heif").HeifImageFile(
+        file
+    )  # decoded when it is loaded, upright
     check(image.size)
     return image
 
 
 def _open_dicom(file: IO[bytes], check: Check) -> Image.Image:
     """The first frame as its window shows it, or from its lowest value to its highest."""
-    dicom = _module(DICOM)
+    dicom = _module("DICOM", "pydicom")
     pixels = import_module("pydicom.pixels")
     data = dicom.dcmread(file)
     if "PixelData" not in data:
@@ -248,11 +250,12 @@ def _window(values: np.ndarray) -> np.ndarray:
     return scaled.astype(np.uint8)
 
 
-def _module(kind: Format) -> Any:
+def _module(kind: str, package: str) -> Any:
     try:
-        return import_module(kind.package)
+        return import_module(package)
     except ImportError:
-        raise ImageError(f"a {kind.name} image; to read it: {kind.remedy}") from None
+        remedy = f'pip install "acclimate[{kind.lower()}]"'
+        raise ImageError(f"a {kind} image; to read it: {remedy}") from None
 
 
 def _declared_size(header: bytes) -> tuple[int, int] | None:

@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 from acclimate.core.errors import ImageError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.core.text import count
-from acclimate.data.columns import SPLITS
+from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.manifest import Manifest
-from acclimate.data.readers import FORMATS, is_of
+from acclimate.data.readers import same_content
 
 TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""
@@ -101,18 +100,30 @@ def _statistics(splits: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
     }
 
 
-def rare_formats(manifest: Manifest) -> list[str]:
-    """Of images in a format that takes an extra: how many there are, and whether they are read."""
-    if "image" not in manifest.table.column_names:
+@dataclass(frozen=True)
+class Copies:
+    """Files that hold one picture."""
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+def find_copies(manifest: Manifest) -> list[Copies]:
+    """Pictures in several files, of one content: whoever trains on one copy and is scored on
+    another is scored on what it was trained on."""
+    same = None if manifest.has_features else same_content(manifest.table, manifest.root)
+    if same is None:
         return []
-    names = pc.unique(pc.drop_null(manifest.table["image"])).to_pylist()
-    lines = []
-    for kind in FORMATS:
-        mine = [name for name in names if is_of(kind, str(manifest.root / name))]
-        if mine:
-            how = f"read by {kind.package}" if kind.readable else f"to read them: {kind.remedy}"
-            lines.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")
-    return lines
+    pictures, picture = np.unique(same, return_inverse=True)
+    found = []
+    for rows in grouped(picture, pictures.tolist()).values():
+        images = sorted({manifest.image_name(int(row)) for row in rows})
+        if len(images) > 1:
+            labels = {manifest.classes[manifest.label_index[row]] for row in rows}
+            domains = {manifest.domain_names[row] for row in rows}
+            found.append(Copies(tuple(images), tuple(sorted(labels)), tuple(sorted(domains))))
+    return found
 
 
 def label_counts(manifest: Manifest) -> np.ndarray:
@@ -207,12 +218,6 @@ def _images(manifest: Manifest) -> int:
     return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
 
 
-def sampled(manifest: Manifest, limit: int) -> np.ndarray:
-    """`limit` rows at random, or all where it is negative."""
-    rows = stream(0, "inspect").permutation(len(manifest))
-    return np.asarray(rows if limit < 0 else rows[:limit])
-
-
 def try_images(
     manifest: Manifest, limit: int, watch: Watch = unwatched
 ) -> tuple[int, list[dict[str, str]]]:
@@ -222,7 +227,7 @@ def try_images(
 
     if manifest.has_features or limit == 0:
         return 0, []
-    rows = sampled(manifest, limit)
+    rows = stream(0, "inspect").permutation(len(manifest))[: None if limit < 0 else limit]
 
     def problem(row: int) -> str | None:
         try:

@@ -10,10 +10,9 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,28 +36,8 @@ HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that 
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
 
 
-class Format(NamedTuple):
-    """A format that is read where its extra is installed."""
-
-    name: str
-    extensions: frozenset[str]
-    package: str
-    extra: str
-
-    @property
-    def readable(self) -> bool:
-        return find_spec(self.package) is not None
-
-    @property
-    def remedy(self) -> str:
-        return f'pip install "acclimate[{self.extra}]"'
-
-
-HEIC = Format("HEIC", frozenset({"heic", "heif"}), "pillow_heif", "heic")
-DICOM = Format("DICOM", frozenset({"dcm", "dicom"}), "pydicom", "dicom")
-FORMATS = (HEIC, DICOM)
 IMAGE_EXTENSIONS = frozenset(
-    {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
+    {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "heic", "heif", "dcm", "dicom"}
 )
 _KINDS = ", ".join(sorted(IMAGE_EXTENSIONS))
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
@@ -254,18 +233,14 @@ def _whole(path: Path) -> bytes:
 
 
 def is_image(path: str) -> bool:
-    """By its name; DICOM without an ending by what is in it."""
-    return path.rpartition(".")[2].lower() in IMAGE_EXTENSIONS or is_of(DICOM, path)
-
-
-def is_of(kind: Format, path: str) -> bool:
-    """By the ending of its name; a name without one is looked into, for hospitals write DICOM
+    """By the ending of its name. A file without one is looked into, for hospitals write DICOM
     under such names, or under a number such as 1.2.840.10008.17."""
     name = path.rpartition("/")[2]
     ending = name.rpartition(".")[2].lower()
-    if ending != name.lower() and not ending.isdecimal():
-        return ending in kind.extensions
-    if kind is not DICOM or name == _INDEX or not os.path.isfile(path):  # noqa: PTH113 (many)
+    if ending in IMAGE_EXTENSIONS:
+        return True
+    named = ending != name.lower() and not ending.isdecimal()
+    if named or name == _INDEX or not os.path.isfile(path):  # noqa: PTH113 (many)
         return False
     try:
         with Path(path).open("rb") as file:
