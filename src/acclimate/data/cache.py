@@ -132,6 +132,7 @@ class FeatureCache:
 
 FORMAT = 3  # of a pack: another layout, or way of decoding or resizing, is another number
 HEAD = IDENTITY + 4  # bytes before an image's pixels: its identity, and a checksum of both
+KEPT = "kept"  # the folder of packs that are never removed for others
 LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its file
 
 
@@ -212,12 +213,13 @@ def open_pack(
     digest = hashlib.sha256(json.dumps([FORMAT, size, config.max_pixels]).encode())
     for place in order:
         digest.update(names[place])
-    folder = root / digest.hexdigest()[:32]
-    stays = keep or bool(_about(folder).get("keep"))
-    worth = make and needed >= LEAST
-    if not stays and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
+    key = digest.hexdigest()[:32]
+    kept, folder = root / KEPT / key, root / key
+    if keep or kept.exists():
+        folder = kept
+    elif not (make and needed >= LEAST and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
-    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": stays}
+    facts = {"data": manifest.source, "images": len(rows), "size": size}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})
@@ -239,7 +241,7 @@ def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
         others = [path.parent for path in root.glob("*/about.json") if path.parent != folder]
-        sizes = {path: _bytes(path) for path in others if not _about(path).get("keep")}
+        sizes = {path: _bytes(path) for path in others}
         total = needed + sum(sizes.values())
         for path in sorted(sizes, key=lambda path: (path / "about.json").stat().st_mtime):
             if total <= budget:
@@ -249,14 +251,6 @@ def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
         # Half of what is left stays free: a run has more to write than this.
         return needed - _bytes(folder) <= shutil.disk_usage(root).free / 2
     return False
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads((folder / "about.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _bytes(folder: Path) -> int:
