@@ -1,8 +1,6 @@
 import io
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,19 +96,12 @@ def test_folders_that_are_no_tree_say_why(
 
 
 def test_missing_paths(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    for read, what in [
-        (Manifest.from_folder, "folder"),
-        (Manifest.from_table, "file"),
-        (Manifest.open, "file or folder"),
-    ]:
-        with pytest.raises(ManifestError) as caught:
+    gone, file = tmp_path / "gone", table(tmp_path, "")
+    for read in (Manifest.from_folder, Manifest.from_table, Manifest.open):
+        with refused(ManifestError, gone):
             read(gone)
-        assert str(caught.value) == f"there is no {what} '{gone}'; check the path"
-    file = table(tmp_path, "")
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, file, "from_table"):
         Manifest.from_folder(file)
-    assert str(caught.value) == f"'{file}' is a file, not a folder; read tables with from_table"
 
 
 def test_file_name_that_is_not_utf8(tmp_path: Path) -> None:
@@ -259,7 +250,7 @@ def test_image_arrays_become_png(shape: tuple[int, ...]) -> None:
     assert manifest.image_name(2) == "row 2"
     assert manifest.problems() == []
     assert not manifest.has_features
-    with pytest.raises(ManifestError, match=r"^arrays has no features; its rows are images$"):
+    with refused(ManifestError, "arrays"):
         manifest.features()
 
 
@@ -271,9 +262,8 @@ def test_feature_arrays() -> None:
     np.testing.assert_array_equal(manifest.without_domains("1").features(), X[2:])
     assert manifest.without_domains("1", "2").features().shape == (0, 3)
     assert manifest.splits.tolist() == ["test"] * 4
-    with pytest.raises(ManifestError) as caught:
+    with refused(ManifestError, "row 1", "features()"):
         manifest.image_source(1)
-    assert str(caught.value) == "row 1 of arrays has no image; use features()"
 
 
 @pytest.mark.parametrize(
@@ -367,11 +357,8 @@ def test_rows_of_one_image_share_a_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [1.0, -0.1, float("nan")])
 def test_val_share_out_of_range(share: float) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "val_share", share):
         Manifest.from_arrays(np.zeros((2, 1)), [0, 1], [0, 0], val_share=share)
-    assert str(caught.value) == (
-        f"val_share is {share}; give a share of at least 0 and less than 1"
-    )
 
 
 # Writing, reading, digest
@@ -493,15 +480,14 @@ def test_selecting_domains_and_rows(pets: Path) -> None:
 
 def test_unknown_names() -> None:
     manifest = Manifest.from_arrays(np.zeros((2, 1)), [0, 1], ["photo", "sketch"])
-    with pytest.raises(UnknownName) as caught:
-        manifest.without_domains("photo", "skech")
-    assert str(caught.value) == "arrays has no domain 'skech'; did you mean 'sketch'?"
-    with pytest.raises(UnknownName) as caught:
-        manifest.rows(domain="skech")
-    assert str(caught.value) == "arrays has no domain 'skech'; did you mean 'sketch'?"
-    with pytest.raises(UnknownName) as caught:
+    for ask in (
+        lambda: manifest.without_domains("photo", "skech"),
+        lambda: manifest.rows(domain="skech"),
+    ):
+        with refused(UnknownName, "'skech'", "'sketch'"):
+            ask()
+    with refused(UnknownName, "'vall'", "'val'"):
         manifest.rows(split="vall")
-    assert str(caught.value) == "arrays has no split 'vall'; did you mean 'val'?"
 
 
 def test_roles() -> None:
@@ -584,16 +570,6 @@ def test_bytes_need_no_file() -> None:
 )
 def test_spellings(one: str, other: str, same: bool) -> None:
     assert (_spelling(one) == _spelling(other)) is same
-
-
-def test_the_data_model_does_not_import_torch() -> None:
-    code = (
-        "import sys, acclimate.build.folder, acclimate.data.inspection; "
-        "import acclimate.report.figures.inspection; "
-        "print([m for m in ('torch', 'matplotlib', 'PIL') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
 
 
 def test_images_are_named_alike_one_by_one_and_together(tmp_path: Path) -> None:

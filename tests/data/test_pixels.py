@@ -83,17 +83,9 @@ def test_squares_are_those_of_pillow_to_a_level(kind: str, size: int) -> None:
     assert np.abs(found.astype(int) - expected).mean() <= 0.3
 
 
-def test_what_users_hold_and_other_formats_are_squared_alike(tmp_path: Path) -> None:
-    image = photo(60, 45)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    (tmp_path / "a.png").write_bytes(file.getvalue())
-    array = np.asarray(image)
-    expected = squash(array, 20)
-    for held in (tmp_path / "a.png", str(tmp_path / "a.png"), file.getvalue(), image, array):
-        assert np.array_equal(read_pixels(held, 20), expected)
-    assert np.abs(expected.astype(int) - by_pillow(file.getvalue(), 20)).max() <= 1
-    assert np.array_equal(squash(array[:40, :40], 40), array[:40, :40].transpose(2, 0, 1))
+def test_a_square_of_that_size_is_not_resized() -> None:
+    array = np.asarray(photo(60, 45))[:40, :40]
+    assert np.array_equal(squash(array, 40), array.transpose(2, 0, 1))
 
 
 ODD = {
