@@ -185,14 +185,14 @@ class Manifest:
     @cached_property
     def domain_names(self) -> np.ndarray:
         """object [n]"""
-        names, codes = self._domain_codes
-        return np.take(np.asarray(names, dtype=object), codes)
+        names: np.ndarray = self.table["domain"].fill_null("").to_numpy()
+        return names
 
     @cached_property
     def splits(self) -> np.ndarray:
         """object [n]"""
-        names, codes = encode(self.table["split"])
-        return np.take(np.asarray(names, dtype=object), codes)
+        names: np.ndarray = self.table["split"].fill_null("").to_numpy()
+        return names
 
     @cached_property
     def label_index(self) -> np.ndarray:
