@@ -15,7 +15,6 @@ from torch import Tensor
 from acclimate.adapt.classifier import adapt
 from acclimate.config import (
     EmbeddingConfig,
-    OptimiserConfig,
     RunConfig,
     setting,
 )
@@ -135,12 +134,12 @@ def test_phi_depends_on_the_settings_that_it_uses() -> None:
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_shares_of_a_batch_average_to_the_whole(name: str) -> None:
-    """Of processes or of accumulation: loss and gradients."""
+    """Of processes: loss and gradients."""
     shares = 4
     whole, parts, batch = build(name), build(name), batch_of()
     loss = whole(batch, 0).risk
     loss.backward()
-    each = [parts(batch.part(index, shares), 0).risk for index in range(shares)]
+    each = [parts(batch.take(slice(rank, None, shares)), 0).risk for rank in range(shares)]
     mean = torch.stack(each).mean()
     mean.backward()
     torch.testing.assert_close(mean, loss)
@@ -162,8 +161,7 @@ def test_bf16_is_left_before_the_loss_and_the_probabilities(name: str) -> None:
 @pytest.mark.parametrize("name", BASELINES)
 def test_domains_take_turns(name: str) -> None:
     rows = [np.arange(20), np.arange(20, 50), np.arange(50, 55)]
-    # The prototypes refuse parts of one image; here they are as good as any.
-    config = replace(CONFIG, per_domain=2, optimiser=OptimiserConfig(accumulate=2))
+    config = replace(CONFIG, per_domain=2)
     sampler = build(name, config).sampler(rows, config, seed=4)
     assert isinstance(sampler, DomainSampler)
     assert (sampler.per_domain, sampler.slots, sampler.seed) == (2, 3, 4)

@@ -92,28 +92,28 @@ class FeatureCache:
         if not (self.folder / "about.json").exists():
             write_json(self.folder / "about.json", about)
 
-    def fill(self, wanted: Sequence[bytes], into: Tensor, found: np.ndarray) -> None:
-        """Put what is there of `wanted` into the rows of `into` [n, f], and mark it in `found` [n].
+    def fill(self, images: Sequence[bytes], into: Tensor, there: np.ndarray) -> None:
+        """Put what is there of `images` into the rows of `into` [n, f], and mark it in `there` [n].
 
         A shard that does not hold what it held when it was written is removed.
         """
-        places = {image: place for place, image in enumerate(wanted) if not found[place]}
+        places = {image: place for place, image in enumerate(images) if not there[place]}
         for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
             try:
                 with safe_open(path, framework="pt") as file:
-                    images = [row.tobytes() for row in file.get_tensor(IMAGES).numpy()]
-                if places.keys().isdisjoint(images):
+                    held = [row.tobytes() for row in file.get_tensor(IMAGES).numpy()]
+                if places.keys().isdisjoint(held):
                     continue
                 features = read_tensors(path)[0][FEATURES]
-                if features.shape != (len(images), self.width) or not features.isfinite().all():
+                if features.shape != (len(held), self.width) or not features.isfinite().all():
                     raise DamagedFile(path)
             except (DamagedFile, SafetensorError, OSError):
                 path.unlink(missing_ok=True)  # it may be gone: another process was faster
                 continue
-            for image, row in zip(images, features, strict=True):
+            for image, row in zip(held, features, strict=True):
                 if image in places:
                     into[places[image]] = row
-                    found[places[image]] = True
+                    there[places[image]] = True
 
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""

@@ -155,9 +155,9 @@ def image_codes(table: pa.Table, *names: str) -> np.ndarray:
     codes = np.arange(table.num_rows)
     for name in [name for name in names if name in table.column_names]:
         column = table[name]
-        own = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
+        values = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
         # After all codes so far, so that a path and a row without one cannot be the same.
-        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + own, codes)
+        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + values, codes)
     return codes
 
 

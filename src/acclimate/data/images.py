@@ -238,10 +238,8 @@ def _open_dicom(file: IO[bytes], check: Check) -> Image.Image:
     if frame.ndim == 3:
         return Image.fromarray(frame if frame.dtype == np.uint8 else _window(frame))
     values = pixels.apply_voi_lut(pixels.apply_modality_lut(frame, data), data)
-    shown = _window(np.asarray(values, dtype=np.float64))
-    return Image.fromarray(
-        255 - shown if data.PhotometricInterpretation == "MONOCHROME1" else shown
-    )
+    grey = _window(np.asarray(values, dtype=np.float64))
+    return Image.fromarray(255 - grey if data.PhotometricInterpretation == "MONOCHROME1" else grey)
 
 
 def _window(values: np.ndarray) -> np.ndarray:

@@ -84,8 +84,8 @@ def inspect(manifest: Manifest) -> Inspection:
         unused_classes=_without_rows(manifest, pooled),
         pairwise=_pairwise(counts, names),
         domains=tuple(
-            _domain(manifest, name, roles.get(name), own, pooled - own)
-            for name, own in zip(names, counts, strict=True)
+            _domain(manifest, name, roles.get(name), row, pooled - row)
+            for name, row in zip(names, counts, strict=True)
         ),
     )
 
@@ -116,14 +116,14 @@ def find_copies(manifest: Manifest) -> list[Copies]:
     if same is None:
         return []
     pictures, picture = np.unique(same, return_inverse=True)
-    found = []
+    copies = []
     for rows in grouped(picture, pictures.tolist()).values():
         images = sorted({manifest.image_name(int(row)) for row in rows})
         if len(images) > 1:
             labels = {manifest.classes[manifest.label_index[row]] for row in rows}
             domains = {manifest.domain_names[row] for row in rows}
-            found.append(Copies(tuple(images), tuple(sorted(labels)), tuple(sorted(domains))))
-    return found
+            copies.append(Copies(tuple(images), tuple(sorted(labels)), tuple(sorted(domains))))
+    return copies
 
 
 def label_counts(manifest: Manifest) -> np.ndarray:
@@ -154,8 +154,8 @@ def effective_classes(counts: np.ndarray) -> float | None:
 
 def imbalance(counts: np.ndarray) -> float | None:
     """Rows of the largest class over those of the smallest that has any  # [k] -> []"""
-    held = counts[counts > 0]
-    return float(held.max() / held.min()) if held.size else None
+    present = counts[counts > 0]
+    return float(present.max() / present.min()) if present.size else None
 
 
 def tail_share(counts: np.ndarray) -> float | None:
@@ -163,14 +163,14 @@ def tail_share(counts: np.ndarray) -> float | None:
 
     Classes without rows are left out: they are missing, not rare.
     """
-    held = counts[counts > 0]
+    present = counts[counts > 0]
     # Whole numbers: 0.1 * 30 is a little more than 3.
-    return float((held * round(1 / TAIL) <= held.max()).mean()) if held.size else None
+    return float((present * round(1 / TAIL) <= present.max()).mean()) if present.size else None
 
 
 def _entropy(p: np.ndarray) -> float:
-    held = p[p > 0]
-    return float(-(held * np.log(held)).sum())
+    present = p[p > 0]
+    return float(-(present * np.log(present)).sum())
 
 
 def _domain(

@@ -268,9 +268,11 @@ class Manifest:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        others = ~np.isin(self.domain_index, codes)
+        remaining = ~np.isin(self.domain_index, codes)
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
-        return replace(self, table=self.table.filter(pa.array(others)), declared_domains=declared)
+        return replace(
+            self, table=self.table.filter(pa.array(remaining)), declared_domains=declared
+        )
 
     def _known(self, domain: str) -> None:
         if domain not in self.all_domains:
@@ -334,8 +336,9 @@ class Manifest:
     def problems(self, *, check_files: bool = True) -> list[Problem]:
         """Every problem of the rows and, with `check_files`, of the files that they name."""
         domains = self.declared_domains
-        found = find_problems(self.table, self.classes, domains, self.root, check_files=check_files)
-        return list(found)
+        return list(
+            find_problems(self.table, self.classes, domains, self.root, check_files=check_files)
+        )
 
     def check(self, *, check_files: bool = True) -> None:
         """Raise one ManifestError that names all problems, a few of each kind."""

@@ -133,13 +133,13 @@ def _images_below(root: Path, folder: str) -> Iterator[str]:
     visited = {os.path.realpath(root / above) for above in Path(folder).parents}
     ahead = [folder]
     while ahead:
-        here = ahead.pop()
-        real = os.path.realpath(root / here)
+        current = ahead.pop()
+        real = os.path.realpath(root / current)
         if real not in visited:
             visited.add(real)
-            folders, images = _entries(root / here)
-            ahead += [f"{here}/{name}" for name in folders]
-            yield from (f"{here}/{name}" for name in images)
+            folders, images = _entries(root / current)
+            ahead += [f"{current}/{name}" for name in folders]
+            yield from (f"{current}/{name}" for name in images)
 
 
 def _entries(folder: Path) -> tuple[list[str], list[str]]:
@@ -199,8 +199,8 @@ def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
     for places in groups:
         first[places] = places[0]
     # A row without a path shows a picture of its own.
-    own = len(names) + np.arange(len(file))
-    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], own)
+    alone = len(names) + np.arange(len(file))
+    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], alone)
 
 
 def _equal(
@@ -286,10 +286,10 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(path: Path) -> tuple[pa.Table, Fields]:
     """The rows that `write_parts` wrote, in their types, and the facts beside them."""
     table, metadata = read_rows(path), _file_metadata(path)
-    said = metadata.get(MANIFEST_KEY, b"")
-    if metadata.get(SEAL_KEY) != _seal(said, table.column_names, table.num_rows):
+    text = metadata.get(MANIFEST_KEY, b"")
+    if metadata.get(SEAL_KEY) != _seal(text, table.column_names, table.num_rows):
         raise DamagedFile(path)
-    facts = Fields(parse_json(said), path)
+    facts = Fields(parse_json(text), path)
     require_format(facts.values.get("version"), path)
     require_columns(table, path.name)
     if "split" not in table.column_names or "\0" in facts.text("root"):
@@ -420,8 +420,8 @@ def write_parts(
         "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
         "domains": tuple(domains),
     }
-    said = json.dumps(facts)
-    schema, rows = first.schema.with_metadata({MANIFEST_KEY: said}), 0
+    text = json.dumps(facts)
+    schema, rows = first.schema.with_metadata({MANIFEST_KEY: text}), 0
 
     def fill(file: Path) -> None:
         nonlocal rows
@@ -430,7 +430,7 @@ def write_parts(
             for part in chain([first], coming):
                 writer.write_table(part.cast(schema), row_group_size=1 << 16)
                 rows += part.num_rows
-            writer.add_key_value_metadata({SEAL_KEY: _seal(said.encode(), schema.names, rows)})
+            writer.add_key_value_metadata({SEAL_KEY: _seal(text.encode(), schema.names, rows)})
 
     write_atomically(path, fill)
 

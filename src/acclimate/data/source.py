@@ -252,11 +252,11 @@ class ImageSource(Source, Dataset[Decoded]):
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
         self.there = np.zeros(len(self.first), dtype=bool)  # [images]: which are held
-        own = max(cores() // local_processes(), 1)
-        self._able = processes and own >= LEAST_CORES and sys.platform == "linux"
+        available = max(cores() // local_processes(), 1)
+        self._able = processes and available >= LEAST_CORES and sys.platform == "linux"
         # Some cores are left to those for whom processes decode.
-        self._processes = config.workers or max(min(own * 3 // 4, MOST_PROCESSES), 1)
-        self._threads = ThreadPoolExecutor(config.workers or min(own, MOST_THREADS), "decode")
+        self._processes = config.workers or max(min(available * 3 // 4, MOST_PROCESSES), 1)
+        self._threads = ThreadPoolExecutor(config.workers or min(available, MOST_THREADS), "decode")
         self.pack: Pack | None = None
         if isinstance(manifest, Manifest):
             self.pack = open_pack(manifest, self.first, size, config, keep=keep, make=make_pack)
@@ -326,9 +326,9 @@ class ImageSource(Source, Dataset[Decoded]):
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:
         """The images to decode for `rows`, each once, in order of appearance."""
-        shown = self.image[rows]
-        shown = shown[~(self.there | self.unreadable)[shown]]
-        return np.asarray(shown[numbered(shown)[0]])
+        images = self.image[rows]
+        images = images[~(self.there | self.unreadable)[images]]
+        return np.asarray(images[numbered(images)[0]])
 
     def _gather(self, rows: np.ndarray, missing: np.ndarray, decoded: Decoded) -> Stored:
         """Rows as stored, from what is held and from the `missing` images, which were decoded."""
@@ -336,14 +336,14 @@ class ImageSource(Source, Dataset[Decoded]):
         for place, reason in failures.items():
             self.unreadable[missing[place]] = True
             self.quarantine.add(self.manifest.image_name(int(self.first[missing[place]])), reason)
-        shown = self.image[rows]
-        good = ~self.unreadable[shown]
-        if self.held is None and np.array_equal(missing, shown):
+        images = self.image[rows]
+        good = ~self.unreadable[images]
+        if self.held is None and np.array_equal(missing, images):
             return pixels, good  # which may be pinned memory, and need no copy
         if self.held is None:
             stored = torch.zeros((len(rows), *pixels.shape[1:]), dtype=torch.uint8)
             order = {image: place for place, image in enumerate(missing.tolist())}
-            read = [order[image] for image in shown[good].tolist()]
+            read = [order[image] for image in images[good].tolist()]
             stored[torch.from_numpy(good)] = pixels[read]
             return stored, good
         device = self.held.device
@@ -351,7 +351,7 @@ class ImageSource(Source, Dataset[Decoded]):
             places = sent(torch.from_numpy(missing), device)
             self.held.index_copy_(0, places, sent(pixels, device))
             self.there[missing] = True
-        stored = self.held.index_select(0, sent(torch.from_numpy(shown), device))
+        stored = self.held.index_select(0, sent(torch.from_numpy(images), device))
         return stored, good
 
 

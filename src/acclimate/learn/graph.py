@@ -107,9 +107,9 @@ def without_weights(model: Any) -> bytes:
     graph.input.extend(given)  # inputs, while constants are folded
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
-    own = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
+    inputs = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
     del model.graph.input[:]
-    model.graph.input.extend(own)
+    model.graph.input.extend(inputs)
     model.graph.initializer.extend(weights)
     content: bytes = model.SerializeToString()
     return content

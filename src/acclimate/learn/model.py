@@ -255,9 +255,9 @@ def _networks(
 
 
 def _same_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
-    own = {} if network is None else network.state_dict()
+    state = {} if network is None else network.state_dict()
     # The extractor that both networks have is stored with the predictor.
-    expected = {key: t.shape for key, t in own.items() if key in tensors or not _extracts(key)}
+    expected = {key: t.shape for key, t in state.items() if key in tensors or not _extracts(key)}
     return expected == {key: t.shape for key, t in tensors.items()}
 
 

@@ -108,10 +108,10 @@ def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
 
     `where` says in the error what was loaded for what.
     """
-    own = module.state_dict()
+    state = module.state_dict()
     # The batch counter is no weight: eval never reads it, and older files do not have it.
-    counters = {name: t for name, t in own.items() if name.endswith("num_batches_tracked")}
-    weights = {n: t for n, t in tensors.items() if n in own or not n.startswith(_HEADS)}
+    counters = {name: t for name, t in state.items() if name.endswith("num_batches_tracked")}
+    weights = {n: t for n, t in tensors.items() if n in state or not n.startswith(_HEADS)}
     try:
         module.load_state_dict({**counters, **weights})
     except RuntimeError as error:
