@@ -27,6 +27,7 @@ from acclimate.results.selection import (
 )
 from acclimate.results.sweep_folder import SweepFolder
 from fixtures.errors import refused
+from fixtures.run_folders import score as scored
 
 NAN = float("nan")
 
@@ -432,17 +433,7 @@ FINISHED = Finished(kept_step=20, kept_by="", kept_score=None, seconds=1.0, quar
 def score(
     moment: str, step: int, domain: str, role: str, split: str, top1: float | None, method: str
 ) -> Score:
-    return Score(
-        moment=moment,
-        step=step,
-        domain=domain,
-        role=role,
-        split=split,
-        n=10,
-        top1=top1,
-        top5=None,
-        method=method,
-    )
+    return replace(scored(domain, top1, method, role), moment=moment, step=step, split=split, n=10)
 
 
 def recorded(method: str = "none") -> Iterator[Record]:
