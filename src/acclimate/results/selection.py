@@ -107,12 +107,12 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
             job=job,
             method=method,
             training=training,
-            validation=_while_training(s for s in own if s.role == "val"),
+            validation=_while_training(s for s in rows if s.role == "val"),
             unseen={
-                s.domain: s.top1 for s in own if s.moment == "final" and s.domain in job.held_out
+                s.domain: s.top1 for s in rows if s.moment == "final" and s.domain in job.held_out
             },
         )
-        for method, own in by_method.items()
+        for method, rows in by_method.items()
     ]
 
 
