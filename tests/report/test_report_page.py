@@ -14,15 +14,9 @@ from acclimate.core.errors import UnknownName
 from acclimate.core.files import write_document
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, beside
-from acclimate.paper.figures import (
-    FIGURES,
-)
-from acclimate.paper.figures import (
-    ablation as curve,
-)
-from acclimate.paper.figures import (
-    consistency as theory,
-)
+from acclimate.paper.figures import FIGURES
+from acclimate.paper.figures import ablation as curve
+from acclimate.paper.figures import consistency as theory
 from acclimate.paper.reproduction import beside_grids, figures_of_data
 from acclimate.records.records import Loss, Records
 from acclimate.report.figures import (

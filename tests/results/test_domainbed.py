@@ -164,36 +164,28 @@ def test_a_run_that_is_there_twice_and_steps_out_of_order(tmp_path: Path) -> Non
     assert found == {"training-domains": 0.32, "leave-one-out": 0.41, "oracle": 0.42}
 
 
-def test_not_a_number_as_its_collector_takes_it(tmp_path: Path) -> None:
-    first = [
-        [
-            line(0, [0], 0, [0.1, 0.9], [0.5, NAN]),
-            line(300, [0], 0, [0.2, 0.9], [0.5, 0.9]),
-        ],
-        [line(0, [0], 1, [0.3, 0.9], [0.5, 0.1])],
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # A first step that is not a number is not beaten by later ones, and loses to setting 1.
+        ([[(0, 0.1, NAN), (300, 0.2, 0.9)], [(0, 0.3, 0.1)]], 0.3),
+        ([[(0, 0.1, 0.2), (300, 0.2, NAN)], [(0, 0.3, 0.1)]], 0.1),
+        ([[(0, 0.1, 0.9)], [(0, 1.1, NAN)], [(0, 2.1, 0.1)]], 0.1),
+        ([[(0, NAN, 0.9)]], None),
+    ],
+)
+def test_not_a_number_as_its_collector_takes_it(
+    tmp_path: Path, settings: list[list[tuple[int, float, float]]], expected: float | None
+) -> None:
+    """(step, accuracy on the test environment, validation accuracy on the other one)"""
+    runs = [
+        [line(step, [0], seed, [inside, 0.9], [0.5, outside]) for step, inside, outside in steps]
+        for seed, steps in enumerate(settings)
     ]
-    # A first step that is not a number is not beaten by later ones, and then loses to setting 1.
-    assert top1(read_domainbed(write(tmp_path / "first", *first)), "training-domains") == {
-        "art_painting": 0.3
-    }
-    later = [
-        [
-            line(0, [0], 0, [0.1, 0.9], [0.5, 0.2]),
-            line(300, [0], 0, [0.2, 0.9], [0.5, NAN]),
-        ],
-        [line(0, [0], 1, [0.3, 0.9], [0.5, 0.1])],
-    ]
-    assert top1(read_domainbed(write(tmp_path / "later", *later)), "training-domains") == {
-        "art_painting": 0.1
-    }
-    between = [[line(0, [0], s, [0.1 + s, 0.9], [0.5, v])] for s, v in enumerate((0.9, NAN, 0.1))]
-    assert top1(read_domainbed(write(tmp_path / "between", *between)), "training-domains") == {
-        "art_painting": 0.1
-    }
-    result = [[line(0, [0], 0, [NAN, 0.9], [0.9, 0.9])]]
-    for rule in ("training-domains", "oracle"):
-        folder = write(tmp_path / rule, *result)
-        assert top1(read_domainbed(folder), rule) == {"art_painting": None}
+    history = read_domainbed(write(tmp_path, *runs))
+    assert top1(history, "training-domains") == {"art_painting": expected}
+    if expected is None:
+        assert top1(history, "oracle") == {"art_painting": None}
 
 
 def test_trials_algorithms_and_data_sets_are_apart_and_in_order(tmp_path: Path) -> None:

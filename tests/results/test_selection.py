@@ -19,9 +19,9 @@ from acclimate.results.selection import (
     RULES_BY_NAME,
     Candidate,
     Choice,
-    applicable,
     candidates,
     candidates_of,
+    choices_by_rule,
     named,
     select,
 )
@@ -335,17 +335,18 @@ def test_the_pairs_of_another_trial_do_not_help() -> None:
 
 
 def test_rules_that_can_choose() -> None:
-    assert applicable([]) == []
-    assert applicable([run(0, "a", a=0.5)]) == ["oracle"]
+    def rules(runs: list[Candidate], asked: str, *planned: Candidate) -> list[str]:
+        return list(choices_by_rule(runs, asked, [one.job for one in (*runs, *planned)]))
+
+    assert rules([], "oracle") == ["oracle"]  # asked for, though there is nothing to choose from
+    assert rules([run(0, "a", a=0.5)], "oracle") == ["oracle"]
     both = run(0, "a", training=0.5, validation=0.4, a=0.5)
-    assert applicable([both]) == ["training-domains", "validation-domains", "oracle"]
+    assert rules([both], "oracle") == ["oracle", "training-domains", "validation-domains"]
     # Only sweeps that ask for cross-validation have runs for it.
-    assert applicable(three_domains()) == ["oracle"]
-    assert applicable(three_domains(), asked="k-fold") == ["k-fold", "oracle"]
+    assert rules(three_domains(), "oracle") == ["oracle"]
+    assert rules(three_domains(), "k-fold") == ["k-fold", "oracle"]
     folds = [run(0, "t", t=0.5), run(0, "t", "a b", a=0.5, b=0.5)]
-    assert applicable(folds, asked="leave-one-out") == ["leave-one-out", "oracle"]
-    planned = [one.job for one in [*folds, run(0, "t", "c d")]]
-    assert applicable(folds, expected=planned, asked="k-fold") == ["oracle"]
+    assert rules(folds, "training-domains") == ["training-domains", "oracle"]
 
 
 # --- properties
