@@ -317,16 +317,6 @@ def test_heads_that_differ_are_noted() -> None:
     assert not list(sentences._heads([run("erm", "linear")]))
 
 
-def test_a_map_of_few_domains_is_small() -> None:
-    def height(sites: int) -> float:
-        mu = np.random.default_rng(0).normal(size=(sites, 3))
-        names = tuple(f"s{i}" for i in range(sites))
-        found = domain_map.DomainMap(names, ("train",) * sites, mu, np.full(sites, 9))
-        return domain_map.draw(found).figure.get_figheight()
-
-    assert height(4) <= height(12) / 2
-
-
 def test_a_report_needs_no_torch() -> None:
     code = (
         "import sys, acclimate.report; print({'torch', 'matplotlib', 'sklearn'} & set(sys.modules))"

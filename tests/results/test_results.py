@@ -23,9 +23,7 @@ from acclimate.core.errors import (
     UnknownName,
 )
 from acclimate.paper.published import with_published
-from acclimate.records.records import append
 from acclimate.report import export, sentences, tables
-from acclimate.report.page import page_of
 from acclimate.report.sentences import headline
 from acclimate.results import comparison as results
 from acclimate.results import runs
@@ -616,22 +614,6 @@ def test_latex(tmp_path: Path) -> None:
     assert mentions(tests, "Holm", "Differences to ERM")
     assert r"\label{tab:toy-training-domains}" in lines
     assert r"DA-ERM & +5.0 \\" in lines
-
-
-def test_one_algorithm_is_not_tested(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path, {("erm", 0): {"a": 0.5}, ("erm", 1): {"a": 0.6}})
-    for trial, top1 in enumerate((0.7, 0.9)):
-        append(
-            SweepFolder(folder).run(f"toy-erm--a-0-{trial}").path / "records.jsonl",
-            score("a", top1, "oracle-prior"),
-        )
-    report = load_report(folder)
-    (found,) = report.results[report.rules[0]]
-    assert [row.key.kind for row in found.rows] == ["method", "ceiling"]
-    text = page_of(report)
-    assert "Difference to" not in text and "p (Holm)" not in text and "t-test" not in text
-    shown = CliRunner().invoke(app, ["report", str(folder)]).output
-    assert "Difference to" not in shown and "t-test" not in shown
 
 
 def test_csv_and_json_hold_everything(tmp_path: Path) -> None:

@@ -145,17 +145,9 @@ def test_no_draw_qualifies_and_the_reason_says_why() -> None:
     nowhere = run(0, "a", training=0.9, validation=0.9, a=NAN)
     assert only(select([nowhere], "oracle")).reason == "no finished run has an accuracy on a"
     silent = run(0, "a b", a=0.5, b=0.5)
-    assert {rule: only(select([silent], rule)).reason for rule in RULES} == {
-        "training-domains": (
-            "no finished run has an accuracy on the validation splits of the training domains"
-        ),
-        "validation-domains": (
-            "no finished run has an accuracy on the validation domains, which no run trains on"
-        ),
-        "leave-one-out": "",
-        "k-fold": "",
-        "oracle": "",
-    }
+    reasons = {rule: only(select([silent], rule)).reason for rule in RULES}
+    assert [rule for rule in RULES if reasons[rule]] == ["training-domains", "validation-domains"]
+    assert reasons["training-domains"].endswith(RULES["training-domains"])
     missing = only(select([silent], "training-domains"))
     assert (missing.run, missing.draw, missing.score, missing.candidates) == (None, None, None, 0)
 
