@@ -119,12 +119,10 @@ def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
 
 def write_plots(built: "Built") -> list[Path]:
     """Plots of labels and domains in a folder beside the manifest."""
-    from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.report.figures.inspection import write_label_plots
+    from acclimate.report.figures.label_shares import write_label_plots
 
     assert built.out is not None
-    found = inspect_manifest(built.manifest)
-    return write_label_plots(found, built.manifest, built.out.with_suffix(".plots"))
+    return write_label_plots(built.manifest, built.out.with_suffix(".plots"))
 
 
 def _show(built: "Built", pictures: list[Path]) -> None:

@@ -9,18 +9,18 @@ from acclimate.core.files import write_text
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, Pair, beside
-from acclimate.paper.figures import FIGURES
+from acclimate.paper.figures import FIGURES, contact_sheet
 from acclimate.paper.published import SOURCE, Published, plain
 from acclimate.paper.recipes.plan import PreparedPart
 from acclimate.paper.recipes.table import Recipe
-from acclimate.report.figures import contact_sheet, illustrations, label_shares
+from acclimate.report.figures import illustrations, label_shares
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.report.grid import Cell, Grid, accuracy
 from acclimate.report.page import environment, write_page
 from acclimate.results.comparison import observations
 from acclimate.results.load import load_report
-from acclimate.results.material import Labels
 from acclimate.results.statistics import Estimate
+from acclimate.results.sweep_folder import LabelCounts
 from acclimate.sweep.driver import Tally
 
 # How data name the country that the paper's Figure 2A lays over the others.
@@ -110,7 +110,7 @@ def _printed(one: Published | None) -> Cell:
 def figures_of_data(figure: str, name: str, manifest: Manifest) -> Iterator[Illustration]:
     if figure == "labels":
         over = next((one for one in manifest.domains if plain(one) in USA), "")
-        drawing = label_shares.draw(Labels.of(name, manifest), over)
+        drawing = label_shares.draw(LabelCounts.of(name, manifest), over)
         if drawing is not None:
             caption = (
                 f"Share of each class in domains of {name}, over those of {over or 'all domains'}."
