@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from acclimate.config.presets import PRESETS
+from acclimate.config.settings import PRESETS
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data.readers import data_name
 from acclimate.paper.ablations.table import ABLATIONS
