@@ -102,6 +102,6 @@ class Digits(Builder):
     settings: DigitsSettings = field(default_factory=DigitsSettings)
 
     def build(self, watch: Watch) -> Built:
-        made = build_digits(self.settings)
-        made.write(self.out)
-        return Built(manifest=made, out=self.out)
+        manifest = build_digits(self.settings)
+        manifest.write(self.out)
+        return Built(manifest=manifest, out=self.out)

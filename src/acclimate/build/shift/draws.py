@@ -69,13 +69,13 @@ class ShiftSettings(Limited):
                 "number, or a share of the classes below 1"
             )
         share = self.conditional < 1
-        wanted = round(self.conditional * classes / 2) if share else round(self.conditional)
-        if 2 * wanted > classes:
+        pairs = round(self.conditional * classes / 2) if share else round(self.conditional)
+        if 2 * pairs > classes:
             raise ConfigError(
-                f"shift: {classes} classes make at most {classes // 2} pairs, not {wanted}; "
+                f"shift: {classes} classes make at most {classes // 2} pairs, not {pairs}; "
                 "lower --conditional"
             )
-        return max(wanted, 1) if self.conditional else 0
+        return max(pairs, 1) if self.conditional else 0
 
 
 # The splits of a domain by its role. Each is drawn from the pool of its name, and pools share no
@@ -157,12 +157,10 @@ def domain_sizes(role: str, pools: Mapping[str, Pool], settings: ShiftSettings) 
     decides how large a domain can be.
     """
     held_out = round(settings.per_domain * settings.val_share)
-    wanted = {"train": settings.per_domain - held_out, "val": held_out}
+    sizes = {"train": settings.per_domain - held_out, "val": held_out}
     if role != "train":
-        wanted = {role: settings.per_domain}
-    return {
-        split: min(wanted[split], _largest(pools[split], settings)) for split in SPLITS_OF[role]
-    }
+        sizes = {role: settings.per_domain}
+    return {split: min(sizes[split], _largest(pools[split], settings)) for split in SPLITS_OF[role]}
 
 
 def _largest(pool: Pool, settings: ShiftSettings) -> int:
