@@ -30,7 +30,6 @@ class ShiftSettings(Limited):
         "of the classes in pairs; 0: none.",
         at_least=0,
     )
-    pairs: str | None = setting(None, "These pairs instead of look-alikes, as cat:dog,cup:mug.")
     domains: int = setting(60, "Domains to train on.", at_least=2)
     val: int = setting(10, "Unseen domains to choose by.", at_least=0)
     test: int = setting(20, "Unseen domains to score on.", at_least=0)
@@ -43,15 +42,10 @@ class ShiftSettings(Limited):
     val_share: float = 0.2  # of the images, for validation splits and validation domains
     test_share: float = 0.3  # of the images, for test domains
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.conditional and self.pairs is not None:
-            raise ConfigError("shift: --conditional finds pairs and --pairs names them; give one")
-
     @property
     def swaps(self) -> bool:
         """Whether some labels depend on the latent."""
-        return self.conditional > 0 or self.pairs is not None
+        return self.conditional > 0
 
     @property
     def repaints(self) -> bool:
