@@ -41,7 +41,6 @@ from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, freeze_batch_norm
 from acclimate.learn.models.predictors import ConditionedHead, identity_backbone
-from acclimate.runs.evaluate import evaluate_run
 from fixtures.errors import refused
 from fixtures.models import make_trained
 from fixtures.predictors import (
@@ -495,19 +494,6 @@ def test_how_many_images_a_chain_needs(chain: str, least: int) -> None:
     assert find_chain(chain).least_images == least
 
 
-def test_a_chain_that_the_model_cannot_be_adapted_by_is_refused_before() -> None:
-    find_chain("bn+prior").require(batch_normed())
-    find_chain("tent").require(group_normed())
-    for frozen in (False, True):
-        find_chain("embedding+prior").require(plain(), frozen=frozen)
-    with pytest.raises(ConfigError, match="method 'bn' works on batch norm"):
-        find_chain("prior+bn").require(group_normed())
-    with pytest.raises(ConfigError, match="method 'tent' works on the scales"):
-        find_chain("tent").require(plain())
-    with pytest.raises(ConfigError, match="method 'bn' changes layers of the backbone"):
-        find_chain("prior+bn").require(batch_normed(), frozen=True)
-
-
 def test_the_chains_that_a_run_is_scored_by() -> None:
     config = AdaptConfig(methods=("prior", "embedding+t3a"), components={"t3a": {"keep": 3}})
     prior, both = scored_chains(config, "da-erm")
@@ -549,9 +535,20 @@ def test_chains_that_are_none(text: str, facts: tuple[str, ...]) -> None:
 def test_models_without_the_layers(
     name: str, make: Callable[[], Predictor], facts: tuple[str, ...]
 ) -> None:
+    """Refused before training, by the network alone, and when one adapts."""
     images = rows(4) if make is plain else pixels(4)
     with refused(ConfigError, f"'{name}'", *facts):
+        find_chain(f"prior+{name}").require(make())
+    with refused(ConfigError, f"'{name}'", *facts):
         adapt_model(MODEL._replace(predictor=make()), images, find_chain(name))
+
+
+def test_a_frozen_backbone_is_not_changed_in_a_run() -> None:
+    find_chain("bn+prior").require(batch_normed())
+    find_chain("tent").require(group_normed())
+    find_chain("embedding+prior").require(plain(), frozen=True)
+    with refused(ConfigError, "'bn'", "model.freeze=none"):
+        find_chain("prior+bn").require(batch_normed(), frozen=True)
 
 
 # --- on trained models ----------------------------------------------------------------------------
@@ -669,61 +666,6 @@ def test_states_are_for_their_model_and_are_not_mixed(
         assert more is not None and more.count == 20
     with refused(ConfigError, "--method", "--algorithm da-erm"):
         adapt(erm, X[:9], method="embedding+prior")
-
-
-def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:
-    """Three classes that overlap, in one domain of the given class frequencies."""
-    rng = np.random.default_rng(seed)
-    labels = rng.choice(3, count, p=prior)
-    X = rng.normal(size=(count, 3)) + 1.5 * np.eye(3)[labels]
-    return X.astype(np.float32), np.array(["a", "b", "c"])[labels], np.full(count, domain)
-
-
-@pytest.mark.slow
-def test_prior_beats_none_under_label_shift(tmp_path: Path) -> None:
-    parts = [shifted(200, [1 / 3] * 3, f"train-{i}", seed=i) for i in range(4)]
-    parts += [
-        shifted(600, p, f"new-{i}", 10 + i)
-        for i, p in enumerate(([0.8, 0.15, 0.05], [0.05, 0.05, 0.9]))
-    ]
-    data = Manifest.from_arrays(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    settings = TINY | {
-        "train.steps": 300, "train.per_domain": 16, "train.evaluate_every": 100,
-        "train.checkpoint_every": 300, "test_domains": ["new-0", "new-1"], "adapt.points": 200,
-    }  # fmt: skip
-    AdaptiveClassifier(algorithm="erm", settings=settings, out=tmp_path / "run").fit(data)
-    scores = evaluate_run(tmp_path / "run", data, methods=["prior", "none"], device="cpu").scores
-    found = {(score.domain, score.method): score for score in scores if score.role == "test"}
-    assert len(found) == 6
-    for domain in ("new-0", "new-1"):
-        none, prior, oracle = (
-            found[domain, method].top1 or 0.0 for method in ("none", "prior", "oracle-prior")
-        )
-        assert none + 0.05 < prior < oracle + 0.02
-        score = found[domain, "prior"]
-        assert (score.n, score.adapt_n, score.adapted_on) == (400, 200, "held-out")
-        assert (score.adapt_seed, found[domain, "none"].adapt_n) == (0, None)
-
-
-def test_evaluate_by_several_methods(runs: dict[str, Path], features: Manifest) -> None:
-    methods = ["embedding", "none", "prior", "embedding+t3a", "none"]
-    scores = evaluate_run(runs["da-erm"], features, methods=methods, device="cpu").scores
-    unseen = {s.method: s for s in scores if s.domain == "site-4"}
-    assert list(unseen) == ["embedding", "wrong-embedding", "none", "prior", "embedding+t3a"]
-    used = {name: s.adapt_n for name, s in unseen.items() if name != "wrong-embedding"}
-    assert used == {"embedding": 6, "none": None, "prior": 6, "embedding+t3a": 6}
-    with pytest.raises(ConfigError, match="a plain model"):
-        evaluate_run(runs["erm"], features, methods=["embedding+prior"], device="cpu")
-    with pytest.raises(UnknownName, match="did you mean 'prior'"):
-        evaluate_run(runs["erm"], features, methods=["prio"], device="cpu")
-
-
-def test_the_estimator_takes_a_method(runs: dict[str, Path], features: Manifest) -> None:
-    model = AdaptiveClassifier.load(runs["da-erm"], device="cpu")
-    site = model.adapt(features.features()[:12], method="embedding+prior")
-    assert site.label_prior is not None
-    assert list(site.label_prior) == ["ant", "bee", "cat"]
-    assert sum(site.label_prior.values()) == pytest.approx(1)
 
 
 def test_settings_of_methods_come_with_the_model_and_with_the_call(
