@@ -37,7 +37,7 @@ from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
 from acclimate.config import AdaptConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
-from acclimate.learn.embeddings import DomainTable, Payload
+from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, freeze_batch_norm
@@ -231,7 +231,7 @@ def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
     for aware in (False, True):
         known = model._replace(prior_aware=aware)
         payload = adapt_model(known, images, find_chain("embedding+prior"), state)[1].payloads
-        priors[aware] = payload["prior"].tensors
+        priors[aware] = payload["prior"]
     torch.testing.assert_close(priors[False]["base"], target, rtol=0, atol=1e-5)
     torch.testing.assert_close(priors[False]["prior"], target, rtol=0, atol=1e-5)
     # A model that stands under training's frequencies in every domain is corrected from those.
@@ -487,11 +487,10 @@ def test_chains_go_left_to_right() -> None:
     first, _ = adapt_model(MODEL, images, find_chain("bn"))
     payloads = state.payloads
     expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
-    torch.testing.assert_close(payloads["prior"].tensors["prior"], expected)
+    torch.testing.assert_close(payloads["prior"]["prior"], expected)
     shift = log_ratio(expected, UNIFORM.label_prior).float()
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
     assert list(payloads) == ["bn", "prior"]
-    assert not any(payload.mergeable for payload in payloads.values())
 
 
 @pytest.mark.parametrize(
@@ -647,13 +646,13 @@ def test_embedding_and_prior_start_from_the_implied_prior(
         for method in ("embedding", "none")
     )
     assert state is not None
-    kept = state.payloads["prior"].tensors
+    kept = state.payloads["prior"]
     expected = implied_prior(start, centre, train)
     torch.testing.assert_close(kept["base"], expected, rtol=1e-4, atol=1e-6)
     assert not kept["base"].allclose(train, atol=1e-3)
     alone = adapt(trained, X, method="prior").state
     assert alone is not None
-    assert torch.equal(alone.payloads["prior"].tensors["base"], train)
+    assert torch.equal(alone.payloads["prior"]["base"], train)
 
 
 def test_states_are_for_their_model_and_are_not_mixed(
@@ -692,7 +691,7 @@ class TestGrowing:
         twice = adapt(erm, X[9:40], method="prior", into=first)
         assert twice.state is not None and twice.state.count == 40
         np.testing.assert_allclose(twice.predict_proba(X[:9]), once.predict_proba(X[:9]), atol=2e-3)
-        kept = twice.state.payloads["prior"].tensors
+        kept = twice.state.payloads["prior"]
         assert len(kept["evidence"]) == 40
         assert not np.allclose(
             twice.predict_proba(X[:9]), apply_state(erm, first).predict_proba(X[:9]), atol=5e-3
@@ -878,7 +877,7 @@ SHARES = UNIFORM.label_prior
 def test_a_payload_of_another_model_is_refused(method: str, tensors: dict[str, Tensor]) -> None:
     trained = make_trained("linear")
     empty = DomainState.empty(trained.digest(), 0).updated(torch.zeros(4, 0))
-    state = replace(empty, payloads={method: Payload(tensors, mergeable=False)})
+    state = replace(empty, payloads={method: tensors})
     with refused(StateMismatch, method):
         apply_state(trained, state)
 
