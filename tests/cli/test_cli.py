@@ -304,7 +304,7 @@ def test_pack_decodes_what_can_be_read(
     bad.write_bytes(b"nothing")
     images = len(list(tree.rglob("*.jpg")))
     _, out, _ = cli("pack", tmp_path / "photos", "--size", "16")
-    (folder,) = (tmp_path / "cache" / "images").iterdir()
+    (folder,) = (tmp_path / "cache" / "images" / "kept").iterdir()
     name = bad.relative_to(tmp_path / "photos")
     assert out.splitlines() == [
         f"{images - 1} images of 16 px, 0.0 GiB: {folder}",

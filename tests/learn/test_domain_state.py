@@ -157,16 +157,6 @@ def test_what_went_in_comes_out_to_the_last_digit() -> None:
     assert not left.total.any() and not left.squares.any()
 
 
-def test_the_reach_of_two_states_by_hand() -> None:
-    """Images at 0 and 2 lie within 1 of their mean, those at 10 and 14 within 2 of theirs, which is
-    11 away: 13. The other way round it is 12, as the first mean stays the reference."""
-    one, two = (DomainState.empty("m", 1).updated(torch.tensor(x)) for x in (NEAR, FAR))
-    assert one.merged(two).reach == pytest.approx(2 + 11)
-    assert two.merged(one).reach == pytest.approx(1 + 11)
-    empty = DomainState.empty("m", 1)
-    assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
-
-
 def test_everything_out_and_new_images_in() -> None:
     rows = features(2, 6)
     state = state_of(rows).removed(torch.from_numpy(rows))
@@ -175,6 +165,16 @@ def test_everything_out_and_new_images_in() -> None:
     assert_matches(state.updated(torch.from_numpy(fresh)), fresh)
     assert_matches(state.merged(state_of(fresh)), fresh)
     assert_matches(state_of(fresh).merged(state), fresh)
+
+
+def test_the_reach_of_two_states_by_hand() -> None:
+    """Images at 0 and 2 lie within 1 of their mean, those at 10 and 14 within 2 of theirs, which is
+    11 away: 13. The other way round it is 12, as the first mean stays the reference."""
+    one, two = (DomainState.empty("m", 1).updated(torch.tensor(x)) for x in (NEAR, FAR))
+    assert one.merged(two).reach == pytest.approx(2 + 11)
+    assert two.merged(one).reach == pytest.approx(1 + 11)
+    empty = DomainState.empty("m", 1)
+    assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
 
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
@@ -349,8 +349,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
     "numbers": dict.fromkeys(("total", "squares", "reference"), FLAT[0]),
 }
-WORDS = {"kind": "model", "payloads": "[1]", "count": "-1", "reach": "NaN"}
-WRONG |= {key: {key: value} for key, value in WORDS.items()}
+WORDS = {
+    "kind": ["model"],
+    "payloads": ["[1]", "{}", "[" * 100_000],
+    "count": ["-1", "many", "1e999"],
+    "reach": ["NaN"],
+}
+WRONG |= {f"{key} {value:.9}": {key: value} for key in WORDS for value in WORDS[key]}
 
 
 def save_changed(path: Path, change: dict[str, Any]) -> None:

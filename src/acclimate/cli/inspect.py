@@ -25,17 +25,17 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
-    from acclimate.data.duplicates import find_duplicates, sentences
+    from acclimate.data.columns import summaries
+    from acclimate.data.inspection import find_copies, try_images
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.data.inspection import rare_formats, sampled, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
-    problems = manifest.findings()
+    problems = manifest.problems()
     found = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
-    copies = find_duplicates(manifest, sampled(manifest, read))
+    copies = find_copies(manifest)
     pictures = []
     if plots is not None:
         from acclimate.report.figures.label_shares import write_label_plots
@@ -44,20 +44,18 @@ def inspect(
     if json:
         facts = {
             **found.as_dict(),
-            "problems": [sentence for kind in problems for sentence in kind.sentences()],
+            "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
-            "rare_formats": rare_formats(manifest),
             "duplicates": [asdict(group) for group in copies],
             "plots": pictures,
         }
         say_json(facts)
         return
     _show_domains(found)
-    for kind in problems:
-        say(f"problem: {kind.summary()}")
-    for line in (*rare_formats(manifest), *sentences(copies, str(data))):
-        say(f"note: {line}")
+    for line in summaries(problems):
+        say(f"problem: {line}")
+    say_some("copies", [" and ".join(one.images) for one in copies])
     if tried:
         others = len(manifest) - tried
         rest = f" (--read -1 tries the other {others} as well)" if others else ""
