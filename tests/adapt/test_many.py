@@ -13,7 +13,6 @@ from acclimate.adapt.many import ManyDomains
 from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
 from acclimate.learn.models.predictors import LinearHead, classify_by_domain
@@ -112,6 +111,6 @@ def test_what_does_not_go_together(models: dict[str, Trained], features: Manifes
     with refused(StateMismatch, "'south'", "'north'"):
         ManyDomains({"north": site, "south": other})
     assert site.state is not None  # a changed backbone has a pass of its own
-    changed = replace(site, state=replace(site.state, payloads={"bn": Payload({}, False)}))
+    changed = replace(site, state=replace(site.state, payloads={"bn": {}}))
     with refused(ConfigError, "'b'", "'bn'"):
         ManyDomains({"a": site, "b": changed})

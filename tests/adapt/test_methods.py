@@ -37,12 +37,11 @@ from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
 from acclimate.config import AdaptConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
-from acclimate.learn.embeddings import DomainTable, Payload
+from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, freeze_batch_norm
 from acclimate.learn.models.predictors import ConditionedHead, identity_backbone
-from acclimate.runs.evaluate import evaluate_run
 from fixtures.errors import refused
 from fixtures.models import make_trained
 from fixtures.predictors import (
@@ -232,7 +231,7 @@ def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
     for aware in (False, True):
         known = model._replace(prior_aware=aware)
         payload = adapt_model(known, images, find_chain("embedding+prior"), state)[1].payloads
-        priors[aware] = payload["prior"].tensors
+        priors[aware] = payload["prior"]
     torch.testing.assert_close(priors[False]["base"], target, rtol=0, atol=1e-5)
     torch.testing.assert_close(priors[False]["prior"], target, rtol=0, atol=1e-5)
     # A model that stands under training's frequencies in every domain is corrected from those.
@@ -488,11 +487,10 @@ def test_chains_go_left_to_right() -> None:
     first, _ = adapt_model(MODEL, images, find_chain("bn"))
     payloads = state.payloads
     expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
-    torch.testing.assert_close(payloads["prior"].tensors["prior"], expected)
+    torch.testing.assert_close(payloads["prior"]["prior"], expected)
     shift = log_ratio(expected, UNIFORM.label_prior).float()
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
     assert list(payloads) == ["bn", "prior"]
-    assert not any(payload.mergeable for payload in payloads.values())
 
 
 @pytest.mark.parametrize(
@@ -508,19 +506,6 @@ def test_chains_go_left_to_right() -> None:
 )
 def test_how_many_images_a_chain_needs(chain: str, least: int) -> None:
     assert find_chain(chain).least_images == least
-
-
-def test_a_chain_that_the_model_cannot_be_adapted_by_is_refused_before() -> None:
-    find_chain("bn+prior").require(batch_normed())
-    find_chain("tent").require(group_normed())
-    for frozen in (False, True):
-        find_chain("embedding+prior").require(plain(), frozen=frozen)
-    with pytest.raises(ConfigError, match="method 'bn' works on batch norm"):
-        find_chain("prior+bn").require(group_normed())
-    with pytest.raises(ConfigError, match="method 'tent' works on the scales"):
-        find_chain("tent").require(plain())
-    with pytest.raises(ConfigError, match="method 'bn' changes layers of the backbone"):
-        find_chain("prior+bn").require(batch_normed(), frozen=True)
 
 
 def test_the_chains_that_a_run_is_scored_by() -> None:
@@ -564,9 +549,20 @@ def test_chains_that_are_none(text: str, facts: tuple[str, ...]) -> None:
 def test_models_without_the_layers(
     name: str, make: Callable[[], Predictor], facts: tuple[str, ...]
 ) -> None:
+    """Refused before training, by the network alone, and when one adapts."""
     images = rows(4) if make is plain else pixels(4)
     with refused(ConfigError, f"'{name}'", *facts):
+        find_chain(f"prior+{name}").require(make())
+    with refused(ConfigError, f"'{name}'", *facts):
         adapt_model(MODEL._replace(predictor=make()), images, find_chain(name))
+
+
+def test_a_frozen_backbone_is_not_changed_in_a_run() -> None:
+    find_chain("bn+prior").require(batch_normed())
+    find_chain("tent").require(group_normed())
+    find_chain("embedding+prior").require(plain(), frozen=True)
+    with refused(ConfigError, "'bn'", "model.freeze=none"):
+        find_chain("prior+bn").require(batch_normed(), frozen=True)
 
 
 # --- on trained models ----------------------------------------------------------------------------
@@ -650,13 +646,13 @@ def test_embedding_and_prior_start_from_the_implied_prior(
         for method in ("embedding", "none")
     )
     assert state is not None
-    kept = state.payloads["prior"].tensors
+    kept = state.payloads["prior"]
     expected = implied_prior(start, centre, train)
     torch.testing.assert_close(kept["base"], expected, rtol=1e-4, atol=1e-6)
     assert not kept["base"].allclose(train, atol=1e-3)
     alone = adapt(trained, X, method="prior").state
     assert alone is not None
-    assert torch.equal(alone.payloads["prior"].tensors["base"], train)
+    assert torch.equal(alone.payloads["prior"]["base"], train)
 
 
 def test_states_are_for_their_model_and_are_not_mixed(
@@ -695,7 +691,7 @@ class TestGrowing:
         twice = adapt(erm, X[9:40], method="prior", into=first)
         assert twice.state is not None and twice.state.count == 40
         np.testing.assert_allclose(twice.predict_proba(X[:9]), once.predict_proba(X[:9]), atol=2e-3)
-        kept = twice.state.payloads["prior"].tensors
+        kept = twice.state.payloads["prior"]
         assert len(kept["evidence"]) == 40
         assert not np.allclose(
             twice.predict_proba(X[:9]), apply_state(erm, first).predict_proba(X[:9]), atol=5e-3
@@ -753,63 +749,6 @@ def test_what_16_bits_cannot_say_is_no_probability_lost() -> None:
     found = evidence.posteriors(UNIFORM.label_prior)
     torch.testing.assert_close(found.sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-15, atol=0)
     torch.testing.assert_close(found, rows, rtol=1e-3, atol=0)
-
-
-def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:
-    """Three classes that overlap, in one domain of the given class frequencies."""
-    rng = np.random.default_rng(seed)
-    labels = rng.choice(3, count, p=prior)
-    X = rng.normal(size=(count, 3)) + 1.5 * np.eye(3)[labels]
-    return X.astype(np.float32), np.array(["a", "b", "c"])[labels], np.full(count, domain)
-
-
-@pytest.mark.slow
-def test_prior_beats_none_under_label_shift(tmp_path: Path) -> None:
-    parts = [shifted(200, [1 / 3] * 3, f"train-{i}", seed=i) for i in range(4)]
-    parts += [
-        shifted(600, p, f"new-{i}", 10 + i)
-        for i, p in enumerate(([0.8, 0.15, 0.05], [0.05, 0.05, 0.9]))
-    ]
-    data = Manifest.from_arrays(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    settings = TINY | {
-        "train.steps": 300, "train.per_domain": 16, "train.evaluate_every": 100,
-        "train.checkpoint_every": 300, "test_domains": ["new-0", "new-1"], "adapt.points": 200,
-    }  # fmt: skip
-    AdaptiveClassifier(algorithm="erm", settings=settings, out=tmp_path / "run").fit(data)
-    scores = evaluate_run(tmp_path / "run", data, methods=["prior", "none"], device="cpu").scores
-    found = {(score.domain, score.method): score for score in scores if score.role == "test"}
-    assert len(found) == 8
-    for domain in ("new-0", "new-1"):
-        none, prior, check, oracle = (
-            found[domain, method].top1 or 0.0
-            for method in ("none", "prior", "black-box-prior", "oracle-prior")
-        )
-        assert none + 0.05 < prior < oracle + 0.02
-        assert none + 0.05 < check
-        score = found[domain, "prior"]
-        assert (score.n, score.adapt_n, score.adapted_on) == (400, 200, "held-out")
-        assert (score.adapt_seed, found[domain, "none"].adapt_n) == (0, None)
-
-
-def test_evaluate_by_several_methods(runs: dict[str, Path], features: Manifest) -> None:
-    methods = ["embedding", "none", "prior", "embedding+t3a", "none"]
-    scores = evaluate_run(runs["da-erm"], features, methods=methods, device="cpu").scores
-    unseen = {s.method: s for s in scores if s.domain == "site-4"}
-    assert list(unseen) == ["embedding", "wrong-embedding", "none", "prior", "embedding+t3a"]
-    used = {name: s.adapt_n for name, s in unseen.items() if name != "wrong-embedding"}
-    assert used == {"embedding": 6, "none": None, "prior": 6, "embedding+t3a": 6}
-    with pytest.raises(ConfigError, match="a plain model"):
-        evaluate_run(runs["erm"], features, methods=["embedding+prior"], device="cpu")
-    with pytest.raises(UnknownName, match="did you mean 'prior'"):
-        evaluate_run(runs["erm"], features, methods=["prio"], device="cpu")
-
-
-def test_the_estimator_takes_a_method(runs: dict[str, Path], features: Manifest) -> None:
-    model = AdaptiveClassifier.load(runs["da-erm"], device="cpu")
-    site = model.adapt(features.features()[:12], method="embedding+prior")
-    assert site.label_prior is not None
-    assert list(site.label_prior) == ["ant", "bee", "cat"]
-    assert sum(site.label_prior.values()) == pytest.approx(1)
 
 
 def test_settings_of_methods_come_with_the_model_and_with_the_call(
@@ -938,7 +877,7 @@ SHARES = UNIFORM.label_prior
 def test_a_payload_of_another_model_is_refused(method: str, tensors: dict[str, Tensor]) -> None:
     trained = make_trained("linear")
     empty = DomainState.empty(trained.digest(), 0).updated(torch.zeros(4, 0))
-    state = replace(empty, payloads={method: Payload(tensors, mergeable=False)})
+    state = replace(empty, payloads={method: tensors})
     with refused(StateMismatch, method):
         apply_state(trained, state)
 

@@ -181,7 +181,7 @@ class Adapted:
         payload = None if self.state is None else self.state.payloads.get("prior")
         if payload is None:
             return None
-        return dict(zip(self.classes, payload.tensors["prior"].tolist(), strict=True))
+        return dict(zip(self.classes, payload["prior"].tolist(), strict=True))
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""

@@ -42,7 +42,6 @@ class Method(ABC):
     # after the latter are features taken again.
     changes: ClassVar[Literal["bias", "head", "backbone"]]
     gradient_free: ClassVar[bool] = True
-    mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
     calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that

@@ -11,7 +11,7 @@ from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.prior import implied_prior, posteriors
 from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.core.tensors import require_finite
-from acclimate.learn.embeddings import DomainState, Payload
+from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Predictor
@@ -85,13 +85,13 @@ def adapt_model(
             head, rows = predictor.head, images.features(predictor.backbone)
         with torch.set_grad_enabled(not method.gradient_free):
             if state.payloads:
-                earlier = state.payloads[name].tensors
+                earlier = state.payloads[name]
                 observed = method.observe_more(head, rows, context, earlier)
             else:
                 observed = method.observe(head, rows, context)
         for value in observed.values():
             require_finite(value, f"what method '{name}' found")
-        payloads[name] = Payload({k: v.cpu() for k, v in observed.items()}, method.mergeable)
+        payloads[name] = {key: value.cpu() for key, value in observed.items()}
         predictor = _changed(predictor, method, payloads[name])
     return predictor, replace(state, payloads=payloads)
 
@@ -107,12 +107,12 @@ def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
     return predictor
 
 
-def _changed(predictor: Predictor, method: Method, payload: Payload) -> Predictor:
+def _changed(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) -> Predictor:
     if method.changes == "backbone":
-        changed = method.apply(predictor, payload.tensors)
+        changed = method.apply(predictor, payload)
         assert isinstance(changed, Predictor)
         return changed
-    return Predictor(predictor.backbone, method.apply(predictor.head, payload.tensors))
+    return Predictor(predictor.backbone, method.apply(predictor.head, payload))
 
 
 def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Context:
