@@ -70,7 +70,7 @@ def test_a_flipped_bit_of_a_model_is_noticed(run: Path, name: str) -> None:
 def rewritten(path: Path, **changes: Any) -> None:
     """A document with other values, and with checksums that agree with them."""
     write_document(path, {**read_document(path), **changes})
-    write_checksums(path.parent)
+    write_checksums(path.parent, finished=True)
 
 
 def test_weights_of_another_run_are_noticed(

@@ -27,6 +27,7 @@ from acclimate.learn.objective import Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started
 from acclimate.runs.device import cpu_micro_batches
+from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
 from acclimate.runs.plan import Plan, check_batches
 
@@ -99,7 +100,6 @@ class Session:
 def session(
     plan: Plan,
     folder: RunFolder,
-    identity: dict[str, Any],
     *,
     device: str,
     watch: Watch,
@@ -111,6 +111,7 @@ def session(
     cannot be shared out leaves no trace.
     """
     started = time.perf_counter()
+    identity = learned_identity(plan) if folder.shared else run_identity(plan)
     with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()

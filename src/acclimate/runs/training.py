@@ -47,9 +47,6 @@ from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import (
     adopt_shared_embedding,
     check_shared_embedding,
-    learned_identity,
-    refuse_plain,
-    run_identity,
 )
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
@@ -97,8 +94,7 @@ def train(
     shared = None if embedding is None else RunFolder(embedding, shared=True)
     if shared is not None and not (folder.phi.exists() or folder.complete()):
         check_shared_embedding(shared, plan)
-    identity = run_identity(plan)
-    with session(plan, folder, identity, device=device, watch=watch, say=say) as now:
+    with session(plan, folder, device=device, watch=watch, say=say) as now:
         if now is not None:
             predictor, phi, world = now.predictor, now.embedding, now.world
             assert predictor is not None
@@ -140,8 +136,7 @@ def train_embedding(
     """
     folder = RunFolder(out, shared=True)
     plan = make_plan(folder.settled(config), manifest, device=device)
-    refuse_plain(plan)
-    with session(plan, folder, learned_identity(plan), device=device, watch=watch) as now:
+    with session(plan, folder, device=device, watch=watch) as now:
         if now is not None:
             assert now.embedding is not None
             learn_embedding(now, now.embedding)
@@ -324,7 +319,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
                 quarantined=len(now.quarantine),
             )
         )
-        write_checksums(now.folder.path)
+        write_checksums(now.folder.path, finished=True)
     now.world.wait()
 
 
