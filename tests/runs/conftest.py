@@ -1,0 +1,25 @@
+"""Runs on rows of features, in a folder of the test."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acclimate.config import RunConfig
+from acclimate.data.manifest import Manifest
+from acclimate.rehearse.training import train
+
+
+@pytest.fixture
+def fit(features: Manifest, tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Path]:
+    """`fit("erm", to="a", **{"train.steps": 3})` trains and gives the run's folder."""
+
+    def make(
+        algorithm: str = "da-erm", data: Manifest = features, to: str = "run", **settings: Any
+    ) -> Path:
+        given = {name: settings.pop(name) for name in ("watch", "embedding") if name in settings}
+        train(tiny(algorithm, **settings), data, tmp_path / to, **given)
+        return tmp_path / to
+
+    return make
