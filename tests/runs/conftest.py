@@ -9,6 +9,7 @@ import pytest
 from acclimate.config import RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.rehearse.training import train
+from acclimate.runs.training import train_embedding
 
 
 @pytest.fixture
@@ -21,5 +22,19 @@ def fit(features: Manifest, tiny: Callable[..., RunConfig], tmp_path: Path) -> C
         given = {name: settings.pop(name) for name in ("watch", "embedding") if name in settings}
         train(tiny(algorithm, **settings), data, tmp_path / to, **given)
         return tmp_path / to
+
+    return make
+
+
+@pytest.fixture
+def fit_phi(
+    features: Manifest, tiny: Callable[..., RunConfig], tmp_path: Path
+) -> Callable[..., Path]:
+    """`fit_phi(seed=1)` learns Φ alone, and gives its file."""
+
+    def make(
+        algorithm: str = "da-erm", data: Manifest = features, to: str = "phi", **settings: Any
+    ) -> Path:
+        return train_embedding(tiny(algorithm, **settings), data, tmp_path / to)
 
     return make
