@@ -88,9 +88,7 @@ def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
 def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
     meta, about = one.metadata, one.metadata["about"]
     default: Any = inspect.Parameter.empty if one.default is MISSING else one.default
-    if _is_split(hint):
-        hint, default = str, ",".join(map(str, default))
-    elif get_origin(hint) is tuple:
+    if _is_list(hint):
         hint = list[Path]
     if meta.get("argument"):
         info = typer.Argument(help=about, metavar=meta["metavar"], show_default=False)
@@ -102,14 +100,12 @@ def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
     return parameter(one.name, Annotated[hint, info], default)
 
 
-def _is_split(hint: Any) -> bool:
-    return get_args(hint) == (int, int, int)
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
 
 
 def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
     """The builder with what was given; whatever is no option keeps its default."""
-    from acclimate.build.splits import parse_split
-
     hints, values = get_type_hints(cls), {}
     for one in fields(cls):
         hint = hints[one.name]
@@ -117,28 +113,22 @@ def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
             values[one.name] = _assembled(hint, given)
         elif "about" in one.metadata:
             value = given[one.name]
-            if _is_split(hint):
-                value = parse_split(value)
-            elif get_origin(hint) is tuple:
-                value = tuple(value or ())
-            values[one.name] = value
+            values[one.name] = tuple(value or ()) if _is_list(hint) else value
     return cls(**values)
 
 
 def write_plots(built: "Built") -> list[Path]:
     """Plots of labels and domains in a folder beside the manifest."""
-    from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.report.figures.inspection import write_label_plots
+    from acclimate.report.figures.label_shares import write_label_plots
 
     assert built.out is not None
-    found = inspect_manifest(built.manifest)
-    return write_label_plots(found, built.manifest, built.out.with_suffix(".plots"))
+    return write_label_plots(built.manifest, built.out.with_suffix(".plots"))
 
 
 def _show(built: "Built", pictures: list[Path]) -> None:
     from acclimate.build.base import in_short
 
-    for part in built.told or [in_short(built.manifest)]:
+    for part in built.summary or [in_short(built.manifest)]:
         if isinstance(part, str):
             say(part)
         else:

@@ -38,9 +38,9 @@ def inspect(
     copies = find_duplicates(manifest, sampled(manifest, read))
     pictures = []
     if plots is not None:
-        from acclimate.report.figures.inspection import write_label_plots
+        from acclimate.report.figures.label_shares import write_label_plots
 
-        pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
+        pictures = [str(path) for path in write_label_plots(manifest, plots)]
     if json:
         facts = {
             **found.as_dict(),

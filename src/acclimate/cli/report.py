@@ -33,7 +33,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="[default: FOLDER/report.html]")] = None,
     table: Annotated[
         list[Path] | None,
-        typer.Option(help="Write the tables as .md, .tex, .csv, .json or .txt; can be repeated."),
+        typer.Option(help="Write the tables as .md, .tex, .csv or .json; can be repeated."),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Write the figures to a folder.")] = None,
     kinds: Annotated[str, typer.Option("--format", help="Of the figures.")] = "pdf,svg,png",
@@ -75,18 +75,17 @@ def report(
 
 
 def _show(report: "Report", written: list[Path]) -> None:
-    from acclimate.report.export import heading, to_text
-    from acclimate.report.sentences import first_sentence, notes
-    from acclimate.report.tables import tests_grid
+    from acclimate.report.export import heading
+    from acclimate.report.sentences import headline, notes
+    from acclimate.report.tables import results_grid, tests_grid
 
     main = report.rules[0]
     shown = [results for results in report.results[main] if results.rows]
     for results in shown:
         say(heading(results))
-        say(to_text(results))
-        tests = tests_grid(results)
-        if tests.rows:
-            say(tests.to_text())
+        say(results_grid(results).to_text())
+        if results.tested:
+            say(tests_grid(results).to_text())
     if any(any(results.best.values()) for results in shown):
         say("* the best of a column.")
     if any(row.average and row.average.se is not None for found in shown for row in found.rows):
@@ -94,15 +93,11 @@ def _show(report: "Report", written: list[Path]) -> None:
     if any(row.difference and row.difference.p is not None for one in shown for row in one.rows):
         say("p: paired t-test over trials. Holm: corrected for the number of methods.")
     say()
-    say(first_sentence(report))
+    say(headline(report))
     for note in dict.fromkeys([*report.notes, *notes(report)]):
         say(f"note: {note}")
     _show_trouble(report)
-    same = report.alike
-    others = [rule for rule in report.rules[1:] if rule not in same]
-    if same:
-        say(f"selection by {' or '.join(same)} chooses the same runs")
-    if others:
+    if others := report.rules[1:]:
         say(f"also on the page: selection by {', '.join(others)}")
     for name, path in zip(["report", *["written"] * len(written)], written, strict=False):
         say(f"{name}: {path}")

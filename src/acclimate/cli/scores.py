@@ -78,11 +78,9 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
 
 
 def show_scores(scores: list["Score"]) -> None:
-    from acclimate.results.runs import metric_of
-
     header = ("domain", "role", "adapted by", "images", *METRICS.values())
     rows = [
-        (s.domain, s.role, _method(s), str(s.n), *(percent(metric_of(s, one)) for one in METRICS))
+        (s.domain, s.role, _method(s), str(s.n), *(percent(getattr(s, one)) for one in METRICS))
         for s in scores
     ]
     if len(rows) <= 60:
@@ -113,12 +111,10 @@ def _method(score: "Score") -> str:
 
 def as_json(scores: list["Score"]) -> dict[str, Any]:
     """The scores, and a line for each way to score: means over domains never mix two splits."""
-    from acclimate.results.runs import metric_of
-
     groups: dict[tuple[str, str, str], list[float]] = {}
     for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
-        if (top1 := metric_of(score)) is not None:
-            groups.setdefault((score.role, score.split, score.method), []).append(top1)
+        if score.top1 is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(score.top1)
     lines = [
         {
             "role": role,
