@@ -11,6 +11,8 @@ from acclimate.data.manifest import Manifest
 from acclimate.rehearse.training import train
 from acclimate.runs.training import train_embedding
 
+ARGUMENTS = {"watch", "say", "embedding", "device"}  # of `train`; all others are settings
+
 
 @pytest.fixture
 def fit(features: Manifest, tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Path]:
@@ -19,8 +21,8 @@ def fit(features: Manifest, tiny: Callable[..., RunConfig], tmp_path: Path) -> C
     def make(
         algorithm: str = "da-erm", data: Manifest = features, to: str = "run", **settings: Any
     ) -> Path:
-        given = {name: settings.pop(name) for name in ("watch", "embedding") if name in settings}
-        train(tiny(algorithm, **settings), data, tmp_path / to, **given)
+        own = {name: settings.pop(name) for name in ARGUMENTS & settings.keys()}
+        train(tiny(algorithm, **settings), data, tmp_path / to, **own)
         return tmp_path / to
 
     return make

@@ -171,19 +171,6 @@ def test_a_run_takes_over_a_phi_that_was_learned_on_the_same_features(
     assert_same_weights(tmp_path / "shared", tmp_path / "alone")
 
 
-def test_penalties_change_what_is_learned_on_frozen_features(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    data, outs = Manifest.from_folder(tree), []
-    for penalty in (0.0, 10.0):
-        outs.append(tmp_path / f"{penalty}")
-        config = frozen("coral", **{"hparams.penalty": penalty, "train.keep": "last"})
-        train(config, data, outs[-1], device="cpu")
-    one, two = (load_file(out / "model.safetensors") for out in outs)
-    name = "predictor.backbone.body.0.weight"
-    assert not torch.equal(one[name], two[name])
-
-
 def test_a_new_site_is_adapted_to_from_images(
     frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
 ) -> None:
