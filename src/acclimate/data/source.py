@@ -25,14 +25,15 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from acclimate.config import DataConfig
 from acclimate.core.distributed import cores, local_processes
-from acclimate.core.errors import ConfigError, ImageError, RecordError, TooManyUnreadable
-from acclimate.core.files import append_line, parse_json, write_error, write_text
+from acclimate.core.errors import ConfigError, ImageError, TooManyUnreadable
+from acclimate.core.files import append_line, write_error, write_text
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.cache import GIB, VARIABLE, Pack, open_pack, user_cache
 from acclimate.data.columns import require_finite
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import find_images
+from acclimate.records.folder import read_quarantine
 
 
 class Quarantine:
@@ -98,19 +99,9 @@ class Quarantine:
 
 
 def _read_back(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    *lines, torn = path.read_text(encoding="utf-8").split("\n")
-    reasons: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = parse_json(line)
-            reasons[str(entry["image"])] = str(entry["reason"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{path} line {number} is not an entry of a quarantine list; delete the file"
-            ) from error
-    if torn:  # the next line must not be joined to it; its image will be met again
+    reasons = read_quarantine(path)
+    if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+        # The next line must not be joined to a torn one, whose image will be met again.
         write_text(path, "".join(_line(*entry) + "\n" for entry in reasons.items()))
     return reasons
 

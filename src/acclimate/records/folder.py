@@ -77,6 +77,18 @@ def check(
     return digests
 
 
+def read_quarantine(path: Path) -> dict[str, str]:
+    """The images in a list of those that could not be read, with their reasons; damaged lines are
+    left out."""
+    reasons = {}
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n")[:-1]:
+        with suppress(ValueError, KeyError, TypeError):
+            entry = parse_json(line)
+            reasons[str(entry["image"])] = str(entry["reason"])
+    return reasons
+
+
 def is_pruned(folder: Path) -> bool:
     """Did a sweep delete the weights of this run?"""
     return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
@@ -174,16 +186,8 @@ class RunFolder:
             return Predictions.read(path) if path.exists() else None
 
     def quarantined(self) -> tuple[tuple[str, str], ...]:
-        """(image, reason) of what could not be read; damaged lines are left out."""
-        if not self.quarantine.exists():
-            return ()
-        entries = []
-        text = self.quarantine.read_text(encoding="utf-8", errors="replace")
-        for line in text.split("\n")[:-1]:
-            with suppress(ValueError, KeyError, TypeError):
-                entry = parse_json(line)
-                entries.append((str(entry["image"]), str(entry["reason"])))
-        return tuple(entries)
+        """(image, reason) of what could not be read."""
+        return tuple(read_quarantine(self.quarantine).items())
 
     def consistency(self) -> dict[str, Any] | None:
         """What was measured of μ's error; a damaged file is as good as none."""
