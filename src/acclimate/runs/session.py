@@ -76,7 +76,7 @@ class Session:
         bf16 = train.precision == "bf16"
         if train.precision == "auto" and world.device.type == "cuda":
             bf16 = torch.cuda.get_device_capability(world.device) >= (8, 0)
-        images = len(sampler.rows(0)[0]) // world.size * getattr(objective, "copies", 1)
+        images = len(sampler.rows(0)[0]) // world.size
         return Loop(
             objective=objective,
             loader=Loader(self.source, sampler, plan.train_rows, world, seed, augmented=augmented),
@@ -87,7 +87,7 @@ class Session:
             bf16=bf16,
             prepare=prepare,
             validate=validate,
-            compile="off" if plan.on_features else train.compile,
+            compile=train.compile,
             watch=self.watch,
             say=self.say,
             clock=self.seconds,

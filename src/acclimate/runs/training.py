@@ -3,7 +3,7 @@
 Step A can be a job of its own, whose Φ many runs then share.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from acclimate.runs.identity import (
 )
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.scoring import RowScore, Subject, final_scores, validate
+from acclimate.runs.scoring import Subject, final_scores, validate
 from acclimate.runs.session import Say, Session, session
 
 MAIN = "main"
@@ -296,10 +296,14 @@ def _save(now: Session, start: StartingPoint, after: After | None) -> Trained:
 
 def _finish(now: Session, subject: Subject, progress: Position) -> None:
     """Final scores of the kept weights with their rows, and the record that ends the run."""
-    train = now.plan.config.train
+    plan, train = now.plan, now.plan.config.train
     kept = progress.kept_step(train.keep)
     chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
-    scores = list(_watched_scores(now, subject, kept))
+    scores, domains = [], (*plan.train_domains, *plan.val_domains, *plan.test_domains)
+    for score, rows in final_scores(subject):
+        scores.append((replace(score, step=kept), rows))
+        seen = len({one.domain for one, _ in scores})
+        now.watch("scoring", seen, len(domains), score.domain)
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
@@ -308,7 +312,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
         Predictions.joined([rows for _, rows in scores]).write(now.folder.path / PREDICTIONS)
         for score, _ in scores:
             now.folder.append(score)
-        judges = "validation domains" if now.plan.val_domains else "validation splits"
+        judges = "validation domains" if plan.val_domains else "validation splits"
         now.folder.append(
             Finished(
                 kept_step=kept,
@@ -321,15 +325,6 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
         )
         write_checksums(now.folder.path, finished=True)
     now.world.wait()
-
-
-def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowScore]:
-    plan, seen = now.plan, set()
-    domains = {*plan.train_domains, *plan.val_domains, *plan.test_domains}
-    for score, rows in final_scores(subject):
-        seen.add(score.domain)
-        now.watch("scoring", len(seen), len(domains), score.domain)
-        yield replace(score, step=step), rows
 
 
 def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
