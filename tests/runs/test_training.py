@@ -25,6 +25,7 @@ from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError,
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
+from acclimate.learn.models import Predictor
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Score
 from acclimate.rehearse.training import train
@@ -301,7 +302,9 @@ def test_features_far_from_zero_are_standardised(fit: Fit) -> None:
     rng = np.random.default_rng(0)
     X = (1e4 + rng.normal(size=(400, 3))).astype(np.float32)
     data = Manifest.from_arrays(X, np.tile(["a", "b"], 200), np.repeat(["p", "q"], 200))
-    backbone = Trained.load(fit("erm", data)).predictor.backbone
+    learned = Trained.load(fit("erm", data)).predictor.head
+    assert isinstance(learned, Predictor)
+    backbone = learned.backbone
     rows = np.concatenate([data.rows(domain=d, split="train") for d in "pq"])
     np.testing.assert_allclose(backbone.mean, X[rows].astype(np.float64).mean(0), rtol=1e-6)
     np.testing.assert_allclose(backbone.std, X[rows].astype(np.float64).std(0), rtol=1e-3)
