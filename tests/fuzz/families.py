@@ -145,7 +145,7 @@ class Models(_OfAModel):
         path = run / "model.json"
         if kind == 2:  # of somebody who knows of the checksums
             path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
-            write_checksums(run)
+            write_checksums(run, finished=True)
         else:
             weights_file = run / "model.safetensors"
             _replace(weights_file, _resealed(weights_file.read_bytes(), rng))
@@ -321,7 +321,7 @@ class Runs(_OfAModel):
             lines[place] = json.dumps(mutated_values(values, rng))
             path.write_text("\n".join(lines) + "\n")
         if path.name != "checksums.json":
-            write_checksums(run)
+            write_checksums(run, finished=True)
         ways = (
             ("theory", run), ("theory", run, "--budget", "1000"), ("evaluate", run),
             ("report", run, "--out", self.folder / "page.html", "--table", self.folder / "t.csv"),
@@ -348,7 +348,7 @@ class Sweeps(Family):
             method = "embedding" if job.algorithm == "da-erm" else "none"
             found = [score(domain, 0.5 + number / 50, method)]
             folder = make_run(SweepFolder(whole).run(job.id).path, job.algorithm, job.trial, found)
-            write_checksums(folder)
+            write_checksums(folder, finished=True)
         self.files = [p.relative_to(whole) for p in sorted(whole.rglob("*")) if p.is_file()]
         self.whole = self._tables(whole)
 
@@ -364,7 +364,7 @@ class Sweeps(Family):
         if hostile:
             path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
             if name.name != "checksums.json":
-                write_checksums(path.parent)
+                write_checksums(path.parent, finished=True)
         elif name.suffix == ".json":
             path.write_bytes(mutated_json(path.read_bytes(), rng))
         else:

@@ -52,7 +52,7 @@ def finished(folder: Path) -> None:
     folder.mkdir(parents=True)
     record = Finished(kept_step=1, kept_by="x", kept_score=None, seconds=1.0, quarantined=0)
     append(folder / "records.jsonl", record)
-    write_checksums(folder)
+    write_checksums(folder, finished=True)
 
 
 def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 CPU = torch.device("cpu")
+Fit = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
@@ -44,34 +47,40 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def frozen(tiny: Callable[..., RunConfig], weights: Path) -> Callable[..., RunConfig]:
-    def make(algorithm: str = "da-erm", **changes: object) -> RunConfig:
-        own = {"model.backbone": "small-cnn", "model.weights": str(weights), "test_domains": "west"}
-        return tiny(algorithm, **{**own, "model.freeze": "backbone", **changes})
+def own(weights: Path) -> dict[str, Any]:
+    """Settings of a frozen backbone."""
+    return {
+        "model.backbone": "small-cnn",
+        "model.weights": str(weights),
+        "model.freeze": "backbone",
+        "test_domains": "west",
+    }
 
-    return make
+
+@pytest.fixture
+def frozen(tiny: Callable[..., RunConfig], own: dict[str, Any]) -> Callable[..., RunConfig]:
+    return lambda algorithm="da-erm", **changes: tiny(algorithm, **{**own, **changes})
+
+
+@pytest.fixture
+def fit_frozen(fit: Fit, own: dict[str, Any], tree: Path) -> Fit:
+    return partial(fit, data=Manifest.from_folder(tree), device="cpu", **own)
 
 
 @pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
 def test_images_and_cached_features_give_the_same_scores(
     algorithm: str,
-    frozen: Callable[..., RunConfig],
+    fit_frozen: Fit,
     tree: Path,
     tmp_path: Path,
     weights: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
+    phases: list[str] = []
     data = Manifest.from_folder(tree)
-    train(
-        frozen(algorithm),
-        data,
-        tmp_path,
-        device="cpu",
-        watch=lambda phase, *rest: told.append(phase),
-    )
-    assert told[0] == "features" and "main" in told
-    trained = Trained.load(tmp_path)
+    run = fit_frozen(algorithm, watch=lambda phase, *rest: phases.append(phase))
+    assert phases[0] == "features" and "main" in phases
+    trained = Trained.load(run)
     images, _ = open_source(
         data, trained.size, trained.config.data, Quarantine(max_share=0.0)
     ).take(np.arange(40))
@@ -84,114 +93,84 @@ def test_images_and_cached_features_give_the_same_scores(
         assert model.below_phi is (None if model.embedding is None else extractor)
     for name, value in load_file(weights).items():
         assert torch.equal(extractor.body.state_dict()[name], value)
-    finals = [s for s in RunFolder(tmp_path).records().scores if s.moment == "final"]
+
+    def evaluated(*changes: dict[str, Any]) -> list[tuple[str, str, float | None]]:
+        found = evaluate_run(run, data, *changes, device="cpu").scores
+        return [(s.domain, s.method, s.top1) for s in found]
+
+    finals = [s for s in RunFolder(run).records().scores if s.moment == "final"]
     read = watch_decoding(monkeypatch)
     scores = [(s.domain, s.method, s.top1) for s in finals]
-    found = evaluate_run(tmp_path, data, device="cpu").scores
-    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert evaluated() == scores
     assert not read, "what training extracted is there"
     small = {"data.cache_gib": 1e-9}  # more features than may be held: images pass again
-    found = evaluate_run(tmp_path, data, small, device="cpu").scores
-    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert evaluated(small) == scores
     scored = len(read)
     assert 20 < scored < len(data) / 2, "what was trained on is not scored"
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "another"))
     read.clear()
-    found = evaluate_run(tmp_path, data, device="cpu").scores  # extracted anew, and no more
-    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert evaluated() == scores  # extracted anew, and no more
     assert scored <= len(read) < len(data) / 2 + 10
     (tmp_path / "file").touch()
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "file" / "below"))
     read.clear()
-    found = evaluate_run(tmp_path, data, device="cpu").scores  # no cache can be made there
-    assert [(s.domain, s.method, s.top1) for s in found] == scores
+    assert evaluated() == scores  # no cache can be made there
     assert read
 
 
-def test_methods_that_change_the_backbone_see_images(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    data = Manifest.from_folder(tree)
-    train(frozen("erm"), data, tmp_path, device="cpu")
-    asked = evaluate_run(tmp_path, data, methods=["tent"], device="cpu").scores
-    own = evaluate_run(tmp_path, data, {"adapt.methods": ["tent"]}, device="cpu").scores
+def test_methods_that_change_the_backbone_see_images(fit_frozen: Fit, tree: Path) -> None:
+    data, run = Manifest.from_folder(tree), fit_frozen("erm")
+    asked = evaluate_run(run, data, methods=["tent"], device="cpu").scores
+    own = evaluate_run(run, data, {"adapt.methods": ["tent"]}, device="cpu").scores
     by = {(s.domain, s.method): s.top1 for s in asked if s.method == "tent"}
     assert by and by == {(s.domain, s.method): s.top1 for s in own if s.method == "tent"}
 
 
-def test_the_frozen_weights_are_stored_once(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    train(frozen(), Manifest.from_folder(tree), tmp_path, device="cpu")
-    stored = load_file(tmp_path / "model.safetensors")
+def test_the_frozen_weights_are_stored_once(fit_frozen: Fit) -> None:
+    run = fit_frozen()
+    stored = load_file(run / "model.safetensors")
     convolutions = [name for name, value in stored.items() if value.ndim == 4]
     assert convolutions
     assert all(name.startswith("predictor.backbone.body.") for name in convolutions)
-    assert not any(t.ndim == 4 for t in load_file(tmp_path / "embedding.safetensors").values())
-    trained = Trained.load(tmp_path)
-    assert trained.digest() == json.loads((tmp_path / "model.json").read_text())["digest"]
+    assert not any(t.ndim == 4 for t in load_file(run / "embedding.safetensors").values())
+    assert Trained.load(run).digest() == json.loads((run / "model.json").read_text())["digest"]
 
 
 @pytest.mark.slow
 def test_it_is_interrupted_at_every_write_and_ends_the_same(
-    frozen: Callable[..., RunConfig],
-    tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fit_frozen: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("acclimate.learn.frozen.SHARD", 32)
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "first"))
-    data, config = Manifest.from_folder(tree), frozen(**{"train.steps": 2, "embedding.steps": 1})
+    steps = {"train.steps": 2, "embedding.steps": 1}
     with pytest.MonkeyPatch.context() as patch:
         writes = count_writes(patch)
-        train(config, data, tmp_path / "whole", device="cpu")
+        whole = fit_frozen(to="whole", **steps)
     assert sum("features" in path.parts for path in writes) == 4  # about.json and three shards
     for die_at in range(1, len(writes) + 1):
         monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / f"cache-{die_at}"))
-        out = tmp_path / f"run-{die_at}"
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
             count_writes(patch, die_at)
-            train(config, data, out, device="cpu")
-        train(config, data, out, device="cpu")
-        assert_same_weights(tmp_path / "whole", out)
-        assert stable(tmp_path / "whole") == stable(out)
+            fit_frozen(to=f"run-{die_at}", **steps)
+        out = fit_frozen(to=f"run-{die_at}", **steps)
+        assert_same_weights(whole, out)
+        assert stable(whole) == stable(out)
 
 
 def test_a_run_takes_over_a_phi_that_was_learned_on_the_same_features(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
+    fit_frozen: Fit, frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
 ) -> None:
-    data, config = Manifest.from_folder(tree), frozen()
-    train_embedding(config, data, tmp_path / "phi", device="cpu")
-    train(config, data, tmp_path / "shared", device="cpu", embedding=tmp_path / "phi")
-    train(config, data, tmp_path / "alone", device="cpu")
-    assert_same_weights(tmp_path / "shared", tmp_path / "alone")
+    train_embedding(frozen(), Manifest.from_folder(tree), tmp_path / "phi", device="cpu")
+    shared = fit_frozen(to="shared", embedding=tmp_path / "phi")
+    assert_same_weights(shared, fit_frozen(to="alone"))
 
 
-def test_penalties_change_what_is_learned_on_frozen_features(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    data, outs = Manifest.from_folder(tree), []
-    for penalty in (0.0, 10.0):
-        outs.append(tmp_path / f"{penalty}")
-        config = frozen("coral", **{"hparams.penalty": penalty, "train.keep": "last"})
-        train(config, data, outs[-1], device="cpu")
-    one, two = (load_file(out / "model.safetensors") for out in outs)
-    name = "predictor.head.backbone.body.0.weight"
-    assert not torch.equal(one[name], two[name])
-
-
-def test_a_new_site_is_adapted_to_from_images(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    train(frozen(), Manifest.from_folder(tree), tmp_path, device="cpu")
-    trained = Trained.load(tmp_path)
-    site = adapt(trained, tree / "west" / "red")
-    assert site.predict_proba(tree / "west" / "red").shape == (12, 2)
+def test_a_new_site_is_adapted_to_from_images(fit_frozen: Fit, tree: Path) -> None:
+    trained, images = Trained.load(fit_frozen()), tree / "west" / "red"
+    site = adapt(trained, images).predict_proba(images)
+    assert site.shape == (12, 2)
     # Methods that change the backbone work on images.
-    tent = adapt(trained, tree / "west" / "red", method="tent")
-    assert not np.allclose(
-        tent.predict_proba(tree / "west" / "red"), site.predict_proba(tree / "west" / "red")
-    )
+    assert not np.allclose(adapt(trained, images, method="tent").predict_proba(images), site)
 
 
 LITE = ModelConfig(backbone="efficientnet-lite0")

@@ -45,43 +45,41 @@ def rates(settings: OptimiserConfig, steps: int) -> list[float]:
     return [learning_rate(settings, step, steps) for step in range(steps + 1)]
 
 
-def test_warm_up_then_constant() -> None:
-    settings = OptimiserConfig(lr=0.8, warmup=4)
-    assert rates(settings, 6) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8])
-    assert rates(OptimiserConfig(lr=0.8), 2) == [0.8, 0.8, 0.8]
+HALF = math.sqrt(0.5)
+COSINE = [0.4, 0.2 * (1 + HALF), 0.2, 0.2 * (1 - HALF), 0.0]  # over four steps, by hand
 
 
-def test_cosine_by_hand() -> None:
-    settings = OptimiserConfig(lr=0.4, schedule="cosine")
-    half = math.sqrt(0.5)
-    expected = [0.4, 0.2 * (1 + half), 0.2, 0.2 * (1 - half), 0.0]
-    assert rates(settings, 4) == pytest.approx(expected, abs=1e-12)
-    warm = rates(replace(settings, warmup=2), 6)
-    assert warm == pytest.approx([0.2, 0.4, *expected], abs=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lr": 0.8}, [0.8, 0.8, 0.8]),
+        ({"lr": 0.8, "warmup": 4}, [0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8]),
+        ({"lr": 0.4, "schedule": "cosine"}, COSINE),
+        ({"lr": 0.4, "schedule": "cosine", "warmup": 2}, [0.2, 0.4, *COSINE]),
+        # Longer than the run, it only rises.
+        ({"lr": 1.0, "schedule": "cosine", "warmup": 10}, [0.1, 0.2, 0.3, 0.4]),
+    ],
+)
+def test_the_learning_rate(settings: dict[str, Any], expected: list[float]) -> None:
+    found = rates(OptimiserConfig(**settings), len(expected) - 1)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert learning_rate(OptimiserConfig(lr=1.0, warmup=3, schedule="cosine"), 3, 3) == 1.0
 
 
-def test_a_warm_up_longer_than_the_run_only_rises() -> None:
-    settings = OptimiserConfig(lr=1.0, warmup=10, schedule="cosine")
-    assert rates(settings, 3) == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert learning_rate(replace(settings, warmup=3), 3, 3) == 1.0
-
-
-def test_optimisers_are_as_asked() -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.999)}),
+        ("sgd with momentum", torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    ],
+)
+def test_optimisers_are_as_asked(name: str, kind: type[Any], expected: dict[str, Any]) -> None:
     module = nn.Linear(2, 2)
-    adam = make_optimiser(module, OPTIMISERS["adam"])
-    assert isinstance(adam, torch.optim.Adam)
-    (group,) = adam.param_groups
-    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.01, 0.1, (0.9, 0.999))
-    sgd = make_optimiser(module, OPTIMISERS["sgd with momentum"])
-    assert isinstance(sgd, torch.optim.SGD)
-    (group,) = sgd.param_groups
-    assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
-
-
-def test_frozen_parameters_are_left_alone() -> None:
-    module = nn.Linear(2, 2)
-    module.bias.requires_grad_(False)
-    (group,) = make_optimiser(module, OPTIMISERS["adam"]).param_groups
+    module.bias.requires_grad_(False)  # frozen parameters are left alone
+    optimiser = make_optimiser(module, OPTIMISERS[name])
+    (group,) = optimiser.param_groups
+    assert isinstance(optimiser, kind)
+    assert {key: group[key] for key in expected} == expected
     assert [id(parameter) for parameter in group["params"]] == [id(module.weight)]
 
 

@@ -2,33 +2,36 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from acclimate.config import RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import RunError
 from acclimate.core.tensors import read_metadata
 from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Losses
-from acclimate.rehearse.training import train
 from acclimate.runs import training
 from acclimate.runs.device import cpu_micro_batches, trained_backbones
 from acclimate.runs.loop import Loop
-from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
+from fixtures.errors import refused
+from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 from fixtures.objectives import on_images
 
-Tiny = Callable[..., RunConfig]
-SMALL_RUN: dict[str, Any] = {
-    "embedding.steps": 4,
-    "train.steps": 4,
-    "train.checkpoint_every": 2,
-    "train.keep": "last",
-}
+Fit = Callable[..., Path]
+
+
+@pytest.fixture
+def fit_images(fit: Fit, tree: Path) -> Fit:
+    return partial(fit, data=Manifest.from_folder(tree), device="cpu")
+
+
+def run_out(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("too much")
 
 
 def test_a_cpu_takes_large_images_a_few_at_a_time() -> None:
@@ -43,68 +46,50 @@ def test_a_cpu_takes_large_images_a_few_at_a_time() -> None:
     assert "2 micro-batches" in lines[0] and "train.micro_batches=1" in lines[0]
 
 
-def test_a_run_in_micro_batches_ends_as_one_without(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
-    sgd = {f"{s}.optimiser.{k}": v for s in ("train", "embedding") for k, v in
-           {"name": "sgd", "lr": 0.01}.items()}  # fmt: skip
-    data = Manifest.from_folder(tree)
-    for name, count in {"whole": 1, "divided": 3}.items():
-        config = tiny("da-coral", **SMALL_RUN, **sgd, **{"train.micro_batches": count})
-        train(config, data, tmp_path / name, device="cpu")
-    whole, divided = weights(tmp_path / "whole"), weights(tmp_path / "divided")
-    assert any(not torch.equal(whole[name], divided[name]) for name in whole)
-    for name, value in whole.items():
-        torch.testing.assert_close(divided[name], value, rtol=1e-3, atol=1e-5, msg=name)
-
-
-def test_a_resumed_run_keeps_its_micro_batches_whatever_is_free(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_resumed_run_keeps_its_micro_batches_whatever_is_decided_then(
+    fit_images: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, data = tiny("erm", **SMALL_RUN), Manifest.from_folder(tree)
+    fit_erm = partial(fit_images, "erm", **{"train.steps": 4, "train.keep": "last"})
     monkeypatch.setattr("acclimate.runs.session.cpu_micro_batches", lambda *given: 3)
     with monkeypatch.context() as patch:
         seen = count_writes(patch)
-        train(config, data, tmp_path / "whole", device="cpu")
+        whole = fit_erm(to="whole")
     first = next(n for n, path in enumerate(seen, 1) if path.name.startswith("checkpoint"))
     with monkeypatch.context() as patch, pytest.raises(Killed):
         count_writes(patch, die_at=first + 1)
-        train(config, data, tmp_path / "killed", device="cpu")
-    checkpoint = tmp_path / "killed" / "checkpoint-main.safetensors"
+        fit_erm(to="killed")
+    checkpoint = whole.with_name("killed") / "checkpoint-main.safetensors"
     assert json.loads(read_metadata(checkpoint)["position"])["micro_batches"] == 3
     monkeypatch.setattr("acclimate.runs.session.cpu_micro_batches", lambda *given: 1)
-    train(config, data, tmp_path / "killed", device="cpu")
-    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
-    assert stable(tmp_path / "killed") == stable(tmp_path / "whole")
+    killed = fit_erm(to="killed")
+    assert_same_weights(killed, whole)
+    assert stable(killed) == stable(whole)
 
 
 @pytest.mark.parametrize("where", ["step", "batches", "validation"])
 def test_what_finds_too_little_memory_later_says_how_to_go_on(
-    where: str, tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, fit_images: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost: the same command trains to what it would have become."""
-    config, data = tiny("erm"), Manifest.from_folder(tree)
     gradients, batches = Loop._gradients, Loader.batches
 
-    def fails(self: Loop, batch: Batch, number: int) -> list[Losses]:
-        if number == 4:
-            _fail()
-        return gradients(self, batch, number)
+    def fails(self: Loop, batch: Batch, number: int) -> Losses:
+        return run_out() if number == 4 else gradients(self, batch, number)
 
-    def runs_out(self: Loader, start: int, stop: int) -> Iterator[Batch]:
+    def stops(self: Loader, start: int, stop: int) -> Iterator[Batch]:
         yield from batches(self, start, 4)
-        _fail()
+        run_out()
 
     with monkeypatch.context() as once:
         if where == "step":
             once.setattr(Loop, "_gradients", fails)
         elif where == "batches":
-            once.setattr(Loader, "batches", runs_out)
+            once.setattr(Loader, "batches", stops)
         else:
-            once.setattr(training, "validate", lambda subject, step: _fail())
-        with pytest.raises(RunError, match="go on at the last checkpoint"):
-            train(config, data, tmp_path / "run", device="cpu")
-    train(config, data, tmp_path / "run", device="cpu")
-    train(config, data, tmp_path / "whole", device="cpu")
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+            once.setattr(training, "validate", run_out)
+        with refused(RunError, "go on at the last checkpoint", "train.micro_batches"):
+            fit_images("erm")
+    assert_same_weights(fit_images("erm"), fit_images("erm", to="whole"))
 
 
 class Small:
@@ -114,34 +99,27 @@ class Small:
         self.tries: list[int] = []
         usual = Loop._gradients
 
-        def gradients(loop: Loop, batch: Batch, step: int) -> list[Losses]:
+        def gradients(loop: Loop, batch: Batch, step: int) -> Losses:
             self.tries.append(step)
-            found = usual(loop, batch, step)  # to the end: all that it changes is to be put back
+            losses = usual(loop, batch, step)  # to the end: all that it changes is to be put back
             (backbone,) = trained_backbones(loop.objective)
-            if backbone.micro_batches < least.get(step, 1):
-                _fail()
-            return found
+            return run_out() if backbone.micro_batches < least.get(step, 1) else losses
 
         patch.setattr(Loop, "_gradients", gradients)
 
 
 @pytest.mark.parametrize("algorithm", ["erm", "group-dro"])
 def test_a_first_step_becomes_what_it_would_have_in_so_many_parts(
-    algorithm: str, tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, fit_images: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same random numbers, statistics and weights of domains."""
-    data, dropout = Manifest.from_folder(tree), {"model.dropout": 0.5}
+    dropout = {"model.dropout": 0.5}
     with monkeypatch.context() as patch:
         small = Small(patch, {0: 2})
-        train(tiny(algorithm, **dropout), data, tmp_path / "found", device="cpu")
+        found = fit_images(algorithm, to="found", **dropout)
     assert small.tries[:3] == [0, 0, 1]
-    train(
-        tiny(algorithm, **dropout, **{"train.micro_batches": 2}),
-        data,
-        tmp_path / "told",
-        device="cpu",
-    )
-    assert_same_weights(tmp_path / "found", tmp_path / "told")
+    told = fit_images(algorithm, to="told", **dropout, **{"train.micro_batches": 2})
+    assert_same_weights(found, told)
 
 
 @pytest.mark.parametrize(
@@ -156,28 +134,21 @@ def test_a_second_step_of_the_model_that_takes_more_gets_more_parts(
     algorithm: str,
     least: dict[int, int],
     tries: list[int],
-    tiny: Tiny,
-    tree: Path,
-    tmp_path: Path,
+    fit_images: Fit,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = {"hparams.discriminator_steps": 2} if algorithm == "dann" else {}
     small, said = Small(monkeypatch, least), list[str]()
-    config = tiny(algorithm, **own, **{"train.steps": 8})
-    train(config, Manifest.from_folder(tree), tmp_path, device="cpu", say=said.append)
+    fit_images(algorithm, say=said.append, **own, **{"train.steps": 8})
     assert small.tries[: len(tries)] == tries
     assert "in 4 micro-batches" in [line for line in said if "too small" in line][-1]
 
 
 def test_weights_that_moved_are_not_moved_again(
-    tiny: Tiny, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit_images: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Small(monkeypatch, {})
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: _fail())
-    with pytest.raises(RunError, match="ran out of GPU memory"):
-        train(tiny("erm"), Manifest.from_folder(tree), tmp_path, device="cpu")
+    monkeypatch.setattr(torch.optim.Adam, "step", run_out)
+    with refused(RunError, "ran out of GPU memory"):
+        fit_images("erm")
     assert small.tries == [0]
-
-
-def _fail() -> Any:
-    raise torch.OutOfMemoryError("too much")

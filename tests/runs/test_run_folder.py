@@ -89,7 +89,7 @@ def run(tmp_path: Path) -> RunFolder:
     (tmp_path / "records.jsonl").write_text("".join(f"{line}\n" for line in LINES))
     (tmp_path / "quarantine.jsonl").write_text('{"image": "a.jpg", "reason": "cut off"}\n')
     (tmp_path / "consistency.json").write_text('{"points": [], "domains": []}')
-    layout.write_checksums(tmp_path)
+    layout.write_checksums(tmp_path, finished=True)
     return RunFolder(tmp_path)
 
 

@@ -17,6 +17,7 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
+from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started, read
 from acclimate.rehearse.training import train
 from acclimate.runs.identity import embedding_identity, weights_digest
@@ -25,6 +26,7 @@ from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 
 Tiny = Callable[..., RunConfig]
+Fit = Callable[..., Path]
 UNSEEN: dict[str, Any] = {"test_domains": ["site-4"]}
 # Settings that Step A does not depend on, each with a value that differs from `tiny`'s.
 REHEARSED: dict[str, Any] = {
@@ -105,66 +107,56 @@ NOT_IN_STEP_A = {
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
-def test_a_shared_phi_gives_the_very_same_run(
-    features: Manifest, tiny: Tiny, tmp_path: Path, name: str
-) -> None:
-    config = tiny("da-coral", **UNSEEN, **{"embedding.name": name, "model.dropout": 0.5})
-    train(config, features, tmp_path / "own")
-    later = {"train.steps": 3} if name in ("prototype", "softmax") else {"model.dropout": 0.5}
-    other = tiny("da-erm", **UNSEEN, **{"embedding.name": name, **later})
-    made = train_embedding(other, features, tmp_path / "phi")
-    assert made == tmp_path / "phi" / "embedding.safetensors"
-    train(config, features, tmp_path / "shared", embedding=tmp_path / "phi")
-    assert_same_weights(tmp_path / "own", tmp_path / "shared")
-    assert stable(tmp_path / "own") == stable(tmp_path / "shared")
-    adopted = tmp_path / "shared" / "embedding.safetensors"
-    assert adopted.samefile(made)
-    assert adopted.read_bytes() == (tmp_path / "own" / "embedding.safetensors").read_bytes()
-    own, shared = (tmp_path / run / "consistency.json" for run in ("own", "shared"))
-    assert shared.read_bytes() == own.read_bytes()
+def test_a_shared_phi_gives_the_very_same_run(fit: Fit, fit_phi: Fit, name: str) -> None:
+    settings = {**UNSEEN, "embedding.name": name, "model.dropout": 0.5}
+    own = fit("da-coral", to="own", **settings)
+    later = {"train.steps": 3} if name in ("prototype", "softmax") else {}
+    made = fit_phi("da-erm", **settings, **later)
+    shared = fit("da-coral", to="shared", embedding=made.parent, **settings)
+    assert_same_weights(own, shared)
+    assert stable(own) == stable(shared)
+    assert (shared / "embedding.safetensors").samefile(made)
+    for file in ("embedding.safetensors", "consistency.json"):
+        assert (shared / file).read_bytes() == (own / file).read_bytes()
 
 
 def test_a_copy_does_where_links_do_not_work(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, fit_phi: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(source: Path, path: Path) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    made = train_embedding(tiny("da-erm"), features, tmp_path / "phi")
+    made = fit_phi()
     monkeypatch.setattr(os, "link", refused)
-    train(tiny("da-erm"), features, tmp_path / "run", embedding=tmp_path / "phi")
-    copied = tmp_path / "run" / "embedding.safetensors"
+    copied = fit(embedding=made.parent) / "embedding.safetensors"
     assert copied.read_bytes() == made.read_bytes()
     assert not copied.samefile(made)
 
 
 @pytest.mark.slow
 def test_interrupted_at_every_write_the_shared_phi_is_the_same(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit_phi: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny("da-erm", **UNSEEN)
     with monkeypatch.context() as patch:
         writes = count_writes(patch)
-        whole = train_embedding(config, features, tmp_path / "whole")
+        whole = fit_phi(to="whole", **UNSEEN)
     assert len(writes) == 8  # identity, start, two losses and checkpoints, consistency, Φ
     for fatal in range(1, len(writes) + 1):
         out = tmp_path / f"killed-{fatal}"
         with monkeypatch.context() as patch:
             count_writes(patch, die_at=fatal)
             with pytest.raises(Killed):
-                train_embedding(config, features, out)
-        assert train_embedding(config, features, out).read_bytes() == whole.read_bytes()
-        assert stable(out) == stable(tmp_path / "whole")
+                fit_phi(to=out.name, **UNSEEN)
+        assert fit_phi(to=out.name, **UNSEEN).read_bytes() == whole.read_bytes()
+        assert stable(out) == stable(whole.parent)
         assert {p.name for p in out.iterdir()} == {p.name for p in whole.parent.iterdir()}
 
 
 @pytest.mark.slow
 def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, fit_phi: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, phi = tiny("da-erm", **UNSEEN), tmp_path / "phi"
-    train_embedding(config, features, phi)
-    train(config, features, tmp_path / "own")
+    phi, own = fit_phi(**UNSEEN).parent, fit(to="own", **UNSEEN)
 
     def dying_link(source: Path, path: Path) -> None:
         raise Killed
@@ -176,12 +168,12 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
             if fatal == 0:
                 patch.setattr(os, "link", dying_link)
             with pytest.raises(Killed):
-                train(config, features, run, embedding=phi)
+                fit(to=run.name, embedding=phi, **UNSEEN)
         assert len(writes) == (fatal or 4)
         assert (run / "embedding.safetensors").exists() == (fatal == 5)
-        train(config, features, run, embedding=phi)
-        assert_same_weights(tmp_path / "own", run)
-        assert stable(tmp_path / "own") == stable(run)
+        fit(to=run.name, embedding=phi, **UNSEEN)
+        assert_same_weights(own, run)
+        assert stable(own) == stable(run)
         assert read(run / "records.jsonl").duplicates == 0
 
 
@@ -209,7 +201,7 @@ def test_phi_of_the_erm_run_depends_on_that_run(tiny: Tiny, name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_IN_STEP_A)
 def test_what_is_not_in_the_identity_does_not_change_phi(
-    features: Manifest, tiny: Tiny, tmp_path: Path, name: str
+    fit_phi: Fit, tiny: Tiny, name: str
 ) -> None:
     config, changes = tiny(**{"embedding.name": name}), NOT_IN_STEP_A[name]
     for key, value in changes.items():
@@ -217,11 +209,10 @@ def test_what_is_not_in_the_identity_does_not_change_phi(
         assert as_dict(config) != as_dict(other), key
         assert embedding_identity(config, "d", ["a"]) == embedding_identity(other, "d", ["a"]), key
     # All of them at once, but for what adaptive algorithms refuse.
-    other = tiny(**{"embedding.name": name, **changes, "adapt.rehearse": False})
-    one = train_embedding(config, features, tmp_path / "one")
-    two = train_embedding(other, features, tmp_path / "two")
-    assert one.read_bytes() == two.read_bytes()
-    assert train_embedding(other, features, tmp_path / "one") == one
+    changed = {"embedding.name": name, "algorithm": "da-erm", **changes, "adapt.rehearse": False}
+    one = fit_phi(to="one", **{"embedding.name": name})
+    assert one.read_bytes() == fit_phi(to="two", **changed).read_bytes()
+    assert fit_phi(to="one", **changed) == one
 
 
 def test_an_embedding_under_a_new_name_is_known_by_the_settings_it_uses(
@@ -248,20 +239,16 @@ def test_an_embedding_under_a_new_name_is_known_by_the_settings_it_uses(
     assert identity(**{"embedding.mean.scale": 3.0}) == identity()
 
 
-def test_the_role_of_a_held_out_domain_does_not_matter(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    both = tiny(test_domains=["site-3", "site-4"])
-    split = tiny(test_domains=["site-4"], val_domains=["site-3"])
-    train_embedding(both, features, tmp_path / "phi")
-    assert not train(split, features, tmp_path / "run", embedding=tmp_path / "phi").already
-    names = [["site-3", "site-4"], ["site-4", "site-3"]]
-    assert embedding_identity(both, "d", names[0]) == embedding_identity(split, "d", names[1])
-    assert embedding_identity(both, "d", names[0]) != embedding_identity(both, "e", names[0])
-    assert embedding_identity(both, "d", names[0]) != embedding_identity(both, "d", ["site-3"])
-    assert json.loads(json.dumps(embedding_identity(both, "d", names[0]))) == embedding_identity(
-        both, "d", names[0]
-    )
+def test_the_role_of_a_held_out_domain_does_not_matter(fit: Fit, fit_phi: Fit, tiny: Tiny) -> None:
+    both = {"test_domains": ["site-3", "site-4"]}
+    split = {"test_domains": ["site-4"], "val_domains": ["site-3"]}
+    fit(embedding=fit_phi(**both).parent, **split)
+    one, two = tiny(**both), tiny(**split)
+    whole = embedding_identity(one, "d", ["site-3", "site-4"])
+    assert whole == embedding_identity(two, "d", ["site-4", "site-3"])
+    assert whole != embedding_identity(one, "e", ["site-3", "site-4"])
+    assert whole != embedding_identity(one, "d", ["site-3"])
+    assert json.loads(json.dumps(whole)) == whole
 
 
 @pytest.mark.parametrize(
@@ -273,112 +260,94 @@ def test_the_role_of_a_held_out_domain_does_not_matter(
         ({"embedding.optimiser.lr": 0.5}, "its embedding.optimiser.lr is 0.001, not 0.5"),
         ({"seed": 1}, "its seed is 0, not 1"),
         ({"train.precision": "bf16"}, "its train.precision is 'auto', not 'bf16'"),
-        (
-            {"model.freeze_batch_norm": "all"},
-            "its model.freeze_batch_norm is 'no', not 'all'",
-        ),
+        ({"model.freeze_batch_norm": "all"}, "its model.freeze_batch_norm is 'no', not 'all'"),
         ({"test_domains": ["site-3"]}, "its training domains differ"),
     ],
 )
 def test_another_phi_is_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path, changes: dict[str, Any], difference: str
+    fit: Fit, fit_phi: Fit, tmp_path: Path, changes: dict[str, Any], difference: str
 ) -> None:
-    phi, run = tmp_path / "phi", tmp_path / "run"
-    train_embedding(tiny(**UNSEEN), features, phi)
-    other = tiny(**(UNSEEN | changes))
+    phi = fit_phi(**UNSEEN).parent
     with refused(RunError, phi, difference):
-        train(other, features, run, embedding=phi)
-    assert not run.exists()
+        fit(embedding=phi, **(UNSEEN | changes))
+    assert not (tmp_path / "run").exists()
     with refused(RunError, phi, difference):
-        train_embedding(other, features, phi)
+        fit_phi(**(UNSEEN | changes))
 
 
-def test_the_data_are_those_given_not_those_left(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_data_are_those_given_not_those_left(fit: Fit, fit_phi: Fit) -> None:
     X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     y = np.tile(["ant", "bee"], 30)
     y[-1] = "yak"
     data = Manifest.from_arrays(X, y, np.repeat(["a", "b", "c"], 20))
-    config = tiny(test_domains=["c"], **{"data.unseen_classes": "drop"})
-    train_embedding(config, data, tmp_path / "phi")
-    stored = json.loads((tmp_path / "phi" / "embedding.json").read_text())
-    assert stored["data"] == data.digest()
-    assert stored["format"] == 1
-    train(config, data, tmp_path / "shared", embedding=tmp_path / "phi")
-    train(config, data, tmp_path / "own")
-    assert_same_weights(tmp_path / "own", tmp_path / "shared")
+    settings = {"test_domains": ["c"], "data.unseen_classes": "drop"}
+    phi = fit_phi("da-erm", data, **settings).parent
+    stored = json.loads((phi / "embedding.json").read_text())
+    assert (stored["data"], stored["format"]) == (data.digest(), 1)
+    shared = fit("da-erm", data, to="shared", embedding=phi, **settings)
+    assert_same_weights(fit("da-erm", data, to="own", **settings), shared)
 
 
-def test_a_phi_that_is_not_there_or_not_needed(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_phi_that_is_not_there_or_not_needed(fit: Fit, fit_phi: Fit, tmp_path: Path) -> None:
     phi, run = tmp_path / "phi", tmp_path / "run"
     with refused(RunError, phi, "train_embedding"):
-        train(tiny(), features, run, embedding=phi)
-    train_embedding(tiny(), features, phi)
-    for make in (
-        lambda: train(tiny("erm"), features, run, embedding=phi),
-        lambda: train_embedding(tiny("erm"), features, run),
-    ):
+        fit(embedding=phi)
+    fit_phi()
+    for make in (lambda: fit("erm", embedding=phi), lambda: fit_phi("erm", to="run")):
         with refused(ConfigError, "erm", "da-erm"):
             make()
     assert not run.exists()
-    train(tiny(), features, run, embedding=phi)
+    fit(embedding=phi)
     shutil.rmtree(phi)
-    assert train(tiny(), features, run, embedding=phi).already
+    before = read(run / "records.jsonl")
+    assert read(fit(embedding=phi) / "records.jsonl") == before
 
 
-def test_a_finished_phi_is_left_alone(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    phi = tmp_path / "phi"
-    train_embedding(tiny(), features, phi)
+def test_a_finished_phi_is_left_alone(fit_phi: Fit) -> None:
+    phi = fit_phi().parent
+    before = {path.name: path.stat().st_mtime_ns for path in phi.iterdir()}
     names = ["consistency.json", "embedding.json", "embedding.safetensors", "records.jsonl"]
-    assert sorted(p.name for p in phi.iterdir()) == names
-    before = {p.name: p.stat().st_mtime_ns for p in phi.iterdir()}
-    train_embedding(tiny(), features, phi)
-    assert before == {p.name: p.stat().st_mtime_ns for p in phi.iterdir()}
+    assert sorted(before) == names
+    fit_phi()
+    assert before == {path.name: path.stat().st_mtime_ns for path in phi.iterdir()}
     found = read(phi / "records.jsonl")
     assert [type(record) for record in found.all if record not in found.losses] == [Started]
-    assert [(loss.phase, loss.step) for loss in found.losses] == [
-        ("embedding", 2),
-        ("embedding", 4),
-    ]
+    steps = [(loss.phase, loss.step) for loss in found.losses]
+    assert steps == [("embedding", 2), ("embedding", 4)]
 
 
-def test_a_folder_of_something_else_is_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    train(tiny(), features, tmp_path / "run")
-    with refused(RunError, tmp_path / "run", "folder"):
-        train_embedding(tiny(), features, tmp_path / "run")
-    train_embedding(tiny(), features, tmp_path / "phi")
-    with refused(RunError, tmp_path / "phi", "--out"):
-        train(tiny(), features, tmp_path / "phi")
+def test_a_folder_of_something_else_is_refused(fit: Fit, fit_phi: Fit) -> None:
+    with refused(RunError, fit(), "no embedding"):
+        fit_phi(to="run")
+    with refused(RunError, fit_phi().parent, "no run", "--out"):
+        fit(to="phi")
 
 
-def test_a_damaged_phi_is_named_where_it_lies(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    made = train_embedding(tiny(), features, tmp_path / "phi")
+def test_a_damaged_phi_is_named_where_it_lies(fit: Fit, fit_phi: Fit) -> None:
+    made = fit_phi()
     whole = made.read_bytes()
-    made.write_bytes(whole[:-9])
-    with refused(RunError, made, "damaged"):
-        train(tiny(), features, tmp_path / "run", embedding=tmp_path / "phi")
+    for place in range(0, len(whole), len(whole) // 6):
+        made.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with refused(RunError, made, "damaged"):
+            fit(embedding=made.parent)
     made.unlink()
-    assert train_embedding(tiny(), features, tmp_path / "phi").read_bytes() == whole
-    assert not train(tiny(), features, tmp_path / "run", embedding=tmp_path / "phi").already
+    assert fit_phi().read_bytes() == whole
+    assert RunFolder(fit(embedding=made.parent)).complete()
 
 
 def test_images_that_only_step_a_met_are_quarantined_too(
-    tree: Path, tiny: Tiny, tmp_path: Path
+    tree: Path, fit: Fit, fit_phi: Fit, tmp_path: Path
 ) -> None:
     shutil.copytree(tree, tmp_path / "sites")
     (tmp_path / "sites" / "north" / "red" / "00.jpg").write_bytes(b"")
     data = Manifest.from_folder(tmp_path / "sites")
-    config = tiny(test_domains=["west"], **{"train.steps": 1, "train.per_domain": 1})
-    own = train(config, data, tmp_path / "own")
-    train_embedding(config, data, tmp_path / "phi")
-    shared = train(config, data, tmp_path / "shared", embedding=tmp_path / "phi")
-    assert own.finished.quarantined == shared.finished.quarantined == 1
-    assert_same_weights(tmp_path / "own", tmp_path / "shared")
+    settings = {"test_domains": ["west"], "train.steps": 1, "train.per_domain": 1}
+    own = fit("da-erm", data, to="own", **settings)
+    phi = fit_phi("da-erm", data, **settings).parent
+    shared = fit("da-erm", data, to="shared", embedding=phi, **settings)
+    for run in (own, shared):
+        assert [image for image, _ in RunFolder(run).quarantined()] == ["north/red/00.jpg"]
+    assert_same_weights(own, shared)
 
 
 @pytest.fixture

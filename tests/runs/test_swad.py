@@ -10,7 +10,6 @@ import torch
 
 from acclimate.cli.scores import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
-from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective
 from acclimate.records.records import Finished, Records, Score, Validated, read
@@ -19,7 +18,6 @@ from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
 from acclimate.runs.averages import Swad, Valley, find_valley
 from acclimate.runs.loop import Loop, Phase, Position
-from fixtures.errors import refused
 from fixtures.interruption import Killed, stable, weights
 from fixtures.loops import assert_same_state, make_erm, make_loop, state_of
 
@@ -197,9 +195,3 @@ def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:
     )  # fmt: skip
     records = Records((score("validation", 0.9), score("averaged", 0.5), end))
     assert [one.training for one in candidates_of(job, records)] == [0.5]
-
-
-def test_too_few_validations_are_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    settings = {"train.average.kind": "swad", "train.evaluate_every": 3}
-    with refused(ConfigError, "3 validations", "6 steps have 2", "train.evaluate_every"):
-        train(tiny("erm", **settings), features, tmp_path / "run")

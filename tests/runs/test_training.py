@@ -1,8 +1,9 @@
 """Runs: resumed after any interruption, refused when changed, and honest about what they did."""
 
-import json
+import dataclasses
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-import torch
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -24,14 +26,21 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
-from acclimate.records.records import read
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Score
 from acclimate.rehearse.training import train
 from acclimate.runs import session
+from acclimate.runs.plan import make_plan
 from fixtures.errors import refused
-from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
+from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
 from fixtures.settings import TINY, as_flags
 
 Tiny = Callable[..., RunConfig]
+Fit = Callable[..., Path]
+
+
+def final_scores(run: Path) -> list[Score]:
+    return [score for score in RunFolder(run).records().scores if score.moment == "final"]
 
 
 @pytest.mark.slow
@@ -101,96 +110,101 @@ def stamps(run: Path) -> dict[str, int]:
     return found
 
 
-def test_a_finished_run_is_left_alone(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("erm")
-    train(config, features, tmp_path / "run")
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
-    assert train(config, features, tmp_path / "run").already
-    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "run").iterdir()}
+def stamps_of(run: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
 
 
-def test_a_changed_setting_is_refused(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(tiny("erm"), features, run)
+def test_a_finished_run_is_left_alone_and_another_is_refused(
+    fit: Fit, features: Manifest, tiny: Tiny
+) -> None:
+    run = fit("erm")
+    before = stamps_of(run)
+    assert train(tiny("erm"), features, run).already
+    assert stamps_of(run) == before
     with refused(RunError, run, "train.steps is 6, not 7"):
-        train(tiny("erm", **{"train.steps": 7}), features, run)
+        fit("erm", **{"train.steps": 7})
     with pytest.raises(RunError, match="its data differ"):
-        train(tiny("erm"), features.without_domains("site-0"), run)
+        fit("erm", features.without_domains("site-0"))
 
 
 def test_a_run_that_never_started_can_be_mended(
-    features: Manifest, tiny: Tiny, tmp_path: Path
+    fit: Fit, features: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
     sgd = {"train.optimiser.name": "sgd", "train.optimiser.lr": 1e10}
-    diverging = {**sgd, "train.checkpoint_every": 6}
     with pytest.raises(RunError, match="the loss of phase 'main' was not finite before step 6"):
-        train(tiny("erm", **diverging), features, tmp_path / "run")
+        fit("erm", **sgd, **{"train.checkpoint_every": 6})
     assert not train(tiny("erm"), features, tmp_path / "run").already
 
 
-def test_da_erm_needs_two_training_domains(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    one = features.select(features.rows(domain="site-0"))
-    with refused(ConfigError, "da-erm", "at least 2", "'site-0'"):
-        train(tiny("da-erm"), one, tmp_path / "run")
-    train(tiny("erm"), one, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"algorithm": "da-erm", "val_domains": ["site-1", "site-2", "site-3", "site-4"]},
+         ("da-erm", "at least 2", "'site-0'")),
+        ({"algorithm": "coral", "train.domains_per_step": 1},
+         ("coral", "train.domains_per_step from 1")),
+        ({"algorithm": "erm", "train.average.kind": "swad"},
+         ("3 validations", "6 steps have 2", "train.evaluate_every")),
+    ],
+)  # fmt: skip
+def test_what_no_run_can_do_is_refused(
+    settings: dict[str, Any], named: tuple[str, ...], features: Manifest, tiny: Tiny
+) -> None:
+    with refused(ConfigError, *named):
+        make_plan(tiny(**settings), features)
 
 
-def test_a_class_in_no_training_domain_is_refused_or_dropped(tiny: Tiny, tmp_path: Path) -> None:
-    X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-    y = np.tile(["ant", "bee"], 30)
+def small_features(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    return X, np.resize(["ant", "bee"], rows)
+
+
+def test_a_class_in_no_training_domain_is_refused_or_dropped(fit: Fit) -> None:
+    X, y = small_features(60)
     y[-1] = "yak"
     data = Manifest.from_arrays(X, y, np.repeat(["a", "b", "c"], 20))
     with refused(ManifestError, "'yak'", "'c'", "data.unseen_classes=drop"):
-        train(tiny("erm", test_domains=["c"]), data, tmp_path / "run")
-    drop = tiny("erm", test_domains=["c"], **{"data.unseen_classes": "drop"})
-    train(drop, data, tmp_path / "run")
-    scored = [s for s in read(tmp_path / "run" / "records.jsonl").scores if s.role == "test"]
+        fit("erm", data, test_domains=["c"])
+    run = fit("erm", data, test_domains=["c"], **{"data.unseen_classes": "drop"})
+    scored = [score for score in RunFolder(run).records().scores if score.role == "test"]
     assert scored[0].n == 19 - 6  # 19 rows left, 6 of them adapted on
 
 
 def test_bad_images_are_quarantined_and_too_many_stop_the_run(
-    tree: Path, tiny: Tiny, tmp_path: Path
+    tree: Path, fit: Fit, tmp_path: Path
 ) -> None:
-    import shutil
-
     root = tmp_path / "sites"
     shutil.copytree(tree, root)
     (root / "north" / "red" / "00.jpg").write_bytes(b"")
     (root / "south" / "blue" / "03.jpg").write_bytes(b"not an image")
     data = Manifest.from_folder(root)
-    result = train(tiny("da-erm", test_domains=["west"]), data, tmp_path / "run")
-    listed = [
-        json.loads(line)["image"]
-        for line in (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
+    run = RunFolder(fit("da-erm", data, test_domains=["west"]))
+    assert sorted(image for image, _ in run.quarantined()) == [
+        "north/red/00.jpg",
+        "south/blue/03.jpg",
     ]
-    assert sorted(listed) == ["north/red/00.jpg", "south/blue/03.jpg"]
-    assert result.finished.quarantined == 2
+    assert run.finished is not None and run.finished.quarantined == 2
     with pytest.raises(TooManyUnreadable, match=r"of 96"):
-        strict = tiny("da-erm", **{"data.max_unreadable": 0.0})
-        train(strict, data, tmp_path / "strict")
+        fit("da-erm", data, to="strict", **{"data.max_unreadable": 0.0})
 
 
-def test_validation_domains_choose_the_weights_and_are_not_trained_on(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    config = tiny("da-erm", test_domains=["site-4"], val_domains=["site-3"])
-    result = train(config, features, tmp_path / "run")
-    assert result.finished.kept_by == "validation domains"
-    stored = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert stored["train_domains"] == ["site-0", "site-1", "site-2"]
-    found = read(tmp_path / "run" / "records.jsonl").scores
-    validations = [score for score in found if score.moment == "validation"]
+def test_validation_domains_choose_the_weights_and_are_not_trained_on(fit: Fit) -> None:
+    run = fit("da-erm", test_domains=["site-4"], val_domains=["site-3"])
+    finished, scores = RunFolder(run).finished, RunFolder(run).records().scores
+    assert finished is not None and finished.kept_by == "validation domains"
+    assert RunFolder(run).identity()["train_domains"] == ["site-0", "site-1", "site-2"]
+    validations = [score for score in scores if score.moment == "validation"]
     assert {score.domain for score in validations} == {"site-3"}
     best = max(validations, key=lambda score: (score.top1, -score.step))
-    assert (result.finished.kept_step, result.finished.kept_score) == (best.step, best.top1)
-    final = [score for score in found if score.domain == "site-3" and score.moment == "final"]
+    assert (finished.kept_step, finished.kept_score) == (best.step, best.top1)
+    final = [score for score in final_scores(run) if score.domain == "site-3"]
     assert next(s for s in final if s.method == "embedding").top1 == best.top1
 
 
 @pytest.mark.parametrize("name", ["erm", "da-erm"])
 @pytest.mark.parametrize("val_domains", [[], ["site-3"]])
 def test_runs_can_be_chosen_by_the_training_domains_alone(
-    features: Manifest, tiny: Tiny, tmp_path: Path, name: str, val_domains: list[str]
+    features: Manifest, fit: Fit, name: str, val_domains: list[str]
 ) -> None:
     """site-1 has a test split and no validation split, site-2 the other way round."""
     place = np.arange(len(features)) % 24
@@ -199,142 +213,96 @@ def test_runs_can_be_chosen_by_the_training_domains_alone(
     splits[(features.domain_names == "site-2") & (splits == "test")] = "train"
     labels = np.array(features.classes)[features.label_index]
     data = Manifest.from_arrays(features.features(), labels, features.domain_names, splits=splits)
-    config = tiny(name, test_domains=["site-4"], val_domains=val_domains)
-    train(config, data, tmp_path / "run")
-    scores = read(tmp_path / "run" / "records.jsonl").scores
-    final = [s for s in scores if s.moment == "final" and s.role == "train"]
+    run = fit(name, data, test_domains=["site-4"], val_domains=val_domains)
+    final = [score for score in final_scores(run) if score.role == "train"]
     found = {(s.domain, s.split, s.n) for s in final}
     assert len(found) == len(final)
     scored = {("site-0", "test", 4), ("site-1", "test", 4), ("site-2", "val", 4)}
-    if val_domains:
-        assert found == scored | {("site-0", "val", 4)}
-    else:
-        assert found == scored | {("site-3", "test", 4)}
+    scored.add(("site-0", "val", 4) if val_domains else ("site-3", "test", 4))
+    assert found == scored
     assert {s.method for s in final} == {"none" if name == "erm" else "embedding"}
 
 
-def test_roles_of_the_manifest_are_the_default(
-    features: Manifest, tiny: Tiny, tmp_path: Path
+def test_roles_of_the_manifest_are_the_default_and_never_trained_on(
+    features: Manifest, tiny: Tiny
 ) -> None:
-    import dataclasses
-
-    import pyarrow as pa
-
-    roles = ["test" if d == "site-1" else "train" for d in features.domain_names]
-    table = features.table.append_column("role", pa.array(roles))
-    train(tiny("erm"), dataclasses.replace(features, table=table), tmp_path / "run")
-    stored = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert stored["test_domains"] == ["site-1"]
+    roles = {"site-1": "val", "site-2": "test", "site-3": "test"}
+    column = pa.array([roles.get(d, "train") for d in features.domain_names])
+    data = dataclasses.replace(features, table=features.table.append_column("role", column))
+    for asked, test in (((), ("site-2", "site-3")), (("site-2",), ("site-2",))):
+        plan = make_plan(tiny("erm", test_domains=asked), data)
+        assert plan.train_domains == ("site-0", "site-4")
+        assert (plan.val_domains, plan.test_domains) == (("site-1",), test)
 
 
 @pytest.mark.parametrize(("source", "scored"), [("held-out", 18), ("test", 24)])
-def test_scores_say_what_was_adapted_on(
-    features: Manifest, tiny: Tiny, tmp_path: Path, source: str, scored: int
-) -> None:
-    config = tiny("da-erm", test_domains=["site-4"], **{"adapt.source": source})
-    train(config, features, tmp_path / "run")
-    final = [s for s in read(tmp_path / "run" / "records.jsonl").scores if s.moment == "final"]
+def test_scores_say_what_was_adapted_on(fit: Fit, source: str, scored: int) -> None:
+    final = final_scores(fit("da-erm", test_domains=["site-4"], **{"adapt.source": source}))
     own = next(s for s in final if s.role == "test" and s.method == "embedding")
     assert (own.n, own.adapted_on, own.adapt_n, own.adapt_seed) == (scored, source, 6, 0)
     seen = next(s for s in final if s.role == "train")
     assert (seen.split, seen.adapted_on, seen.adapt_seed) == ("val", "training", None)
 
 
-def test_plain_and_adaptive_are_scored_on_the_same_images(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    counts = []
-    for name in ("erm", "da-erm"):
-        train(tiny(name, test_domains=["site-4"]), features, tmp_path / name)
-        scores = read(tmp_path / name / "records.jsonl").scores
-        counts.append({(s.domain, s.n) for s in scores if s.moment == "final"})
-    assert counts[0] == counts[1]
+def test_plain_and_adaptive_are_scored_on_the_same_images(fit: Fit) -> None:
+    runs = [fit(name, to=name, test_domains=["site-4"]) for name in ("erm", "da-erm")]
+    one, two = ({(s.domain, s.n) for s in final_scores(run)} for run in runs)
+    assert one == two
 
 
-def test_a_model_of_one_domain_loads_again(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    one = features.select(features.rows(domain="site-0"))
-    train(tiny("erm"), one, tmp_path / "run")
-    assert Trained.load(tmp_path / "run").train_domains == ("site-0",)
+def test_a_model_of_one_domain_loads_again(features: Manifest, fit: Fit) -> None:
+    run = fit("erm", features.select(features.rows(domain="site-0")))
+    assert Trained.load(run).train_domains == ("site-0",)
 
 
-def test_images_are_trained_at_their_own_small_size(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny("erm"), Manifest.from_folder(tree), tmp_path / "run")
-    stored = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
-    assert stored["model"]["backbone"] == "small-cnn"
-    assert stored["data"]["image_size"] == 16
-    assert stored["data"]["augment"] == "none"
-    assert Trained.load(tmp_path / "run").size == 16
+def test_images_are_trained_at_their_own_small_size(tree: Path, fit: Fit) -> None:
+    trained = Trained.load(fit("erm", Manifest.from_folder(tree)))
+    assert trained.config.model.backbone == "small-cnn"
+    assert (trained.config.data.image_size, trained.config.data.augment) == (16, "none")
+    assert trained.size == 16
 
 
 def test_large_images_get_the_pretrained_backbone_and_augmentation(
     tiny: Tiny, tmp_path: Path
 ) -> None:
-    from acclimate.runs.plan import make_plan
-
-    for domain in "ab":
-        for label in "xy":
-            for number in range(3):
-                path = tmp_path / "data" / domain / label / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (100, 80), (number, 0, 0)).save(path)
-    trained = tiny("erm", **{"model.freeze": "none"})
-    plan = make_plan(trained, Manifest.from_folder(tmp_path / "data"))
+    for name in ("a/x", "a/y", "b/x", "b/y"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(3):
+            image = Image.new("RGB", (100, 80), (number, 0, 0))
+            image.save(tmp_path / name / f"{number}.png")
+    plan = make_plan(tiny("erm", **{"model.freeze": "none"}), Manifest.from_folder(tmp_path))
     assert plan.config.model.backbone == "efficientnet-lite0"
     assert plan.config.data.augment == "domainbed"
     assert plan.config.train.optimiser.lr == 5e-5
 
 
 def test_epochs_become_steps(features: Manifest, tiny: Tiny) -> None:
-    from acclimate.runs.plan import make_plan
-
     plan = make_plan(tiny("erm", **{"train.epochs": 3.0}), features)
-    rows = sum(len(rows) for rows in plan.train_rows)
-    assert plan.config.train.steps == round(3 * rows / (5 * 4))
+    assert plan.config.train.steps == round(3 * sum(map(len, plan.train_rows)) / (5 * 4))
 
 
 def test_an_unseen_domain_that_cannot_be_scored_is_refused_before_training(
-    tiny: Tiny, tmp_path: Path
+    fit: Fit, tmp_path: Path
 ) -> None:
-    X = np.random.default_rng(0).normal(size=(41, 3)).astype(np.float32)
-    y = np.tile(["ant", "bee"], 21)[:41]
-    data = Manifest.from_arrays(X, y, np.array(["a"] * 20 + ["b"] * 20 + ["c"]))
+    data = Manifest.from_arrays(*small_features(41), np.array(["a"] * 20 + ["b"] * 20 + ["c"]))
     with refused(ManifestError, "'c'", "1 image", "adapt.source=test"):
-        train(tiny("erm", test_domains=["c"]), data, tmp_path / "run")
+        fit("erm", data, test_domains=["c"])
     assert not (tmp_path / "run").exists()
-    train(tiny("erm", test_domains=["c"], **{"adapt.source": "test"}), data, tmp_path / "run")
+    fit("erm", data, test_domains=["c"], **{"adapt.source": "test"})
 
 
-def test_reserved_domains_are_never_trained_on(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    import dataclasses
-
-    import pyarrow as pa
-
-    roles = {"site-1": "val", "site-2": "test", "site-3": "test"}
-    column = pa.array([roles.get(d, "train") for d in features.domain_names])
-    data = dataclasses.replace(features, table=features.table.append_column("role", column))
-    train(tiny("erm", test_domains=["site-2"]), data, tmp_path / "run")
-    stored = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert stored["train_domains"] == ["site-0", "site-4"]
-    assert (stored["val_domains"], stored["test_domains"]) == (["site-1"], ["site-2"])
-
-
-def test_two_trainings_in_one_folder(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    from acclimate.records.folder import RunFolder
-
+def test_two_trainings_in_one_folder(fit: Fit, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with RunFolder(run).locked(), refused(RunBusy, run):
-        train(tiny("erm"), features, run)
-    assert not train(tiny("erm"), features, run).already
+        fit("erm")
+    assert RunFolder(fit("erm")).complete()
 
 
-def test_features_far_from_zero_are_standardised(tiny: Tiny, tmp_path: Path) -> None:
+def test_features_far_from_zero_are_standardised(fit: Fit) -> None:
     rng = np.random.default_rng(0)
     X = (1e4 + rng.normal(size=(400, 3))).astype(np.float32)
     data = Manifest.from_arrays(X, np.tile(["a", "b"], 200), np.repeat(["p", "q"], 200))
-    train(tiny("erm"), data, tmp_path / "run")
-    learned = Trained.load(tmp_path / "run").predictor.head
+    learned = Trained.load(fit("erm", data)).predictor.head
     assert isinstance(learned, Predictor)
     backbone = learned.backbone
     rows = np.concatenate([data.rows(domain=d, split="train") for d in "pq"])
@@ -342,55 +310,32 @@ def test_features_far_from_zero_are_standardised(tiny: Tiny, tmp_path: Path) -> 
     np.testing.assert_allclose(backbone.std, X[rows].astype(np.float64).std(0), rtol=1e-3)
 
 
-def test_weights_of_another_network_are_one_line(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    train(tiny("da-erm", **{"embedding.name": "mean"}), features, run)
-    before = load_file(run / "model.safetensors")
+def test_weights_of_another_network_are_refused(fit: Fit) -> None:
+    path = fit("da-erm", **{"embedding.name": "mean"}) / "model.safetensors"
     renamed = {
-        key.replace("embedding.head.last", "embedding.classifier"): before[key] for key in before
+        name.replace("embedding.head.last", "embedding.classifier"): value
+        for name, value in load_file(path).items()
     }
-    save_tensors(run / "model.safetensors", renamed)
-    with pytest.raises(RunError) as error:
-        Trained.load(run)
-    assert "model.safetensors holds weights of another network than model.json" in str(error.value)
-
-
-@pytest.mark.parametrize("kind", ["ema", "window"])
-def test_averaged_weights_are_kept(
-    features: Manifest, tiny: Tiny, tmp_path: Path, kind: str
-) -> None:
-    plain = tiny("erm", **{"train.keep": "last"})
-    averaged = tiny("erm", **{"train.keep": "last", "train.average.kind": kind})
-    train(plain, features, tmp_path / "plain")
-    train(averaged, features, tmp_path / "averaged")
-    one, two = weights(tmp_path / "plain"), weights(tmp_path / "averaged")
-    name = next(name for name in one if name.endswith("weight"))
-    assert not torch.equal(one[name], two[name])
+    save_tensors(path, renamed)
+    with refused(RunError, path, "model.json"):
+        Trained.load(path.parent)
 
 
 @pytest.mark.parametrize("name", ["dann", "da-group-dro", "irm", "mldg"])
 @pytest.mark.parametrize("stop_at", [3, 5])
-def test_methods_with_state_resume_to_the_same_weights(
-    features: Manifest, tiny: Tiny, tmp_path: Path, name: str, stop_at: int
-) -> None:
-    config = tiny(name, test_domains=["site-4"], hparams={"anneal": 4} if name == "irm" else {})
+def test_methods_with_state_resume_to_the_same_weights(fit: Fit, name: str, stop_at: int) -> None:
+    own = {"hparams": {"anneal": 4} if name == "irm" else {}, "test_domains": ["site-4"]}
 
     def stop(phase: str, done: int, total: int, note: str) -> None:
         if (phase, done) == ("main", stop_at):
             raise Killed
 
-    train(config, features, tmp_path / "whole")
     with pytest.raises(Killed):
-        train(config, features, tmp_path / "killed", watch=stop)
-    train(config, features, tmp_path / "killed")
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+        fit(name, to="killed", watch=stop, **own)
+    assert_same_weights(fit(name, to="whole", **own), fit(name, to="killed", **own))
 
 
-def test_seconds_are_those_of_all_sittings(
-    features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_are_those_of_all_sittings(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes a second of a clock that is ours; checkpoints come at even steps."""
     now = 1000.0
     monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -405,33 +350,24 @@ def test_seconds_are_those_of_all_sittings(
 
         return watch
 
-    config = tiny("da-erm", **{"train.checkpoint_every": 2, "train.steps": 6})
+    steps = {"train.checkpoint_every": 2, "train.steps": 6}
     for phase, last in (("embedding", 3), ("main", 1), ("main", 5)):
         with pytest.raises(Killed):
-            train(config, features, tmp_path / "run", watch=until(phase, last))
+            fit(watch=until(phase, last), **steps)
         now += 500
     # Told after a step's checkpoint, which therefore knows of one second less: 1 of the first
     # sitting, then 1 of the second, then 3 of the third; the last one works 2 steps.
-    result = train(config, features, tmp_path / "run", watch=until("none", 0))
-    assert result.finished.seconds == 1 + 1 + 3 + 2
+    finished = RunFolder(fit(watch=until("none", 0), **steps)).finished
+    assert finished is not None and finished.seconds == 1 + 1 + 3 + 2
 
 
-def test_a_pruned_run_says_so(features: Manifest, tiny: Tiny, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(tiny("da-erm"), features, run)
+def test_a_pruned_run_says_so(fit: Fit) -> None:
+    run = fit()
     (run / "pruned.json").write_text("{}")
     Trained.load(run)  # nothing is missing yet
     for name in ("model.safetensors", "embedding.safetensors"):
         (run / name).unlink()
-    before = sorted(path.name for path in run.iterdir())
+    before = stamps_of(run)
     with refused(RunError, run, "pruned"):
         Trained.load(run)
-    assert train(tiny("da-erm"), features, run).already
-    assert sorted(path.name for path in run.iterdir()) == before
-
-
-def test_comparing_domains_needs_two_in_a_batch(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    with refused(ConfigError, "coral", "train.domains_per_step from 1"):
-        train(tiny("coral", **{"train.domains_per_step": 1}), features, tmp_path / "run")
+    assert stamps_of(fit()) == before

@@ -45,7 +45,7 @@ def finish(folder: Path, job: Job) -> Path:
         kept_step=6, kept_by="validation splits", kept_score=0.5, seconds=61.4, quarantined=2
     )
     append(place / "records.jsonl", finished)
-    write_checksums(place)
+    write_checksums(place, finished=True)
     return place
 
 

@@ -512,7 +512,7 @@ def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) 
         kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
     )
     records.append(place / "records.jsonl", end)
-    write_checksums(place)
+    write_checksums(place, finished=True)
     SweepFolder(tmp_path).write(sweep)
     for id in ("one", "two"):
         note_failure(SweepFolder(tmp_path), id, "an error")

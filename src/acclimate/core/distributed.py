@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.text import count
 
 
 @dataclass(frozen=True)
@@ -130,22 +132,16 @@ def keep_freed_memory() -> None:
 
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: a GPU where there is one; `cuda` without a number is this process's own."""
-    gpu = torch.cuda.is_available()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if gpu else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+        name = "cuda" if gpus else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise unknown(f"there is no device '{name}'", name, ["auto", "cpu", "cuda"])
-    if device.type == "cpu":
-        return device
-    if not gpu:
-        raise ConfigError(f"device '{name}' was asked for, but torch finds no GPU here; use cpu")
-    if (device.index or 0) >= max(torch.cuda.device_count(), 1):
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ConfigError(
-            f"device '{name}' was asked for, but there are {torch.cuda.device_count()} GPUs here"
+            f"device '{name}' was asked for, and torch finds {count(gpus, 'GPU')} here; use auto"
         )
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.device("cuda", local) if device.index is None else device
+    if name == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device

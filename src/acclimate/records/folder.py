@@ -1,7 +1,6 @@
 """The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
 process works in it. The one reader and writer of its files; free of torch."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -52,60 +51,47 @@ def stored(path: Path) -> dict[str, Any]:
         return read_document(path)
 
 
-def write_checksums(folder: Path) -> None:
-    """List a folder's descriptions and records with their digests; where the list is, all is.
+def write_checksums(folder: Path, *, finished: bool = False) -> None:
+    """List a folder's descriptions with their digests, and the records of a `finished` run, which
+    get no more; where the list is, all is.
 
     Files of tensors carry a digest of their own, and the model's description that of its weights.
     """
-    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP)
-    names = [name for name in listed if (folder / name).exists()]
-    count, digest = _first_records(folder, None)
-    files = {name: file_digest(folder / name) for name in names}
-    records = {"count": count, "digest": digest}
-    write_document(folder / CHECKSUMS, {"files": files, "records": records})
+    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP, *([RECORDS] if finished else []))
+    digests = {name: file_digest(folder / name) for name in listed if (folder / name).exists()}
+    write_document(folder / CHECKSUMS, {"files": digests})
 
 
-def check(folder: Path, error: type[AcclimateError] = RunError, remedy: str = AGAIN) -> int:
-    """Refuse a folder whose files are not those that were listed; how many records were."""
+def check(
+    folder: Path, error: type[AcclimateError] = RunError, remedy: str = AGAIN
+) -> dict[str, str]:
+    """The digests of a folder's files; an error where a file is not the one that was listed."""
     with damage_is(error, remedy):
-        listed = Fields(read_document(folder / CHECKSUMS), folder / CHECKSUMS)
-        for name, digest in listed.table("files").items():
+        digests = Fields(read_document(folder / CHECKSUMS), folder / CHECKSUMS).table("files")
+        for name, digest in digests.items():
             path = folder / Path(name).name
             if not path.exists():
                 raise error(f"{path} is missing; {remedy}")
             if file_digest(path) != digest:
                 raise DamagedFile(path)
-        records = Fields(listed.table("records"), listed.path)
-        known = records.whole("count"), records.text("digest")
-        if _first_records(folder, known[0]) != known:
-            raise DamagedFile(folder / RECORDS)
-    return known[0]
+    return digests
 
 
-def _first_records(folder: Path, count: int | None) -> tuple[int, str]:
-    """How many of the first `count` records there are (None: of all), and their digest. Records
-    may be added to a finished run, so the file as a whole has no lasting digest."""
-    path = folder / RECORDS
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    first = lines[:count]
-    return len(first), hashlib.sha256(b"\n".join(first)).hexdigest()
+def read_quarantine(path: Path) -> dict[str, str]:
+    """The images in a list of those that could not be read, with their reasons; damaged lines are
+    left out."""
+    reasons = {}
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n")[:-1]:
+        with suppress(ValueError, KeyError, TypeError):
+            entry = parse_json(line)
+            reasons[str(entry["image"])] = str(entry["reason"])
+    return reasons
 
 
 def is_pruned(folder: Path) -> bool:
     """Did a sweep delete the weights of this run?"""
     return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
-
-
-def read_quarantine(path: Path) -> dict[str, str]:
-    """The reason for each image of a list of unreadable ones; damaged lines are left out."""
-    if not path.exists():
-        return {}
-    reasons = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with suppress(ValueError, KeyError, TypeError):
-            entry = parse_json(line)
-            reasons[str(entry["image"])] = str(entry["reason"])
-    return reasons
 
 
 @dataclass(frozen=True)
@@ -184,11 +170,10 @@ class RunFolder:
 
     @property
     def finished(self) -> Finished | None:
-        """The end of the run; None as long as it goes on. A record that the checksums do not list
-        was written by a process that was killed before it could write them."""
-        if not (self.path / CHECKSUMS).exists():
+        """The end of the run; None as long as it goes on, to the checksums of its records."""
+        if not (self.path / CHECKSUMS).exists() or RECORDS not in check(self.path):
             return None
-        return read(self.path / RECORDS, first=check(self.path)).finished
+        return read(self.path / RECORDS).finished
 
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""

@@ -129,14 +129,13 @@ class Records:
         return next((record for record in self.all if isinstance(record, Finished)), None)
 
 
-def read(path: Path, first: int | None = None) -> Records:
-    """Every record, or those of the `first` lines, the last of each key; a torn line is counted,
-    other damage is an error."""
+def read(path: Path) -> Records:
+    """Every record, the last of each key; a torn line is counted, other damage is an error."""
     if not path.exists():
         return Records(())
     lines = path.read_bytes().split(b"\n")
     torn = int(lines[-1] != b"")
-    records = list(_parsed(path, lines[:-1][:first]))
+    records = list(_parsed(path, lines[:-1]))
     kept = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }

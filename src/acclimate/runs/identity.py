@@ -20,8 +20,6 @@ from acclimate.learn.embeddings.state import load_embedding
 from acclimate.records.folder import CONSISTENCY, PHI, RunFolder, difference
 from acclimate.runs.plan import Plan
 
-_INPUTS = ("image_size", "augment", "max_pixels")  # what decides how an image enters
-
 
 def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -62,7 +60,12 @@ def run_identity(plan: Plan) -> dict[str, Any]:
 
 
 def learned_identity(plan: Plan) -> dict[str, Any]:
-    """What makes the Φ that a plan learns the same Φ."""
+    """What makes the Φ that a plan learns the same Φ; plain algorithms learn none."""
+    if not plan.algorithm.adaptive:
+        raise ConfigError(
+            f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
+            f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
+        )
     return {
         "version": __version__,
         "config": _step_a(plan.config),
@@ -100,39 +103,27 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
 
     Φ is built before the predictor, so the predictor's settings do not shift its random numbers.
     """
-    whole = as_dict(config)
-    model = whole["model"]
-    embedding = find_embedding(config.embedding.name).build
-    if issubclass(embedding, FromERM):
-        return _baseline(config) | {"embedding": embedding.identity(config.embedding)}
-    return {
+    whole, embedding = as_dict(config), find_embedding(config.embedding.name).build
+    data, model, train, adapt = (whole[part] for part in ("data", "model", "train", "adapt"))
+    # A weights file goes before pretrained weights.
+    model["pretrained"] = model["pretrained"] and not model.pop("weights")
+    identity = {
         "seed": config.seed,
-        "data": {key: whole["data"][key] for key in _INPUTS},
-        "model": {
-            "backbone": model["backbone"],
-            # A weights file goes before pretrained weights.
-            "pretrained": model["pretrained"] and not model["weights"],
-            "freeze_batch_norm": model["freeze_batch_norm"],
-            "freeze": model["freeze"],
-        },
+        "data": {key: data[key] for key in ("image_size", "augment", "max_pixels")},
         "embedding": embedding.identity(config.embedding),
-        "train": {"precision": whole["train"]["precision"]},
     }
-
-
-def _baseline(config: RunConfig) -> dict[str, Any]:
-    """What the run `erm` depends on: its head, its budget, and what chooses its weights."""
-    whole = as_dict(config)
-    model = dict(whole["model"])
-    weights = model.pop("weights")
-    model["pretrained"] = model["pretrained"] and not weights
-    del model["condition"]  # how μ enters is the adaptive predictor's
-    return {
-        "seed": config.seed,
-        "data": {key: whole["data"][key] for key in _INPUTS},
+    if not issubclass(embedding, FromERM):
+        of_backbone = ("backbone", "pretrained", "freeze_batch_norm", "freeze")
+        return identity | {
+            "model": {key: model[key] for key in of_backbone},
+            "train": {"precision": train["precision"]},
+        }
+    # Step A is the run `erm`: its head, its budget, and what chooses its weights.
+    del model["condition"], train["checkpoint_every"]
+    return identity | {
         "model": model,
-        "train": {key: value for key, value in whole["train"].items() if key != "checkpoint_every"},
-        "adapt": {key: whole["adapt"][key] for key in ("points", "source")},
+        "train": train,
+        "adapt": {key: adapt[key] for key in ("points", "source")},
         "val_domains": whole["val_domains"],
         "test_domains": whole["test_domains"],
     }
@@ -140,12 +131,12 @@ def _baseline(config: RunConfig) -> dict[str, Any]:
 
 def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
     """Refuse a Φ that is not finished, or is not the one that a run of `plan` would learn."""
-    refuse_plain(plan)
+    wanted = learned_identity(plan)
     if not shared.exists or not shared.complete():
         raise RunError(
             f"{shared.path}: there is no finished embedding; make one with `train_embedding`"
         )
-    differs = difference(shared.identity(), learned_identity(plan))
+    differs = difference(shared.identity(), wanted)
     if differs is not None:
         raise RunError(
             f"{shared.path} holds another embedding than this run would learn ({differs}); "
@@ -173,12 +164,3 @@ def adopt_shared_embedding(
             os.link(source, target)
         except OSError:
             write_atomically(target, partial(shutil.copyfile, source))
-
-
-def refuse_plain(plan: Plan) -> None:
-    """Plain algorithms have no use for a Φ."""
-    if not plan.algorithm.adaptive:
-        raise ConfigError(
-            f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
-            f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
-        )

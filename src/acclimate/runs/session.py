@@ -28,6 +28,7 @@ from acclimate.learn.objective import Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started
 from acclimate.runs.device import cpu_micro_batches
+from acclimate.runs.identity import learned_identity, run_identity
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
 from acclimate.runs.plan import Plan, check_batches
 
@@ -76,7 +77,7 @@ class Session:
         bf16 = train.precision == "bf16"
         if train.precision == "auto" and world.device.type == "cuda":
             bf16 = torch.cuda.get_device_capability(world.device) >= (8, 0)
-        images = len(sampler.rows(0)[0]) // world.size * getattr(objective, "copies", 1)
+        images = len(sampler.rows(0)[0]) // world.size
         return Loop(
             objective=objective,
             loader=Loader(self.source, sampler, plan.train_rows, world, seed, augmented=augmented),
@@ -87,7 +88,7 @@ class Session:
             bf16=bf16,
             prepare=prepare,
             validate=validate,
-            compile="off" if plan.on_features else train.compile,
+            compile=train.compile,
             watch=self.watch,
             say=self.say,
             clock=self.seconds,
@@ -100,7 +101,6 @@ class Session:
 def session(
     plan: Plan,
     folder: RunFolder,
-    identity: dict[str, Any],
     *,
     device: str,
     watch: Watch,
@@ -112,6 +112,7 @@ def session(
     cannot be shared out leaves no trace.
     """
     started = time.perf_counter()
+    identity = learned_identity(plan) if folder.shared else run_identity(plan)
     with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()

@@ -3,7 +3,7 @@
 Step A can be a job of its own, whose Φ many runs then share.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,10 @@ from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import (
     adopt_shared_embedding,
     check_shared_embedding,
-    learned_identity,
-    refuse_plain,
-    run_identity,
 )
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
-from acclimate.runs.scoring import RowScore, Subject, final_scores, validate
+from acclimate.runs.scoring import Subject, final_scores, validate
 from acclimate.runs.session import Say, Session, session
 
 MAIN = "main"
@@ -96,8 +93,7 @@ def train(
     shared = None if embedding is None else RunFolder(embedding, shared=True)
     if shared is not None and not (folder.phi.exists() or folder.complete()):
         check_shared_embedding(shared, plan)
-    identity = run_identity(plan)
-    with session(plan, folder, identity, device=device, watch=watch, say=say) as now:
+    with session(plan, folder, device=device, watch=watch, say=say) as now:
         if now is not None:
             learned, phi, world = now.predictor, now.embedding, now.world
             assert learned is not None
@@ -142,8 +138,7 @@ def train_embedding(
     """
     folder = RunFolder(out, shared=True)
     plan = make_plan(folder.settled(config), manifest, device=device)
-    refuse_plain(plan)
-    with session(plan, folder, learned_identity(plan), device=device, watch=watch) as now:
+    with session(plan, folder, device=device, watch=watch) as now:
         if now is not None:
             assert now.embedding is not None
             learn_embedding(now, now.embedding)
@@ -300,10 +295,14 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
 
 def _finish(now: Session, subject: Subject, progress: Position) -> None:
     """Final scores of the kept weights with their rows, and the record that ends the run."""
-    train = now.plan.config.train
+    plan, train = now.plan, now.plan.config.train
     kept = progress.kept_step(train.keep)
     chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
-    scores = list(_watched_scores(now, subject, kept))
+    scores, domains = [], (*plan.train_domains, *plan.val_domains, *plan.test_domains)
+    for score, rows in final_scores(subject):
+        scores.append((replace(score, step=kept), rows))
+        seen = len({one.domain for one, _ in scores})
+        now.watch("scoring", seen, len(domains), score.domain)
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
@@ -312,7 +311,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
         Predictions.joined([rows for _, rows in scores]).write(now.folder.path / PREDICTIONS)
         for score, _ in scores:
             now.folder.append(score)
-        judges = "validation domains" if now.plan.val_domains else "validation splits"
+        judges = "validation domains" if plan.val_domains else "validation splits"
         now.folder.append(
             Finished(
                 kept_step=kept,
@@ -323,17 +322,8 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
                 quarantined=len(now.quarantine),
             )
         )
-        write_checksums(now.folder.path)
+        write_checksums(now.folder.path, finished=True)
     now.world.wait()
-
-
-def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowScore]:
-    plan, seen = now.plan, set()
-    domains = {*plan.train_domains, *plan.val_domains, *plan.test_domains}
-    for score, rows in final_scores(subject):
-        seen.add(score.domain)
-        now.watch("scoring", len(seen), len(domains), score.domain)
-        yield replace(score, step=step), rows
 
 
 def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
