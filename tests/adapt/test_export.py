@@ -47,7 +47,7 @@ def opened(path: Path) -> Any:
 def test_the_conditioned_form_is_every_adapted_classifier(kind: str) -> None:
     trained = make_trained(kind)
     network = _Conditioned(trained).eval()
-    (rows, _), found = _examples(trained.predictor, trained.size), []
+    (rows, _), found = _examples(trained), []
     for state in _states(trained):
         about = [torch.from_numpy(value) for value in site_inputs(trained, state).values()]
         with torch.no_grad():

@@ -16,7 +16,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
-from acclimate.learn.models.predictors import _LinearHead, classify_by_domain
+from acclimate.learn.models.predictors import LinearHead, classify_by_domain
 from acclimate.rehearse.training import train
 from fixtures.errors import refused
 
@@ -86,7 +86,7 @@ def test_each_row_is_predicted_as_in_its_own_domain(
 
 
 def test_biases_are_gathered_by_hand() -> None:
-    heads = [_LinearHead(2, 2, 0.0) for _ in range(2)]
+    heads = [LinearHead(2, 2, 0.0) for _ in range(2)]
     for bias, head in zip(([0.0, 10.0], [5.0, 0.0]), heads, strict=True):
         head.load_state_dict({"last.weight": torch.eye(2), "last.bias": torch.tensor(bias)})
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

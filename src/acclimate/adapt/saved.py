@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from acclimate import __version__
-from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.classifier import Adapted, apply_state
 from acclimate.adapt.labels import Labels
 from acclimate.config import AlgorithmName
@@ -115,7 +114,7 @@ def _what(trained: Trained, site: Adapted | None) -> Iterable[str]:
 
 
 def _expected(trained: Trained) -> Iterable[str]:
-    rehearsal = rehearsal_of(trained)
+    rehearsal = trained.rehearsal
     if rehearsal is None:
         yield "Nothing was rehearsed: how it fares at a new domain is not known from this folder."
         return

@@ -17,7 +17,6 @@ METRICS = {"top1": "top-1", "top5": "top-5"}  # those shown -> their heading
 MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
     "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
-    "black-box-prior": "label frequencies from a confusion matrix, a check of prior",
 }
 
 

@@ -26,6 +26,7 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
+from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Embedding
 
 KIND = "domain state"
@@ -79,6 +80,11 @@ class DomainState:
         return self.total / self.count
 
     @property
+    def holds_mu(self) -> bool:
+        """States made without `embedding` count images, and their sums of Φ are empty."""
+        return len(self.total) > 0
+
+    @property
     def variance(self) -> float:
         """Mean of ‖Φ(x) − μ‖² over the images seen."""
         spread = self.squares / self.count - self.mean.square()
@@ -107,7 +113,7 @@ class DomainState:
         rows = phi.detach().to("cpu", torch.float64)
         if not len(rows):
             return self
-        self._require_width(rows.shape[1])
+        self.require_width(rows.shape[1])
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
@@ -142,7 +148,7 @@ class DomainState:
     def merged(self, other: "DomainState") -> "DomainState":
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
-        self._require_width(len(other.total))
+        self.require_width(len(other.total))
         payloads = dict(self.payloads)
         for name, payload in other.payloads.items():
             payloads[name] = payloads[name] + payload if name in payloads else payload
@@ -169,7 +175,7 @@ class DomainState:
                 f"{model[:12]}; adapt again with the model you use"
             )
 
-    def _require_width(self, width: int) -> None:
+    def require_width(self, width: int) -> None:
         if len(self.total) != width:
             raise StateMismatch(
                 f"the domain state holds {len(self.total)} numbers, and the model's embedding has "
@@ -266,17 +272,20 @@ def embed_rows(
     world: World,
     model: str = "",
     *,
+    below: Backbone | None = None,
     seen: Callable[[np.ndarray, Tensor], None] | None = None,
 ) -> DomainState:
     """The state of a domain's readable `rows`, worked out by all processes together.
 
-    `seen` is told of the rows of each batch and their Φ, each process of its own share.
+    `below` is the backbone whose features Φ takes, None for a Φ of images. `seen` is told of the
+    rows of each batch and their Φ, each process of its own share.
     """
     embedding.eval()
     state = DomainState.empty(model, embedding.dim)
     mine = rows[world.share(len(rows))]
     for places, stored in readable(source, mine):
-        phi = embedding.phi(to_float(stored, world.device))
+        x = to_float(stored, world.device)
+        phi = embedding.phi(x if below is None else below(x))
         state = state.updated(phi)
         if seen is not None:
             seen(mine[places], phi)
