@@ -180,9 +180,8 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
         document = stored(folder / REHEARSAL) if described.values.get("rehearsal") else None
     except FileNotFoundError as missing:
         raise RunError(f"{missing.filename or path} is missing; {AGAIN}") from None
-    rehearsal = None
-    if document is not None:
-        rehearsal = Rehearsal.from_dict(document, where=str(folder / REHEARSAL))
+    where = str(folder / REHEARSAL)
+    rehearsal = None if document is None else Rehearsal.from_dict(document, where=where)
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
@@ -250,15 +249,13 @@ def _networks(
     config: RunConfig, classes: int, domains: int, tensors: Mapping[str, Tensor], path: Path
 ) -> tuple[Predictor, Embedding | None]:
     """The networks that are described, with their weights."""
-    frozen = config.model.freeze == "backbone"
-    # That of the layers which learned on features, if it did.
-    mean = tensors.get("predictor.head.backbone.mean")
-    on_features = frozen or config.model.backbone == "mlp"
-    width = mean.numel() if mean is not None and on_features else None
+    mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
+    width = None if mean is None else mean.numel()
 
     def build() -> tuple[Predictor, Embedding | None]:
         predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
         if width is not None:
+            frozen = config.model.freeze == "backbone"
             extractor = build_extractor(config, pretrained=False) if frozen else None
             predictor = on_features_of(extractor, predictor, width)
         return predictor, embedding
@@ -286,8 +283,9 @@ def on_features_of(extractor: Backbone | None, learned: Predictor, width: int) -
 
 
 def _same_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
-    state = {} if network is None else network.state_dict()
-    return {key: t.shape for key, t in state.items()} == {k: t.shape for k, t in tensors.items()}
+    expected = {} if network is None else network.state_dict()
+    shapes = ({key: t.shape for key, t in own.items()} for own in (expected, tensors))
+    return next(shapes) == next(shapes)
 
 
 def ready(network: nn.Module, device: torch.device | str) -> nn.Module:

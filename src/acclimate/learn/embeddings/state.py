@@ -46,10 +46,15 @@ class Payload:
     def __add__(self, other: "Payload") -> "Payload":
         return Payload({key: t + other.tensors[key] for key, t in self.tensors.items()}, True)
 
+    def adds_to(self, other: "Payload") -> bool:
+        """Whether both can be merged and hold tensors of the same names and shapes."""
+        mine, theirs = ({k: t.shape for k, t in p.tensors.items()} for p in (self, other))
+        return self.mergeable and other.mergeable and mine == theirs
+
 
 @dataclass(frozen=True)
 class DomainState:
-    """Running sums of Φ over a domain's images: mergeable and updatable.
+    """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
 
     Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
     the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
@@ -117,14 +122,7 @@ class DomainState:
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
-        return replace(
-            self,
-            total=self.total + rows.sum(0),
-            squares=self.squares + rows.square().sum(0),
-            count=self.count + len(rows),
-            reference=reference,
-            reach=reach,
-        )
+        return replace(self._counting(rows, 1), reference=reference, reach=reach)
 
     def note_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
@@ -132,6 +130,22 @@ class DomainState:
         known = torch.unique(torch.cat([self.seen, hashes]))
         repeats = len(self.seen) + len(hashes) - len(known)
         return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
+
+    def removed(self, phi: Tensor) -> "DomainState":
+        """Without images that were counted before."""
+        rows = phi.detach().to("cpu", torch.float64)
+        if len(rows) > self.count:
+            raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
+        return self._counting(rows, -1)
+
+    def _counting(self, rows: Tensor, sign: int) -> "DomainState":
+        """With the sums of `rows` [n, d] added, or taken away where `sign` is -1."""
+        return replace(
+            self,
+            total=self.total + sign * rows.sum(0),
+            squares=self.squares + sign * rows.square().sum(0),
+            count=self.count + sign * len(rows),
+        )
 
     def rescaled(self, centre: Tensor, spread: float) -> "DomainState":
         """The state that features (Φ − centre) / spread would have given."""
@@ -149,12 +163,13 @@ class DomainState:
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
         self.require_width(len(other.total))
-        payloads = dict(self.payloads)
-        for name, payload in other.payloads.items():
-            payloads[name] = payloads[name] + payload if name in payloads else payload
-        for name, payload in (*self.payloads.items(), *other.payloads.items()):
-            if not payload.mergeable:
+        payloads = {**other.payloads, **self.payloads}
+        for name, payload in payloads.items():
+            partner = other.payloads.get(name, payload)
+            if not payload.adds_to(partner):
                 raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+            if name in self.payloads and name in other.payloads:
+                payloads[name] = payload + partner
         apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
             self,
