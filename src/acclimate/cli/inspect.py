@@ -44,7 +44,7 @@ def inspect(
         pictures = [str(path) for path in write_label_plots(manifest, plots)]
     if json:
         facts = {
-            **found.as_dict(),
+            **asdict(found),
             "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,

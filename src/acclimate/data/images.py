@@ -183,7 +183,11 @@ def _whole(image: Any) -> bytes:
 @contextmanager
 def _open_file(source: str | Path | bytes) -> Iterator[IO[bytes]]:
     try:
-        file = BytesIO(source) if isinstance(source, bytes) else _open_regular(Path(source))
+        # A pipe could keep us waiting for ever, and a device never end.
+        kind = None if isinstance(source, bytes) else odd_kind(Path(source))
+        if kind is not None:
+            raise ImageError(f"{kind}, not an image")
+        file = BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")  # noqa: SIM115
     except FileNotFoundError as error:
         raise ImageError("no such file") from error
     except OSError as error:
@@ -192,14 +196,6 @@ def _open_file(source: str | Path | bytes) -> Iterator[IO[bytes]]:
         raise ImageError("no name of a file (it holds a NUL)") from error
     with file:
         yield file
-
-
-def _open_regular(path: Path) -> IO[bytes]:
-    """A pipe could keep us waiting for ever, and a device never end."""
-    kind = odd_kind(path)
-    if kind is None:
-        return path.open("rb")
-    raise ImageError(f"{kind}, not an image")
 
 
 Check = Callable[[tuple[int, int]], None]  # told a size before anything of it is unpacked

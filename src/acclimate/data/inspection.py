@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,10 +63,6 @@ class Inspection(_Statistics):
     unused_classes: tuple[str, ...]
     pairwise: PairwiseShift | None
     domains: tuple[DomainInspection, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it as nested values, ready for JSON."""
-        return asdict(self)
 
 
 def inspect(manifest: Manifest) -> Inspection:
