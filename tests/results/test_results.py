@@ -837,9 +837,9 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
         "+4.0 ± 2.0",  # trial 0: +10 and +2; trial 1: +2
         "* the best of a column.",
         "failed: toy-da-erm--b-0-1: Boom",
-        "selection by oracle chooses the same runs",
+        "the same runs are chosen by: oracle",
         f"report: {sweep}/report.html",
-        f"written: {tmp_path}/t.tex",
+        f"{tmp_path}/t.tex",
     ):
         assert part in shown
     assert all(path.stat().st_size for path in files)

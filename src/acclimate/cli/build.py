@@ -56,12 +56,12 @@ def command(name: str) -> TyperCommand:
         stop = stoppable(asked.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
             built = asked.build(watch)
-        pictures = write_plots(built) if plots else []
-        facts = {"plots": [str(path) for path in pictures]} if cls.plotted else {}
+        figures = write_plots(built) if plots else []
         if json:
+            facts = {"plots": figures} if cls.plotted else {}
             say_json({**built.as_dict(), **facts})
         else:
-            _show(built, pictures)
+            _show(built, figures)
         if built.problem is not None:
             raise built.problem
 
@@ -131,11 +131,11 @@ def write_plots(built: "Built") -> list[Path]:
     from acclimate.report.figures.inspection import write_label_plots
 
     assert built.out is not None
-    found = inspect_manifest(built.manifest)
-    return write_label_plots(found, built.manifest, built.out.with_suffix(".plots"))
+    inspection = inspect_manifest(built.manifest)
+    return write_label_plots(inspection, built.manifest, built.out.with_suffix(".plots"))
 
 
-def _show(built: "Built", pictures: list[Path]) -> None:
+def _show(built: "Built", figures: list[Path]) -> None:
     from acclimate.build.base import in_short
 
     for part in built.told or [in_short(built.manifest)]:
@@ -143,7 +143,6 @@ def _show(built: "Built", pictures: list[Path]) -> None:
             say(part)
         else:
             say_table(part.header, part.rows)
-    plots = (("plot", path) for path in pictures)
-    for what, path in [("manifest", built.out), *built.files, *plots]:
+    for kind, path in [("manifest", built.out), *built.files, *(("plot", one) for one in figures)]:
         if path is not None:
-            say(f"{what}: {path}")
+            say(f"{kind}: {path}")

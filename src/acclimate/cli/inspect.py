@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
-from acclimate.cli.output import progress_bar, say, say_json, say_some, say_table
+from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
 from acclimate.core.text import DASH, percent
 
 if TYPE_CHECKING:
@@ -32,43 +32,43 @@ def inspect(
 
     manifest = Manifest.open(data)
     problems = manifest.findings()
-    found = inspect_manifest(manifest)
+    inspection = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
     copies = find_duplicates(manifest, sampled(manifest, read))
-    pictures = []
+    figures = []
     if plots is not None:
         from acclimate.report.figures.inspection import write_label_plots
 
-        pictures = [str(path) for path in write_label_plots(found, manifest, plots)]
+        figures = [str(path) for path in write_label_plots(inspection, manifest, plots)]
+    formats = rare_formats(manifest)
     if json:
         facts = {
-            **found.as_dict(),
+            **asdict(inspection),
             "problems": [sentence for kind in problems for sentence in kind.sentences()],
             "images_read": tried,
             "unreadable": unreadable,
-            "rare_formats": rare_formats(manifest),
+            "rare_formats": formats,
             "duplicates": [asdict(group) for group in copies],
-            "plots": pictures,
+            "plots": figures,
         }
         say_json(facts)
         return
-    _show_domains(found)
+    _show_domains(inspection)
     for kind in problems:
         say(f"problem: {kind.summary()}")
-    for line in (*rare_formats(manifest), *sentences(copies, str(data))):
-        say(f"note: {line}")
-    if tried:
-        others = len(manifest) - tried
-        rest = f" (--read -1 tries the other {others} as well)" if others else ""
-        say(f"{tried} images tried{rest}, {len(unreadable)} unreadable")
-    say_some("unreadable", [f"{one['image']}: {one['reason']}" for one in unreadable])
-    for picture in pictures:
-        say(f"plot: {picture}")
+    facts = {
+        "notes": [*formats, *sentences(copies, str(data))],
+        "images_tried": f"{tried} of {len(manifest)}",
+        "unreadable": unreadable,
+        "plots": figures,
+    }
+    say_facts(facts)
 
 
-def _show_domains(found: "Inspection") -> None:
-    say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
+def _show_domains(inspection: "Inspection") -> None:
+    facts = (f"{inspection.rows} rows", f"{len(inspection.domains)} domains")
+    say(f"{inspection.source}: {', '.join(facts)}, {inspection.classes} classes")
     rows = [
         {
             "domain": one.domain,
@@ -80,15 +80,15 @@ def _show_domains(found: "Inspection") -> None:
             "effective classes": _rounded(one.effective_classes, 1),
             "shift": _rounded(one.total_variation, 2),
         }
-        for one in found.domains
+        for one in inspection.domains
     ]
     say_table(list(rows[0]), [list(row.values()) for row in rows])
     say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
-    if found.pairwise is not None:
-        one, two = found.pairwise.largest_pair
+    if inspection.pairwise is not None:
+        one, two = inspection.pairwise.largest_pair
         say(
-            f"between two domains it is {found.pairwise.mean:.2f} on average and "
-            f"{found.pairwise.largest:.2f} at most ({one} and {two})"
+            f"between two domains it is {inspection.pairwise.mean:.2f} on average and "
+            f"{inspection.pairwise.largest:.2f} at most ({one} and {two})"
         )
 
 

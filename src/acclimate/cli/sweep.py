@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +11,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import DryRun, Json, RetryFailed, flags_of, grouped, launch_options
-from acclimate.cli.output import (
-    progress_bar,
-    remark,
-    say,
-    say_facts,
-    say_json,
-    say_some,
-    stoppable,
-)
+from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import settings_of
 from acclimate.results.protocol import Sweep
 from acclimate.sweep.settings import LaunchOptions, SweepConfig
@@ -79,22 +70,13 @@ def sweep(
     plan = driver.SweepPlan(sweep=jobs, manifests=manifests, paths=paths, notes=remarks)
     folder = out or Path("sweeps") / "-".join(paths)
     if dry_run:
-        announce(folder, plan, extend=extend, json=json)
+        say_facts(announcement(folder, plan, extend=extend), json=json)
         return
     tally = run_announced(folder, plan, launcher, retry_failed=retry_failed, extend=extend)
     problem = driver.prune(folder, jobs) if prune else ""
     if problem:
         remark(problem)
     show(folder, tally, json=json)
-
-
-def announce(folder: Path, plan: "SweepPlan", *, extend: bool = False, json: bool) -> None:
-    """Show the runs that are left; nothing is written."""
-    facts = announcement(folder, plan, extend=extend)
-    if json:
-        say_json(facts)
-    else:
-        say_facts(facts)
 
 
 def announcement(folder: Path, plan: "SweepPlan", *, extend: bool = False) -> dict[str, Any]:
@@ -156,28 +138,18 @@ def progress_shown(sweep: Sweep) -> Iterator["Listener"]:
 
 def show(folder: Path, tally: "Tally", *, json: bool) -> None:
     """What is done and what failed. Exits with 1 where jobs are not done."""
-    from acclimate.results.sweep_folder import SweepFolder
-
-    if json:
-        say_json(
-            {
-                "sweep": str(folder),
-                "runs": tally.jobs,
-                "done": tally.done,
-                "done_before": tally.already,
-                "failures": [asdict(failure) for failure in tally.failures],
-                "waiting_for_failed_embedding": list(tally.blocked),
-            }
-        )
-    else:
-        say_some("failed", [f"{one.job}: {one.error}" for one in tally.failures], most=10)
-        if tally.blocked:
-            say(f"{len(tally.blocked)} runs are waiting for a failed embedding")
-        if tally.failures:
-            place = SweepFolder(folder).failures
-            say(f"tracebacks: {place}; once mended, try again with --retry-failed")
-        before = f" ({tally.already} before)" if tally.already else ""
-        say(f"{tally.done} of {tally.jobs} runs done{before}; sweep folder: {folder}")
-        say(f"scores and choices: run `acclimate report {folder}`")
+    notes = [f"for scores and choices run `acclimate report {folder}`"]
+    if tally.failures:
+        notes.append(f"tracebacks are in {folder / 'failures'}; --retry-failed tries again")
+    facts = {
+        "sweep": folder,
+        "runs": tally.jobs,
+        "done": tally.done,
+        "done_before": tally.already,
+        "failures": [{"job": one.job, "error": one.error} for one in tally.failures],
+        "waiting_for_failed_embedding": list(tally.blocked),
+        "notes": notes,
+    }
+    say_facts(facts, json=json)
     if tally.done < tally.jobs:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
-from acclimate.cli.output import remark, say, say_json, say_table, stoppable
+from acclimate.cli.output import remark, say, say_facts, say_json, say_table, stoppable
 from acclimate.sweep.settings import LaunchOptions
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def ablate(
 
     Repeating the command resumes it. Data that an ablation changes are built below --out.
     """
-    from acclimate.cli.sweep import announce
+    from acclimate.cli.sweep import announcement
     from acclimate.config import parse_assignments
     from acclimate.paper.ablations.study import Asked, prepare
     from acclimate.sweep.launchers import chosen_launcher
@@ -83,7 +83,7 @@ def ablate(
     )
     study = prepare(asked)
     if dry_run:
-        announce(out, study, json=json)
+        say_facts(announcement(out, study), json=json)
         return
     _run(out, study, launcher, retry_failed=retry_failed)
     _show(out, study, json=json)
