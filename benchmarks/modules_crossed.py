@@ -4,7 +4,9 @@ A module counts once one of its functions runs, in the command or in a worker of
 while modules are imported (class bodies, decorators, tables) does not. Packages' `__init__` do not
 count: they hold tables and re-exports.
 
-    python benchmarks/modules_crossed.py
+    python benchmarks/modules_crossed.py           lists them
+    python benchmarks/modules_crossed.py --write   writes the table in docs/architecture.md
+    python benchmarks/modules_crossed.py --check   fails where there are more than that table says
 """
 
 import argparse
@@ -18,8 +20,10 @@ import numpy as np
 from PIL import Image
 
 import acclimate
+from pages import fill, section
 
 SOURCE = Path(acclimate.__file__).resolve().parent
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
 SETTINGS = {
     "model.width": 8, "model.hidden": 8, "embedding.dim": 4, "embedding.steps": 2,
     "embedding.domains_per_step": 3, "embedding.per_domain": 4, "train.steps": 2,
@@ -57,7 +61,27 @@ sys.setprofile(note)
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="the table in docs/architecture.md")
+    parser.add_argument("--check", action="store_true", help="fail where the table says fewer")
+    arguments = parser.parse_args()
+    image, sweep = walks()
+    if arguments.write:
+        fill(PAGE, "crossed", table(image, sweep))
+    elif arguments.check:
+        stated = section(PAGE.read_text(encoding="utf-8"), "crossed").splitlines()[-1]
+        limits = [int(cell) for cell in stated.split("|")[2:4]]
+        if len(image) > limits[0] or len(sweep) > limits[1]:
+            sys.exit(
+                f"{len(image)} and {len(sweep)} modules crossed, not {limits}; see {PAGE.name}"
+            )
+    else:
+        show("one image, from train to predictions.csv", image)
+        show("one sweep", sweep)
+
+
+def walks() -> tuple[list[str], list[str]]:
+    """The modules that one image crosses from `train` to predictions.csv, and those of a sweep."""
     settings = [f"--set={key}={value}" for key, value in SETTINGS.items()]
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
@@ -68,8 +92,17 @@ def main() -> None:
         sweep = ["sweep", "sites", "--algorithms", "erm,da-erm", "--trials", "1", "--out", "sweep"]
         image = crossed(home, train, adapt, [*predict, "--out", "predictions.csv"])
         assert (home / "predictions.csv").exists()
-        show("one image, from train to predictions.csv", image)
-        show("one sweep", crossed(home, [*sweep, "--test-domains", "north", *settings]))
+        return image, crossed(home, [*sweep, "--test-domains", "north", *settings])
+
+
+def table(image: list[str], sweep: list[str]) -> str:
+    """Modules crossed in each package, as Markdown."""
+    packages = sorted({module.split("/")[0] for module in (*image, *sweep)})
+    lines = ["| | crossed by an image | by a sweep |", "|---|---:|---:|"]
+    for package in packages:
+        counts = [sum(m.split("/")[0] == package for m in walk) for walk in (image, sweep)]
+        lines.append(f"| {package}/ | {counts[0]} | {counts[1]} |")
+    return "\n".join([*lines, f"| **all** | {len(image)} | {len(sweep)} |"])
 
 
 def draw_sites(home: Path) -> None:
@@ -101,7 +134,7 @@ def crossed(home: Path, *commands: list[str]) -> list[str]:
             line = [sys.executable, "-m", "acclimate", *command]
             subprocess.run(line, cwd=home, env=os.environ | hooked, check=True, capture_output=True)
         files = {line for note in Path(notes).iterdir() for line in note.read_text().splitlines()}
-    modules = (Path(file).relative_to(SOURCE) for file in files)
+    modules = (Path(file).relative_to(SOURCE) for file in files if file.endswith(".py"))
     return sorted(str(module) for module in modules if module.stem != "__init__")
 
 

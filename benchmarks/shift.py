@@ -34,12 +34,12 @@ from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Score
+from acclimate.rehearse.training import train
 from acclimate.report.export import comparison_values
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.tables import comparison
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.identity import json_digest
-from acclimate.runs.training import train
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGORITHMS = ("rehearsed", "da-erm")

@@ -12,12 +12,16 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TESTS = ROOT / "src" / "acclimate", ROOT / "tests"
 BESIDE = {".html", ".css", ".js", ".toml"}  # what counts as code beside Python
-SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+SILENT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
 LEAST = 6  # equal lines of code that make a duplicate pair
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -28,8 +32,10 @@ class Size:
 
     files: int = 0
     lines: int = 0
+    tokens: int = 0  # of Python, without comments and docstrings
     functions: int = 0
     names: int = 0  # public: functions, classes and methods without a leading underscore
+    pairs: int = 0  # of places that share `LEAST` lines or more, one of them here
 
     def add(self, other: "Size") -> None:
         for field in fields(self):
@@ -47,32 +53,39 @@ def code_lines(path: Path) -> list[tuple[int, str]]:
             for number, line in enumerate(wanted, 1)
             if line and not line.startswith(("#", "//", "/*", "<!--", "{#"))
         ]
+    spans = (range(token.start[0], token.end[0] + 1) for token in code_tokens(text))
+    numbers = sorted({number for span in spans for number in span})
+    return [(number, lines[number - 1].strip()) for number in numbers]
+
+
+def code_tokens(text: str) -> list[tokenize.TokenInfo]:
+    """The tokens of a Python file that are neither comment, docstring nor layout."""
     documentation = _docstring_lines(ast.parse(text))
-    numbers: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in SILENT or token.type == tokenize.ENDMARKER:
-            continue
-        span = set(range(token.start[0], token.end[0] + 1))
-        if token.type != tokenize.STRING or not span <= documentation:
-            numbers |= span
-    return [(number, lines[number - 1].strip()) for number in sorted(numbers)]
+    return [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in SILENT
+        and not (token.type == tokenize.STRING and token.start[0] in documentation)
+    ]
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             value = first.value if isinstance(first, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found |= set(range(value.lineno, (value.end_lineno or 0) + 1))
-    return found
+                numbers |= set(range(value.lineno, (value.end_lineno or 0) + 1))
+    return numbers
 
 
 def measure(path: Path) -> Size:
     size = Size(files=1, lines=len(code_lines(path)))
     if path.suffix == ".py":
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        size.tokens = len(code_tokens(text))
         size.functions = sum(isinstance(node, DEFINITIONS) for node in ast.walk(tree))
         size.names = sum(_public(tree.body))
     return size
@@ -91,52 +104,58 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
 
 
-def duplicate_pairs(paths: list[Path]) -> int:
+def duplicate_pairs(paths: list[Path]) -> list[tuple[Path, Path]]:
     """Pairs of places that share `LEAST` or more lines of code, import lines aside."""
     windows: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
-    for which, path in enumerate(paths):
+    for number, path in enumerate(paths):
         lines = [line for _, line in code_lines(path)]
         lines = [line for line in lines if not line.startswith(("import ", "from "))]
         for start in range(len(lines) - LEAST + 1):
-            windows[tuple(lines[start : start + LEAST])].append((which, start))
-    shared = {
-        (one, other)
-        for places in windows.values()
-        for number, one in enumerate(places)
-        for other in places[number + 1 :]
-    }
+            windows[tuple(lines[start : start + LEAST])].append((number, start))
+    shared = {pair for places in windows.values() for pair in combinations(places, 2)}
     # A longer run of equal lines is one pair: the windows after its first follow another.
-    return sum(((a, i - 1), (b, j - 1)) not in shared for (a, i), (b, j) in shared)
+    return [
+        (paths[a], paths[b]) for (a, i), (b, j) in shared if ((a, i - 1), (b, j - 1)) not in shared
+    ]
+
+
+def package_of(path: Path) -> str:
+    """The row of the table that a file is counted in."""
+    if path.is_relative_to(TESTS):
+        return "tests/"
+    parts = path.relative_to(SOURCE).parts
+    return f"{parts[0]}/" if len(parts) > 1 else "modules beside them"
 
 
 def sizes() -> dict[str, Size]:
     """Every package of the product, the paper kit and the tests."""
-    found: dict[str, Size] = defaultdict(Size)
-    for path in files_below(SOURCE):
-        parts = path.relative_to(SOURCE).parts
-        found[f"{parts[0]}/" if len(parts) > 1 else "modules beside them"].add(measure(path))
-    for path in files_below(TESTS):
-        found["tests/"].add(measure(path))
-    return found
+    packages: dict[str, Size] = defaultdict(Size)
+    for path in (*files_below(SOURCE), *files_below(TESTS)):
+        packages[package_of(path)].add(measure(path))
+    for pair in duplicate_pairs([path for path in files_below(SOURCE) if path.suffix == ".py"]):
+        for package in {package_of(path) for path in pair}:
+            packages[package].pairs += 1
+    return packages
 
 
 def table() -> str:
     """The sizes as a Markdown table: packages, the product, the paper kit, tests."""
-    found = sizes()
-    product = Size()
-    for name, size in found.items():
-        if name not in ("paper/", "tests/"):
-            product.add(size)
+    packages = sizes()
     apart = ("paper/", "tests/")
-    rows = [*((name, found[name]) for name in sorted(found) if name not in apart)]
-    rows += [("**the product**", product), *((name, found[name]) for name in apart)]
-    lines = ["| | files | lines of code | functions | public names |", "|---|---:|---:|---:|---:|"]
-    lines += [
-        f"| {name} | {size.files} | {size.lines:,} | {size.functions:,} | {size.names:,} |"
-        for name, size in rows
-    ]
-    pairs = duplicate_pairs([path for path in files_below(SOURCE) if path.suffix == ".py"])
-    return "\n".join([*lines, "", f"Pairs of places that share {LEAST} lines or more: {pairs}."])
+    product = Size()
+    for name, size in packages.items():
+        if name not in apart:
+            product.add(size)
+    rows = [(name, packages[name]) for name in sorted(packages) if name not in apart]
+    rows += [("**the product**", product), *((name, packages[name]) for name in apart)]
+    titles = (
+        "| | files | lines of code | Python tokens | functions | public names | duplicate pairs |"
+    )
+    lines = [titles, "|---|---:|---:|---:|---:|---:|---:|"]
+    for name, size in rows:
+        counts = " | ".join(f"{getattr(size, field.name):,}" for field in fields(size))
+        lines.append(f"| {name} | {counts} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

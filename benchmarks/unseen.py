@@ -21,8 +21,16 @@ from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Quarantine, Shown, numbered, open_source, readable, to_float
-from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.data.source import (
+    FeatureSource,
+    Quarantine,
+    Source,
+    numbered,
+    open_source,
+    readable,
+    to_float,
+)
+from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, head_alone, takes_features
 from acclimate.records.records import Score
@@ -71,9 +79,9 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
 
 def _on_features(
     run: Path, trained: Trained, part: Manifest, world: World
-) -> tuple[Shown, Trained]:
+) -> tuple[Source, Trained]:
     """All rows as the lowest backbone sees them, and the same model for that."""
-    quarantine, config = Quarantine(None, total=len(part), max_share=1.0), trained.config
+    quarantine, config = Quarantine(), trained.config
     plain = trained.predictor
     if takes_features(plain):
         return open_source(part, trained.size, config.data, quarantine), trained
@@ -93,7 +101,7 @@ def _on_features(
         for places, stored in readable(source, first):
             made = plain.backbone(to_float(stored, world.device)).float()
             x[torch.from_numpy(places)], good[places] = made, True
-    features = Extracted(source.labels, x, image, good)
+    features = FeatureSource(source.labels, x, image, good)
     return features, replace(trained, predictor=head_alone(plain))
 
 
@@ -101,7 +109,7 @@ def _scored(
     trained: Trained,
     found: Rehearsal,
     part: Manifest,
-    source: Shown,
+    source: Source,
     world: World,
     n: int,
     *,
@@ -126,7 +134,7 @@ def _final(
     trained: Trained,
     config: RunConfig,
     part: Manifest,
-    source: Shown,
+    source: Source,
     world: World,
     methods: Sequence[str],
 ) -> Iterator[Score]:

@@ -26,10 +26,10 @@ from acclimate.learn.algorithms import ALGORITHMS
 from acclimate.learn.model import Trained
 from acclimate.records.folder import RunFolder
 from acclimate.records.metrics import METRICS, Metric
+from acclimate.rehearse.training import train
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
 from acclimate.results.load import load_report
-from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.settings import TINY
 from fixtures.sweep_example import write_example

@@ -48,6 +48,13 @@ def test_generated_documentation_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_no_more_modules_are_crossed_than_the_page_says() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "modules_crossed.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_defaults_are_shown_unless_they_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     from generate import describe

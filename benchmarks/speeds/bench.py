@@ -23,7 +23,7 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 
 Row = dict[str, Any]
 

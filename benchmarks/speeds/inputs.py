@@ -58,7 +58,7 @@ def decoding(bench: Bench) -> list[Row]:
 
 def by_processes(bench: Bench, count: int) -> Row:
     """By a DataLoader's workers, as beside a GPU, and what of it is our own processor's time."""
-    quarantine, cold = Quarantine.lenient(len(bench.manifest)), DataConfig(cache_gib=0, pack_gib=0)
+    quarantine, cold = Quarantine(), DataConfig(cache_gib=0, pack_gib=0)
     source = ImageSource(bench.manifest, bench.scale.size, cold, quarantine, processes=True)
     batches, turns = np.array_split(np.arange(count), max(count // 96, 1)), 10
     with mock.patch.object(sources, "LEAST_IMAGES", 1):

@@ -36,7 +36,7 @@ def scoring(
 
     @torch.no_grad()
     def one_pass(rows: np.ndarray) -> None:
-        quarantine = Quarantine.lenient(len(bench.manifest))
+        quarantine = Quarantine()
         size, data = bench.scale.size, DataConfig()
         source = open_source(bench.manifest, size, data, quarantine, bench.device)
         for _, stored in readable(source, rows):

@@ -13,8 +13,8 @@ from acclimate.config import RunConfig
 from acclimate.learn.algorithms import names
 from acclimate.learn.penalties import coral, irm, mmd2
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.runs.loop import Loop
-from acclimate.runs.training import train
 from speeds.bench import Bench, Row, one_batch, say
 
 

@@ -13,7 +13,7 @@ import torch
 import incumbent
 from acclimate.config import DataConfig
 from acclimate.data.source import Quarantine, pack_images
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from speeds.bench import CEILING, NONE_KEPT, Bench, Row, one_batch, rate_of, say
 
 
@@ -69,7 +69,7 @@ def training(bench: Bench) -> list[Row]:
     _, ended = bench.trained("end to end", bench.config(**plan))
     _, cold_end = bench.trained("end to end, cold", bench.config(**plan, **NONE_KEPT))
     say("end to end", [ended, cold_end])
-    pack_images(manifest, scale.size, DataConfig(), Quarantine.lenient(len(manifest)))
+    pack_images(manifest, scale.size, DataConfig(), Quarantine())
     from_pack: dict[str, Any] = {"data.cache_gib": 0.0}
     ways = {
         "cold": NONE_KEPT,

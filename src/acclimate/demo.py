@@ -8,10 +8,10 @@ from typing import Any
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import gather
 from acclimate.core.progress import Watch, unwatched
+from acclimate.rehearse.training import train
 from acclimate.report import Report, find_runs, report_of_runs, write_page
 from acclimate.report.figures import FIGURES, Figures
 from acclimate.runs.identity import json_digest
-from acclimate.runs.training import train
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import torch
 
 from acclimate.adapt.methods.prior import PriorConfig, em_prior, estimated, learned_prior
 from acclimate.core.errors import ConfigError
-from acclimate.learn.ratios import RATIOS, fit_ratios
+from acclimate.data.batches import RATIOS, fit_ratios
 from fixtures.errors import refused
 
 PRIOR = np.array([0.5, 0.3, 0.2])

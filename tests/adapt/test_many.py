@@ -17,7 +17,7 @@ from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
 from acclimate.learn.models.predictors import _LinearHead, classify_by_domain
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from fixtures.errors import refused
 
 Tiny = Callable[..., RunConfig]

@@ -405,8 +405,8 @@ def test_workers_fill_a_pack(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     manifest = Manifest.from_folder(folder)
     here = watch_decoding(monkeypatch)
     config = DataConfig(workers=2)
-    pack_images(manifest, SIDE, config, Quarantine.lenient(14))
-    source = ImageSource(manifest, SIDE, config, Quarantine.lenient(14))
+    pack_images(manifest, SIDE, config, Quarantine())
+    source = ImageSource(manifest, SIDE, config, Quarantine())
     stored, good = source.take(np.arange(14))
     assert good.all() and not here, "they were decoded elsewhere"
     assert torch.equal(stored, open_images(folder).take(np.arange(14))[0])
@@ -440,7 +440,7 @@ def test_batches_for_a_gpu_are_right_while_processes_decode(folder: Path, cache:
     expected = loader(usual, usual.manifest)
     config = DataConfig(cache_gib=cache, pack_gib=0.0, workers=2)
     for _ in range(3):
-        quarantine = Quarantine.lenient(len(usual.manifest))
+        quarantine = Quarantine()
         source = open_source(usual.manifest, SIDE, config, quarantine, gpu)
         assert isinstance(source, ImageSource) and (source.held is not None) == bool(cache)
         loading = loader(source, usual.manifest, world=World(device=gpu))
@@ -471,7 +471,7 @@ def test_sources_with_and_without_cache_agree(folder: Path) -> None:
 def test_features_are_taken_as_they_are() -> None:
     X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     manifest = Manifest.from_arrays(X, list("ab") * 6, ["x"] * 6 + ["y"] * 6)
-    quarantine = Quarantine(None, total=12, max_share=0.0)
+    quarantine = Quarantine(total=12, max_share=0.0)
     source = open_source(manifest, 0, DataConfig(), quarantine)
     assert isinstance(source, FeatureSource)
     rows = np.array([5, 0, 5])

@@ -49,7 +49,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1.0) -> ImageSource:
     manifest = Manifest.from_folder(folder)
-    quarantine = Quarantine(None, total=len(manifest), max_share=1.0)
+    quarantine = Quarantine()
     config = DataConfig(pack_gib=gib, cache_gib=cache, workers=2)
     return ImageSource(manifest, size, config, quarantine)
 
@@ -92,7 +92,7 @@ def test_another_order_of_rows_finds_the_same_images(folder: Path, decoded: list
     whole = everything(opened(folder))
     manifest = Manifest.from_folder(folder)
     turned = manifest.select(np.arange(COUNT)[::-1])
-    quarantine = Quarantine(None, total=COUNT, max_share=1.0)
+    quarantine = Quarantine()
     source = ImageSource(turned, SIDE, DataConfig(), quarantine)
     assert torch.equal(everything(source), whole.flip(0))
     assert len(decoded) == COUNT
@@ -148,7 +148,7 @@ def test_a_full_disk_stops_the_pack_and_not_the_run(
         assert torch.equal(everything(source), whole)
     assert 0 < sum(in_pack(source).has(image) for image in range(COUNT)) < COUNT
     with refused(WriteError, "no space left"):
-        quarantine = Quarantine.lenient(COUNT)
+        quarantine = Quarantine()
         pack_images(Manifest.from_folder(folder), SIDE, DataConfig(), quarantine)
 
 
@@ -162,7 +162,7 @@ def test_rows_of_one_image_are_decoded_and_kept_once(
     for gib, cache in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)):
         decoded.clear()
         config = DataConfig(pack_gib=gib, cache_gib=cache)
-        source = ImageSource(manifest, SIDE, config, Quarantine.lenient(30))
+        source = ImageSource(manifest, SIDE, config, Quarantine())
         stored = everything(source)
         assert len(decoded) == 3
         assert source.held is None or len(source.held) == 3
@@ -185,7 +185,7 @@ def test_what_was_made_to_be_kept_is_used_however_small(
 ) -> None:
     """Also by those who would make none, unless packs are not wanted at all."""
     monkeypatch.setattr(packing, "LEAST", NEEDED + 1)
-    manifest, quarantine = Manifest.from_folder(folder), Quarantine.lenient(COUNT)
+    manifest, quarantine = Manifest.from_folder(folder), Quarantine()
     for make in (True, False):
         for size in (SIDE, SIDE - 1):
             source = ImageSource(manifest, size, DataConfig(), quarantine, make_pack=make)
@@ -221,7 +221,7 @@ def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: P
         everything(source)
         return in_pack(source).folder
 
-    pack_images(Manifest.from_folder(folder), 5, DataConfig(), Quarantine.lenient(COUNT))
+    pack_images(Manifest.from_folder(folder), 5, DataConfig(), Quarantine())
     old, young = made(6), made(7)
     for age, path in ((200, old), (100, young)):
         os.utime(path / "about.json", (1e9 - age, 1e9 - age))
@@ -282,7 +282,7 @@ def test_images_stay_where_they_are_held(folder: Path, decoded: list[object]) ->
     bad.write_bytes(b"nothing")
     expected, good = opened(folder, gib=0.0, cache=0.0).take(np.arange(COUNT))
     decoded.clear()
-    manifest, quarantine = Manifest.from_folder(folder), Quarantine.lenient(COUNT)
+    manifest, quarantine = Manifest.from_folder(folder), Quarantine()
     config = DataConfig(pack_gib=0.0, cache_gib=0.0)
     source = ImageSource(manifest, SIDE, config, quarantine, held_on=torch.device("cpu"))
     for rows in ([1, 2, 1, 4], list(range(COUNT)), [11, 0, 4]):

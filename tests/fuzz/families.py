@@ -25,11 +25,11 @@ from acclimate.core.tensors import DIGEST, save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.records.folder import write_checksums
+from acclimate.rehearse.training import train
 from acclimate.report.export import to_csv
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from fixtures.interruption import weights
 from fixtures.pandas_pickles import frame, released, saved
 from fixtures.run_folders import make_run, score

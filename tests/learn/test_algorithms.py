@@ -464,7 +464,7 @@ def features_loop(folder: Path, objective: Any, steps: int, settings: OptimiserC
     manifest = Manifest.from_arrays(X, rng.integers(0, 3, 60), np.repeat(["a", "b", "c"], 20))
     domains = [manifest.rows(domain=name) for name in manifest.domains]
     sampler = DomainSampler(domains, per_domain=8, domains_per_step=3, seed=0)
-    loader = Loader(FeatureSource(manifest), sampler, domains, World(), seed=0, augmented=False)
+    loader = Loader(FeatureSource.of(manifest), sampler, domains, World(), seed=0, augmented=False)
     phase = Phase("main", steps, settings, checkpoint_every=100)
     return Loop(objective, loader, phase, World(), RunFolder(folder), seed=0)
 

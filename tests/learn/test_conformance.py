@@ -28,7 +28,7 @@ from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
 from acclimate.records.folder import RunFolder
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from acclimate.sweep.contenders import ranges
 from fixtures.errors import refused
 from fixtures.objectives import (

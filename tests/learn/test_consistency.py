@@ -20,7 +20,7 @@ from acclimate.learn.consistency import choose_domains, mean_radius, measure
 from acclimate.learn.embeddings import state
 from acclimate.learn.embeddings.state import Sample
 from acclimate.learn.model import Trained
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from fixtures.settings import TINY, as_flags
 
 Tiny = Callable[..., RunConfig]

@@ -472,7 +472,7 @@ def manifest() -> Manifest:
 def test_rows_are_embedded_in_batches(manifest: Manifest) -> None:
     embedding = doubled(2)
     rows = manifest.rows(domain="a")
-    state = embed_rows(embedding.train(), FeatureSource(manifest), rows, World(), "m")
+    state = embed_rows(embedding.train(), FeatureSource.of(manifest), rows, World(), "m")
     assert_matches(state, 2.0 * manifest.features()[rows])
     assert state.model == "m"
     assert not embedding.training
@@ -488,9 +488,9 @@ class Patchy(FeatureSource):
 
 def test_unreadable_rows_are_left_out(manifest: Manifest) -> None:
     rows = np.arange(50)
-    state = embed_rows(doubled(2), Patchy(manifest), rows, World())
+    state = embed_rows(doubled(2), Patchy.of(manifest), rows, World())
     assert_matches(state, 2.0 * manifest.features()[rows[rows % 3 != 0]])
-    assert embed_rows(doubled(2), Patchy(manifest), np.array([3, 6]), World()).count == 0
+    assert embed_rows(doubled(2), Patchy.of(manifest), np.array([3, 6]), World()).count == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,7 +529,7 @@ def test_two_processes_make_one_state(rank: int, manifest: Manifest) -> None:
     own, other = (said(phi[part::2], mean) for part in (rank, 1 - rank))
     world = OneOfTwo(rank=rank, sums=other[0], reach=other[1])
     noted: list[np.ndarray] = []
-    source = FeatureSource(manifest)
+    source = FeatureSource.of(manifest)
     state = embed_rows(
         doubled(2), source, rows, world, "m", seen=lambda mine, _: noted.append(mine)
     )
@@ -544,15 +544,17 @@ def test_a_process_without_images_adds_nothing(manifest: Manifest) -> None:
     rows = np.array([6, 7, 9, 10])  # of which the first process has 6 and 9, which are unreadable
     phi = 2.0 * manifest.features()[[7, 10]].astype(np.float64)
     sums, reach = said(phi, phi.mean(0))
-    state = embed_rows(doubled(2), Patchy(manifest), rows, OneOfTwo(rank=0, sums=sums, reach=reach))
+    state = embed_rows(
+        doubled(2), Patchy.of(manifest), rows, OneOfTwo(rank=0, sums=sums, reach=reach)
+    )
     assert_matches(state, phi)
     assert (state.model, state.reach) == ("", pytest.approx(reach))
     alone = OneOfTwo(rank=0, sums=said(phi[:1], phi[0])[0], reach=0.0)
-    one = embed_rows(doubled(2), Patchy(manifest), rows, alone)
+    one = embed_rows(doubled(2), Patchy.of(manifest), rows, alone)
     assert_matches(one, phi[:1])
     assert one.reference.tolist() == phi[0].tolist()
     nothing = OneOfTwo(rank=0, sums=torch.zeros(5, dtype=torch.float64), reach=0.0)
-    empty = embed_rows(doubled(2), Patchy(manifest), rows, nothing)
+    empty = embed_rows(doubled(2), Patchy.of(manifest), rows, nothing)
     assert (empty.count, empty.reach, empty.reference.tolist()) == (0, 0.0, [0.0, 0.0])
 
 

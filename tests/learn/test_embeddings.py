@@ -28,7 +28,8 @@ from acclimate.learn.embeddings import EMBEDDINGS, Embedding, embed_rows, find_e
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.records import read
-from acclimate.runs.training import train, train_embedding
+from acclimate.rehearse.training import train
+from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
@@ -135,7 +136,7 @@ def test_phi_depends_on_the_settings_that_it_uses() -> None:
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_labels_play_no_part_in_a_domain_s_state(name: str, features: Manifest) -> None:
-    embedding, source = build(name), FeatureSource(features)
+    embedding, source = build(name), FeatureSource.of(features)
     rows = features.rows(domain="site-1")
     one = embed_rows(embedding, source, rows, World())
     source.labels = np.full_like(source.labels, -1)

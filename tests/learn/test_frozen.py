@@ -16,8 +16,8 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, TooManyUnreadable, WriteError
 from acclimate.data.cache import FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import NoQuarantine, Quarantine, open_source, pack_images, to_float
-from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.data.source import FeatureSource, Quarantine, open_source, pack_images, to_float
+from acclimate.learn.frozen import Extraction
 from acclimate.learn.models import Backbone, build_backbone
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
@@ -48,12 +48,12 @@ def extract(
     quarantine: Quarantine | None = None,
     config: DataConfig | None = None,
     watch: Callable[[str, int, int, str], None] = lambda *told: None,
-) -> Extracted:
+) -> FeatureSource:
     return Extraction(extractor, "small-cnn", SIDE).extract(
         manifest,
         np.arange(len(manifest)) if rows is None else rows,
         config or DataConfig(),
-        NoQuarantine() if quarantine is None else quarantine,
+        Quarantine(max_share=0.0) if quarantine is None else quarantine,
         beside=folder,
         world=World(),
         watch=watch,
@@ -75,7 +75,7 @@ def test_features_are_what_images_give(extractor: Backbone, tree: Path, tmp_path
     found = extract(extractor, manifest, tmp_path)
     rows = np.array([3, 90, 3, 41])
     features, good = found.take(rows)
-    images, _ = open_source(manifest, SIDE, DataConfig(), NoQuarantine()).take(rows)
+    images, _ = open_source(manifest, SIDE, DataConfig(), Quarantine(max_share=0.0)).take(rows)
     wanted = extractor(to_float(images, torch.device("cpu")))
     assert good.all()
     torch.testing.assert_close(features, wanted)
@@ -207,14 +207,14 @@ def test_unreadable_images_are_quarantined(extractor: Backbone, tree: Path, tmp_
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no image" if row == 2 else source.read_bytes())
     manifest = Manifest.from_folder(folder)
-    quarantine = Quarantine(None, total=12, max_share=0.1)
+    quarantine = Quarantine(total=12, max_share=0.1)
     found = extract(extractor, manifest, tmp_path, quarantine=quarantine)
     assert quarantine.entries == [
         ("north/red/02.jpg", "not a JPEG, PNG, WebP, BMP, TIFF or GIF image")
     ]
     assert found.take(np.arange(4))[1].tolist() == [True, True, False, True]
     with pytest.raises(TooManyUnreadable):
-        strict = Quarantine(None, total=12, max_share=0.0)
+        strict = Quarantine(total=12, max_share=0.0)
         extract(extractor, manifest, tmp_path, quarantine=strict)
 
 
@@ -234,7 +234,7 @@ def test_a_pack_that_was_made_is_used(
 ) -> None:
     manifest = Manifest.from_folder(tree)
     decoded = watch_decoding(monkeypatch)
-    pack_images(manifest, SIDE, DataConfig(), Quarantine.lenient(len(manifest)))
+    pack_images(manifest, SIDE, DataConfig(), Quarantine())
     assert len(decoded) == 96
     decoded.clear()
     extract(extractor, manifest, tmp_path)

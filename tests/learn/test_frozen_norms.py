@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from acclimate.learn.models.backbones import freeze_batch_norm
-from acclimate.learn.models.frozen_norms import keep_layout
+from acclimate.learn.models.backbones import freeze_batch_norm, keep_layout
 
 
 def frozen(device: str, *, affine: bool) -> nn.Sequential:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from acclimate.learn import ratios as module
-from acclimate.learn.ratios import OPEN, RATIOS, fit_ratios
+from acclimate.data import batches as module
+from acclimate.data.batches import OPEN, RATIOS, fit_ratios
 
 PRIOR = np.array([0.5, 0.3, 0.2])
 

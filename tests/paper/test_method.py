@@ -7,7 +7,7 @@ from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig, from_dict, nested
 from acclimate.paper.ablations.table import EMBEDDED_SETTINGS, SETTINGS
 from acclimate.records.records import read
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 
 # With seeds 0, 1 and 2: 4.3 to 5.5 points above ERM, 7.6 to 11.0 above the control.
 OVER_ERM, OVER_CONTROL = 0.03, 0.05

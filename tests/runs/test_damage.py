@@ -20,7 +20,8 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.records.folder import RunFolder, write_checksums
-from acclimate.runs.training import train, train_embedding
+from acclimate.rehearse.training import train
+from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes
 

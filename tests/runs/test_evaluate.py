@@ -13,10 +13,10 @@ from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.records.records import Score, read
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from acclimate.runs.scoring import split_domain
-from acclimate.runs.training import train
 from fixtures.errors import refused
 
 Tiny = Callable[..., RunConfig]

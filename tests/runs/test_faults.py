@@ -17,8 +17,8 @@ from acclimate.core.tensors import read_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
+from acclimate.rehearse.training import train
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from acclimate.sweep.worker import Task, perform
 from fixtures.faults import KINDS, failing
 from fixtures.interruption import assert_same_weights, stable

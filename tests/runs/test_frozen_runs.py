@@ -19,14 +19,15 @@ from acclimate.config import (
 from acclimate.core.errors import ConfigError
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images, NoQuarantine, open_source, to_float
+from acclimate.data.source import Images, Quarantine, open_source, to_float
 from acclimate.learn.model import Trained
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.loop import save_checkpoint
 from acclimate.runs.plan import choose_model, make_plan
-from acclimate.runs.training import train, train_embedding
+from acclimate.runs.training import train_embedding
 from fixtures.decoding import watch_decoding
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
@@ -52,17 +53,6 @@ def frozen(tiny: Callable[..., RunConfig], weights: Path) -> Callable[..., RunCo
     return make
 
 
-def test_phi_takes_the_weights_of_the_run_erm(
-    frozen: Callable[..., RunConfig], tree: Path, tmp_path: Path
-) -> None:
-    """The run's own weights have the frozen backbone's among them, which Φ does not take."""
-    config, data = frozen(**{"embedding.name": "mean"}), Manifest.from_folder(tree)
-    train(frozen("erm"), data, tmp_path / "erm")
-    own = train_embedding(config, data, tmp_path / "own")
-    taken = train_embedding(config, data, tmp_path / "taken", erm=tmp_path / "erm")
-    assert taken.read_bytes() == own.read_bytes()
-
-
 @pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
 def test_images_and_cached_features_give_the_same_scores(
     algorithm: str,
@@ -83,9 +73,9 @@ def test_images_and_cached_features_give_the_same_scores(
     )
     assert told[0] == "features" and "main" in told
     trained = Trained.load(tmp_path)
-    images, _ = open_source(data, trained.size, trained.config.data, NoQuarantine()).take(
-        np.arange(40)
-    )
+    images, _ = open_source(
+        data, trained.size, trained.config.data, Quarantine(max_share=0.0)
+    ).take(np.arange(40))
     x = to_float(images, CPU)
     extractor = trained.predictor.backbone.extractor
     assert extractor is not None and not any(p.requires_grad for p in extractor.parameters())

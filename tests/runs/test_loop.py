@@ -20,8 +20,16 @@ from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
-from acclimate.runs.loop import Phase, Position, load_checkpoint, save_checkpoint
-from acclimate.runs.optimisation import check_shares, learning_rate, make_average, make_optimiser
+from acclimate.runs.averages import make_average
+from acclimate.runs.loop import (
+    Phase,
+    Position,
+    learning_rate,
+    load_checkpoint,
+    make_optimiser,
+    save_checkpoint,
+)
+from acclimate.runs.plan import check_shares
 from fixtures.errors import refused
 from fixtures.interruption import Killed
 from fixtures.loops import assert_same_state, make_erm, make_loop, state_of

@@ -17,7 +17,7 @@ from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.batches import Batch
+from acclimate.data.batches import Batch, label_prior
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource, Images
 from acclimate.learn.algorithms.erm import ERM
@@ -32,6 +32,7 @@ from acclimate.records.metrics import metric_values
 from acclimate.records.predictions import COLUMNS, Predictions
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal
+from acclimate.rehearse.training import train
 from acclimate.runs import scoring
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import (
@@ -45,7 +46,6 @@ from acclimate.runs.scoring import (
     state_of,
     validate,
 )
-from acclimate.runs.training import train
 from fixtures.errors import refused
 
 Tiny = Callable[..., RunConfig]
@@ -83,7 +83,7 @@ class Place(Embedding):
 def plain(plan: Plan, predictor: Predictor, prior: Sequence[float] = (), **more: Any) -> Subject:
     """A plain model on a plan's features, or on the `source` in `more`."""
     start = StartingPoint(predictor, None, None, prior_aware=False, label_prior=prior)
-    source = more.pop("source", None) or FeatureSource(plan.manifest)
+    source = more.pop("source", None) or FeatureSource.of(plan.manifest)
     return Subject(plan, source, more.pop("world", World()), start, **more)
 
 
@@ -110,7 +110,7 @@ def places(tiny: Tiny, classes: int, sites: Sequence[str] = SITES, **unseen: lis
     }
     table, prior = DomainTable(states), [1 / classes] * classes
     start = StartingPoint(by_place(classes), Place(), table, prior_aware=False, label_prior=prior)
-    return Subject(plan, FeatureSource(data), World(), start)
+    return Subject(plan, FeatureSource.of(data), World(), start)
 
 
 def by_place(classes: int) -> Conditioned:
@@ -368,7 +368,7 @@ def test_the_label_prior_counts_every_domain_equally(tiny: Tiny) -> None:
     X = np.arange(20, dtype=np.float32).reshape(10, 2)
     domains, splits = ["large"] * 8 + ["small"] * 2, ["train"] * 10
     plan = make_plan(tiny("erm"), Manifest.from_arrays(X, labels, domains, splits=splits))
-    assert plan.label_prior().tolist() == [0.75, 0.25]
+    assert label_prior(plan.label_counts).tolist() == [0.75, 0.25]
 
 
 def test_step_b_sees_each_domain_with_its_own_embedding(
@@ -441,7 +441,7 @@ def make(learned: dict[str, Trained], shifted: Manifest, tiny: Tiny) -> Make:
         **more: Any,
     ) -> Subject:
         plan = make_plan(tiny(algorithm, **(UNSEEN | LEARNED | dict(settings or {}))), data)
-        return replace(Subject.of(learned[algorithm], plan, source(data), World()), **more)
+        return replace(Subject.of(learned[algorithm], plan, source.of(data), World()), **more)
 
     return make
 
@@ -575,8 +575,8 @@ def test_what_a_plain_model_without_rehearsal_cannot_be_scored_by(
 class Counted(FeatureSource):
     """Writes down how often each row is read."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest)
+    def __init__(self, labels: np.ndarray, features: Tensor) -> None:
+        super().__init__(labels, features)
         self.read = np.zeros(len(self.labels), dtype=int)
 
     def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:

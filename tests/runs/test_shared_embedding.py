@@ -19,7 +19,6 @@ from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
 from acclimate.records.records import Started, read
 from acclimate.rehearse.training import train
-from acclimate.runs import training as embedding_step
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
@@ -126,65 +125,6 @@ def test_a_shared_phi_gives_the_very_same_run(
     assert shared.read_bytes() == own.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["mean", "posterior"])
-def test_phi_takes_the_weights_of_the_finished_run_erm(
-    features: Manifest,
-    tiny: Tiny,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
-    """Bit by bit what Step A would have learned, without a step of training."""
-    settings = {**UNSEEN, "model.dropout": 0.5, "train.optimiser.lr": 0.02}
-    config = tiny("da-coral", **settings, **{"embedding.name": name})
-    own = train_embedding(config, features, tmp_path / "own")
-    train(tiny("erm", **settings), features, tmp_path / "erm")
-    with monkeypatch.context() as patch:
-        patch.setattr(embedding_step, "train_predictor", None)
-        taken = train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "erm")
-    assert taken.read_bytes() == own.read_bytes()
-    assert stable(tmp_path / "taken") == stable(tmp_path / "own")
-    measured = [(tmp_path / phi / "consistency.json").read_bytes() for phi in ("own", "taken")]
-    assert measured[0] == measured[1]
-    # A finished Φ asks for no run; and a run goes on from it as from any other.
-    assert train_embedding(config, features, tmp_path / "taken", erm=tmp_path / "gone") == taken
-    train(config, features, tmp_path / "run", embedding=tmp_path / "taken")
-    train(config, features, tmp_path / "alone")
-    assert_same_weights(tmp_path / "run", tmp_path / "alone")
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"seed": 1}, "its seed is 1, not 0"),
-        ({"train.steps": 7}, "its train.steps is 7, not 6"),
-        ({"model.head": "mlp"}, "its model.head is 'mlp', not 'linear'"),
-        ({"test_domains": ["site-3"]}, "its test_domains is ['site-3'], not ['site-4']"),
-        ({"algorithm": "coral"}, "its algorithm is 'coral', not 'erm'"),
-    ],
-)
-def test_weights_of_another_run_are_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path, changes: dict[str, Any], difference: str
-) -> None:
-    erm, phi = tmp_path / "erm", tmp_path / "phi"
-    train(tiny(**({"algorithm": "erm"} | UNSEEN | changes)), features, erm)
-    with refused(RunError, erm, difference):
-        train_embedding(tiny(**UNSEEN, **{"embedding.name": "mean"}), features, phi, erm=erm)
-    assert not phi.exists()
-
-
-def test_weights_of_other_data_or_of_no_run_are_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    erm, phi = tmp_path / "erm", tmp_path / "phi"
-    config = tiny(**UNSEEN, **{"embedding.name": "mean"})
-    with refused(RunError, erm, "finished"):
-        train_embedding(config, features, phi, erm=erm)
-    train(tiny("erm", **UNSEEN), features.without_domains("site-3"), erm)
-    with pytest.raises(RunError, match="its data differ"):
-        train_embedding(config, features, phi, erm=erm)
-
-
 def test_a_copy_does_where_links_do_not_work(
     features: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +170,7 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
     def dying_link(source: Path, path: Path) -> None:
         raise Killed
 
-    for fatal in range(7):  # 0 stands for the link itself, which comes after the fifth write
+    for fatal in range(6):  # 0 stands for the links, which come after the fourth write
         run = tmp_path / f"killed-{fatal}"
         with monkeypatch.context() as patch:
             writes = count_writes(patch, die_at=fatal)
@@ -238,8 +178,8 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
                 patch.setattr(os, "link", dying_link)
             with pytest.raises(Killed):
                 train(config, features, run, embedding=phi)
-        assert len(writes) == (fatal or 5)
-        assert (run / "embedding.safetensors").exists() == (fatal == 6)
+        assert len(writes) == (fatal or 4)
+        assert (run / "embedding.safetensors").exists() == (fatal == 5)
         train(config, features, run, embedding=phi)
         assert_same_weights(tmp_path / "own", run)
         assert stable(tmp_path / "own") == stable(run)

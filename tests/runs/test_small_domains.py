@@ -9,9 +9,9 @@ import numpy as np
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.data.manifest import Manifest
+from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
-from acclimate.runs.training import train
 from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import define, notes
 from acclimate.sweep.settings import SweepConfig

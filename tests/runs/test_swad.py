@@ -14,11 +14,11 @@ from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective
 from acclimate.records.records import Finished, Records, Score, Validated, read
+from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job
 from acclimate.results.selection import candidates_of
+from acclimate.runs.averages import Swad, Valley, find_valley
 from acclimate.runs.loop import Loop, Phase, Position
-from acclimate.runs.optimisation import Swad, Valley, find_valley
-from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, stable, weights
 from fixtures.loops import assert_same_state, make_erm, make_loop, state_of

@@ -15,7 +15,7 @@ from acclimate.config import RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
-from acclimate.runs.training import train
+from acclimate.rehearse.training import train
 from fixtures.interruption import assert_same_weights
 
 Tiny = Callable[..., RunConfig]

@@ -24,8 +24,8 @@ from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.records.records import read
+from acclimate.rehearse.training import train
 from acclimate.runs import session
-from acclimate.runs.training import train
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
 from fixtures.settings import TINY, as_flags

@@ -11,6 +11,7 @@ from acclimate.config import RunConfig, from_dict, nested
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
+from acclimate.rehearse.training import train
 from acclimate.report.export import to_dict
 from acclimate.report.figures.search import tried
 from acclimate.report.sentences import notes
@@ -20,7 +21,6 @@ from acclimate.results.runs import Key
 from acclimate.results.selection import candidates
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.training import train
 from acclimate.sweep.contenders import contenders
 from acclimate.sweep.definition import gather
 from acclimate.sweep.jobs import define

@@ -11,9 +11,9 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.records.folder import write_checksums
 from acclimate.records.records import Finished, Score, append
+from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from acclimate.sweep.definition import gather
 from acclimate.sweep.driver import prune
 from acclimate.sweep.jobs import define

@@ -19,12 +19,11 @@ from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
 from acclimate.records import records
 from acclimate.records.folder import write_checksums
+from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.runs.training import train
 from acclimate.sweep import driver
 from acclimate.sweep.driver import Event, Queue, SweepPlan, claim, run_sweep
-from acclimate.sweep.jobs import with_baselines
 from acclimate.sweep.launchers import Died
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.settings import LaunchOptions
@@ -65,31 +64,6 @@ def drained(queue: Queue) -> list[str]:
         queue.start(id)
         found.append(id)
     return found
-
-
-def test_an_embedding_waits_for_the_run_that_it_is_made_of() -> None:
-    jobs = [job("one", needs="phi"), job("two"), job("erm"), job("three", needs="other")]
-    phis = [embedding_job("phi", needs="erm"), embedding_job("other")]
-    names = [*(phi.id for phi in phis), *(job.id for job in jobs)]
-
-    def queue(**found: str) -> Queue:
-        return Queue(sweep_of(jobs, phis), dict.fromkeys(names, "waiting") | found)
-
-    now = queue()
-    assert drained(now) == ["other", "erm", "two"]  # the run that something waits for first
-    now.end("erm", "done")
-    assert drained(now) == ["phi"]
-    now.end("phi", "done")
-    assert drained(now) == ["one"]
-    assert drained(queue(erm="done")) == ["phi", "other", "two"]
-    # Whose run failed learns its own weights, at once or from then on.
-    assert drained(queue(erm="failed")) == ["phi", "other", "two"]
-    now = queue()
-    drained(now)
-    now.end("erm", "failed")
-    assert drained(now) == ["phi"]
-    # Where nothing is left that needs the embedding, it is of no interest.
-    assert drained(queue(one="done")) == ["other", "two", "erm"]
 
 
 def test_embeddings_come_first_and_plain_jobs_fill_the_slots() -> None:
@@ -342,38 +316,6 @@ def test_a_task_fails_with_its_traceback_and_a_success_clears_that(
     assert perform(task).state == "done"
     assert SweepFolder(tmp_path).failure("erm-0") is None
     assert SweepFolder(tmp_path).job_state("erm-0") == "done"
-
-
-def test_an_embedding_is_made_of_a_finished_run_or_learns_its_own(
-    tiny: Tiny, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"test_domains": ["site-0"], "embedding.name": "mean"}
-    erm = job("erm-0", tiny("erm", **settings))
-    phi = embedding_job("phi", tiny("da-erm", **settings), needs="erm-0")
-    sweep = sweep_of([erm, job("da_erm-0", needs="phi")], [phi], Manifest.open(data).digest())
-
-    def made(folder: Path) -> bytes:
-        task = task_of(folder, sweep, data, "erm-0")
-        task = replace(task, kind="embedding", id="phi", config=phi.config, needs="erm-0")
-        assert perform(task).state == "done"
-        return SweepFolder(folder).embedding("phi").phi.read_bytes()
-
-    own = made(tmp_path / "own")  # the run is not there
-    assert perform(task_of(tmp_path / "two", sweep, data, "erm-0")).state == "done"
-    monkeypatch.setattr("acclimate.runs.training._learn", None)
-    assert made(tmp_path / "two") == own
-
-
-def test_settings_of_its_own_make_another_erm(tiny: Tiny, data: Path) -> None:
-    def needed(**changes: Any) -> str | None:
-        phi = embedding_job("phi", tiny("da-erm", **{"embedding.name": "posterior"}))
-        found = with_baselines(sweep_of([job("erm-0", tiny("erm", **changes))], [phi]))
-        return found.embeddings[0].needs
-
-    assert needed() == "erm-0"
-    assert needed(**{"embedding.steps": 9, "model.condition": "film"}) == "erm-0"
-    assert needed(**{"train.steps": 9}) is None
-    assert needed(seed=1) is None
 
 
 def test_a_task_refuses_other_data(

@@ -28,11 +28,11 @@ from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
 from acclimate.core.text import count, csv_text, percent
 from acclimate.data.source import (
-    Given,
+    FeatureSource,
     Images,
-    NoQuarantine,
     Quarantine,
     Source,
+    Unlabelled,
     open_source,
     readable,
     to_float,
@@ -202,7 +202,7 @@ class Adapted:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
-        parts = [_softmax(own) for _, (own,) in self.logits(images, NoQuarantine())]
+        parts = [_softmax(own) for _, (own,) in self.logits(images, Quarantine(max_share=0.0))]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
     def predict(self, images: Any) -> list[Any]:
@@ -269,7 +269,7 @@ def adapt(
     such as {"tent.steps": 3}; they go before those that the model was trained with. "auto" is what
     rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
     """
-    quarantine = NoQuarantine() if quarantine is None else quarantine
+    quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # A wrong method is reported before an image is opened.
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
     source, rows = open_images(images, trained, quarantine)
@@ -407,11 +407,14 @@ def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
 
 def open_images(images: Any, trained: Trained, quarantine: Quarantine) -> tuple[Source, np.ndarray]:
     """What users hand over as a source for a model, and all its rows."""
-    features, size = takes_features(trained.predictor), trained.size
-    given = Given.rows(images, size) if features else Given.images(images)
-    # Every image is read once, so that none is held.
-    config = DataConfig(max_pixels=trained.config.data.max_pixels, cache_gib=0.0)
-    return open_source(given, size, config, quarantine), np.arange(len(given))
+    source: Source
+    if takes_features(trained.predictor):
+        source = FeatureSource.unlabelled(images, trained.size)
+    else:
+        # Every image is read once, so that none is held.
+        config = DataConfig(max_pixels=trained.config.data.max_pixels, cache_gib=0.0)
+        source = open_source(Unlabelled.of(images), trained.size, config, quarantine)
+    return source, np.arange(len(source.image))
 
 
 def nothing_readable(quarantine: Quarantine) -> ImageError:

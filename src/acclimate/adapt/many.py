@@ -10,7 +10,7 @@ from acclimate.adapt.classifier import Adapted, open_images
 from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.tensors import require_finite
-from acclimate.data.source import NoQuarantine, readable, to_float
+from acclimate.data.source import Quarantine, readable, to_float
 from acclimate.learn.models import Backbone, Plain
 from acclimate.learn.models.predictors import BatchFeatures, classify_by_domain
 
@@ -70,7 +70,7 @@ class ManyDomains:
     @torch.no_grad()
     def predict_proba(self, images: Any, domains: Sequence[str]) -> np.ndarray:
         """Class probabilities: [n, C]."""
-        source, rows = open_images(images, self.trained, NoQuarantine())
+        source, rows = open_images(images, self.trained, Quarantine(max_share=0.0))
         which = self._numbers(domains, len(rows))
         probabilities = np.zeros((len(rows), len(self.classes)), np.float32)
         for places, stored in readable(source, rows):

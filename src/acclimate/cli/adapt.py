@@ -51,7 +51,7 @@ def adapt(
     chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
-    quarantine = Quarantine.lenient(len(paths))
+    quarantine = Quarantine()
     # Who goes on from the state that another is about to write waits for it: neither is lost.
     in_place = into is not None and into.resolve() == out.resolve()
     lock = locked(out.with_name(f".{out.name}.lock"), "adapting", StateMismatch, wait=True)

@@ -32,7 +32,7 @@ def pack(
     if manifest.has_features:
         raise ManifestError(f"{manifest.source} holds features; there are no images to decode")
     manifest.check()
-    quarantine = Quarantine.lenient(len(manifest))
+    quarantine = Quarantine()
     config = DataConfig(workers=workers)
     with stoppable(), progress_bar(quiet=json) as watch:
         made = pack_images(manifest, size, config, quarantine, watch)

@@ -45,10 +45,10 @@ def predict(
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     state = None if domain is None else DomainState.load(domain)
-    quarantine = Quarantine.lenient(len(paths))
+    quarantine = Quarantine()
     with progress_bar() as watch:
         if adapt:
-            site = adapt_to(trained, paths, quarantine=Quarantine.lenient(len(paths)), watch=watch)
+            site = adapt_to(trained, paths, quarantine=Quarantine(), watch=watch)
         else:
             site = apply_state(trained, state)
         rows = predictions(site, paths, quarantine, watch)

@@ -19,8 +19,13 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.augment import augment, draw
-from acclimate.data.source import Source, read_ahead, sent, to_float
+from acclimate.data.source import Source, sent, to_float
 from acclimate.records.folder import QUARANTINE
+
+RATIOS = np.exp(np.linspace(-np.log(64), np.log(64), 49))  # [K], what r may be
+ROUNDS = 100  # of EM: more change the weights, but nothing that follows from them
+OPEN = 0.1  # weight that stays with ratios which no training domain shows: a new one may
+MOST_CELLS = 20_000  # (domain, class) pairs: as many say all there is to say
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,33 @@ def label_shifts(counts: np.ndarray) -> np.ndarray:
     own = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(prior > 0, np.log(own) - np.log(prior), 0.0)
+
+
+def fit_ratios(counts: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """How label frequencies vary between domains: weights of `RATIOS`, [K], sum to 1.
+
+    A class of a domain is r times as frequent as over all domains. The weights say how these r are
+    distributed, over all classes and domains, whatever shape that distribution has: what a new
+    domain's frequencies are expected to be before one of its images was seen.
+
+    counts [N, C] of each domain's classes; prior [C], frequencies over all domains. A count is
+    Poisson with mean n_d · prior_c · r, and the weights are the likeliest ones (Kiefer and
+    Wolfowitz 1956), by EM from equal weights. Classes that no domain has tell nothing.
+    """
+    known = prior > 0
+    expected = (counts.sum(1, keepdims=True) * prior)[:, known].ravel()
+    observed = counts[:, known].ravel()
+    if len(observed) > MOST_CELLS:
+        chosen = stream(0, "ratios").choice(len(observed), MOST_CELLS, replace=False)
+        expected, observed = expected[chosen], observed[chosen]
+    logs = observed[:, None] * np.log(RATIOS) - expected[:, None] * RATIOS
+    likelihood = np.exp(logs - logs.max(1, keepdims=True))
+    weights = np.full(len(RATIOS), 1 / len(RATIOS))
+    for _ in range(ROUNDS):
+        shares = likelihood * weights
+        weights = (shares / shares.sum(1, keepdims=True)).mean(0)
+    smoothed: np.ndarray = (1 - OPEN) * weights + OPEN / len(RATIOS)
+    return smoothed
 
 
 class Sampler(Protocol):
@@ -194,7 +226,7 @@ class Loader:
                 drawn.append(self._draw(step))
                 yield drawn[-1].rows
 
-        with closing(read_ahead(self.source, parts(), np.concatenate(self.domains))) as read:
+        with closing(self.source.stream(parts(), np.concatenate(self.domains))) as read:
             for stored, good in read:
                 yield self._finish(drawn.popleft(), stored, good)
 

@@ -7,6 +7,7 @@ prediction all read them here.
 import json
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,26 +36,22 @@ from acclimate.data.readers import find_images
 
 
 class Quarantine:
-    """Unreadable images of a data set of `total`, each with its reason.
+    """Unreadable images, each with its reason; an error once they are more than `max_share` of
+    `total` images. Where the total is not given, `max_share` 1 allows all and 0 none.
 
     A list left at `path` by an earlier start of the same run is continued. One that is already
     over the limit belongs to a run that stopped there: it is begun anew, so that mended files
     are tried again and others are counted again.
     """
 
-    def __init__(self, path: Path | None, *, total: int, max_share: float) -> None:
-        self._path = path
-        self._total = total
-        self._max_share = max_share
+    def __init__(
+        self, path: Path | None = None, *, total: int | None = None, max_share: float = 1.0
+    ) -> None:
+        self._path, self._total, self._max_share = path, total, max_share
         self._reasons: dict[str, str] = {} if path is None else _read_back(path)
         if path is not None and self._too_many():
             self._reasons = {}
             write_text(path, "")
-
-    @classmethod
-    def lenient(cls, total: int) -> Self:
-        """One that notes every bad image and takes none as fatal, as at prediction time."""
-        return cls(None, total=total, max_share=1.0)
 
     def add(self, image: str, reason: str) -> None:
         """Record `image` once; raise `TooManyUnreadable` when the share is over the limit."""
@@ -81,31 +78,23 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def __contains__(self, image: object) -> bool:
-        return image in self._reasons
-
     def _too_many(self) -> bool:
         # Divided rather than multiplied: 0.29 * 100 is a little less than 29.
-        return len(self._reasons) / max(self._total, 1) > self._max_share
+        share = len(self._reasons) / max(self._total or 1, 1)
+        return self._max_share < 1 and share > self._max_share
 
     def _check(self, image: str) -> None:
-        if self._too_many():
-            listed = "" if self._path is None else f"; all are listed in {self._path}"
-            raise TooManyUnreadable(
-                f"{len(self._reasons)} of {self._total} images cannot be read, more than the "
-                f"allowed {100 * self._max_share:.4g} %, for example {image} "
-                f"({self._reasons[image]}){listed}; mend the files or raise data.max_unreadable"
-            )
-
-
-class NoQuarantine(Quarantine):
-    """Passes over nothing: the first unreadable image is an error."""
-
-    def __init__(self) -> None:
-        super().__init__(None, total=0, max_share=1.0)
-
-    def add(self, image: str, reason: str) -> None:
-        raise ImageError(f"{image}: {reason}")
+        if not self._too_many():
+            return
+        problem = f"{image}: {self._reasons[image]}"
+        if self._total is None:
+            raise ImageError(problem)
+        listed = "" if self._path is None else f"; all are listed in {self._path}"
+        raise TooManyUnreadable(
+            f"{len(self._reasons)} of {self._total} images cannot be read, more than the "
+            f"allowed {100 * self._max_share:.4g} %, for example {problem}{listed}; mend the "
+            f"files or raise data.max_unreadable"
+        )
 
 
 def _read_back(path: Path) -> dict[str, str]:
@@ -157,29 +146,31 @@ MOST_PROCESSES = 16
 MOST_THREADS = 8  # more of them wait for the interpreter lock
 
 
-class Source(Protocol):
-    """`take` gives rows as stored (uint8 images or float features) and which could be read."""
+Stored = tuple[Tensor, np.ndarray]  # rows as stored, and which of them could be read
+
+
+class Source(ABC):
+    """Rows of uint8 images or float features, as stored; what cannot be read is left blank."""
 
     labels: np.ndarray
-
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]: ...
-
-
-class Shown(Source, Protocol):
-    """A source that knows which rows show the same image."""
-
     image: np.ndarray  # [rows]: the number of the image that each shows
+
+    @abstractmethod
+    def take(self, rows: np.ndarray) -> Stored: ...
+
+    def stream(self, parts: Iterable[np.ndarray], among: np.ndarray) -> Generator[Stored]:
+        """`take` of each of `parts`, whose rows are `among` these, read ahead of time."""
+        yield from map(self.take, parts)
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a user hands over, in the place of a manifest: no labels, and images named by place."""
+class Unlabelled:
+    """Images that a user hands over, in the place of a manifest; they are named by place."""
 
-    items: Any  # images, or features [n, f]
-    has_features: bool = False
+    images: Sequence[Any]
 
     @classmethod
-    def images(cls, images: Any) -> "Given":
+    def of(cls, images: Any) -> "Unlabelled":
         """One path (file or folder) means what is below it, one image is one image, and anything
         else is a sequence of images."""
         if isinstance(images, str | Path):
@@ -191,9 +182,43 @@ class Given:
             return cls([images])
         return cls(images if isinstance(images, Sequence) else list(images))
 
+    @property
+    def label_index(self) -> np.ndarray:
+        return np.zeros(0, dtype=np.int64)
+
+    @property
+    def image_ids(self) -> np.ndarray:
+        return np.arange(len(self.images))
+
+    def image_source(self, row: int) -> Any:
+        return self.images[row]
+
+    def image_name(self, row: int) -> str:
+        image = self.images[row]
+        return str(image) if isinstance(image, str | Path) else f"image {row}"
+
+
+class FeatureSource(Source):
+    """Feature vectors, all in memory. Rows that show the same image share a vector."""
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        features: Tensor,  # [images, f]
+        image: np.ndarray | None = None,  # [rows]: the image of each, -1 where there is none
+        good: np.ndarray | None = None,  # [images]: which could be read
+    ) -> None:
+        self.labels, self.features = labels, features
+        self.image = np.arange(len(features)) if image is None else image
+        self.good = np.ones(len(features), dtype=bool) if good is None else good
+
     @classmethod
-    def rows(cls, features: Any, width: int) -> "Given":
-        """Feature rows for a model that takes `width` of them."""
+    def of(cls, manifest: Manifest) -> Self:
+        return cls(manifest.label_index, torch.from_numpy(manifest.features()))
+
+    @classmethod
+    def unlabelled(cls, features: Any, width: int) -> Self:
+        """Rows that a user hands over, for a model that takes `width` features."""
         try:
             with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite
                 rows = np.asarray(features, dtype=np.float32)
@@ -204,47 +229,17 @@ class Given:
         if rows.ndim != 2 or rows.shape[1] != width:
             raise ConfigError(f"this model takes features [n, {width}], not shape {rows.shape}")
         require_finite(rows)
-        return cls(rows, has_features=True)
+        return cls(np.zeros(0, dtype=np.int64), torch.from_numpy(rows))
 
-    @property
-    def label_index(self) -> np.ndarray:
-        return np.zeros(0, dtype=np.int64)
-
-    @property
-    def image_ids(self) -> np.ndarray:
-        return np.arange(len(self))
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def features(self) -> np.ndarray:
-        features: np.ndarray = self.items
-        return features
-
-    def image_source(self, row: int) -> Any:
-        return self.items[row]
-
-    def image_name(self, row: int) -> str:
-        item = self.items[row]
-        return str(item) if isinstance(item, str | Path) else f"image {row}"
-
-
-class FeatureSource:
-    """Feature vectors, all in memory."""
-
-    def __init__(self, manifest: Manifest | Given) -> None:
-        self.labels = manifest.label_index
-        self.features = torch.from_numpy(manifest.features())
-        self.image = np.arange(len(self.features))
-
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        return self.features[torch.from_numpy(rows)], np.ones(len(rows), dtype=bool)
+    def take(self, rows: np.ndarray) -> Stored:
+        image = self.image[rows]
+        return self.features[torch.from_numpy(image)], (image >= 0) & self.good[image]
 
 
 Decoded = tuple[Tensor, dict[int, str]]  # uint8 [n, 3, size, size], zeros where there is a reason
 
 
-class ImageSource(Dataset[Decoded]):
+class ImageSource(Source, Dataset[Decoded]):
     """Images, decoded once each if all of them may stay in memory or on a GPU (`held`).
 
     Training and evaluation share what is held. As a `Dataset` it decodes images by number: with
@@ -254,7 +249,7 @@ class ImageSource(Dataset[Decoded]):
 
     def __init__(
         self,
-        manifest: Manifest | Given,
+        manifest: Manifest | Unlabelled,
         size: int,
         config: DataConfig,
         quarantine: Quarantine,
@@ -311,21 +306,18 @@ class ImageSource(Dataset[Decoded]):
                 self.pack.put(image, into)
         return None
 
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def take(self, rows: np.ndarray) -> Stored:
         """Return rows as stored, zeros for unreadable ones, and which are readable."""
         missing = self._missing(rows)
         return self._gather(rows, missing, self[missing])
 
-    def stream(
-        self, parts: Iterable[np.ndarray], among: np.ndarray
-    ) -> Generator[tuple[Tensor, np.ndarray]]:
-        """`take` of each of `parts`, whose rows are `among` these, decoded ahead of time."""
-        asked: deque[tuple[np.ndarray, np.ndarray]] = deque()
+    def stream(self, parts: Iterable[np.ndarray], among: np.ndarray) -> Generator[Stored]:
+        pending: deque[tuple[np.ndarray, np.ndarray]] = deque()
 
         def missing() -> Iterator[np.ndarray]:
             for rows in parts:  # as far ahead as the DataLoader asks for
-                asked.append((rows, self._missing(rows)))
-                yield asked[-1][1]
+                pending.append((rows, self._missing(rows)))
+                yield pending[-1][1]
 
         enough = self._able and len(self._missing(among)) >= LEAST_IMAGES
         processes = self._processes if enough else 0
@@ -344,7 +336,7 @@ class ImageSource(Dataset[Decoded]):
             warnings.simplefilter("ignore", DeprecationWarning)
             decoding = iter(loader)
         for decoded in decoding:
-            yield self._gather(*asked.popleft(), decoded)
+            yield self._gather(*pending.popleft(), decoded)
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:
         """The images to decode for `rows`, each once, in order of appearance."""
@@ -352,9 +344,7 @@ class ImageSource(Dataset[Decoded]):
         shown = shown[~(self.there | self.unreadable)[shown]]
         return np.asarray(shown[numbered(shown)[0]])
 
-    def _gather(
-        self, rows: np.ndarray, missing: np.ndarray, decoded: Decoded
-    ) -> tuple[Tensor, np.ndarray]:
+    def _gather(self, rows: np.ndarray, missing: np.ndarray, decoded: Decoded) -> Stored:
         """Rows as stored, from what is held and from the `missing` images, which were decoded."""
         pixels, failures = decoded
         for place, reason in failures.items():
@@ -394,15 +384,15 @@ def in_parts(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def open_source(
-    manifest: Manifest | Given,
+    manifest: Manifest | Unlabelled,
     size: int,
     config: DataConfig,
     quarantine: Quarantine,
     device: torch.device | None = None,
 ) -> FeatureSource | ImageSource:
     """`device` is where all rows will be wanted: a GPU then holds a small set whole."""
-    if manifest.has_features:
-        return FeatureSource(manifest)
+    if isinstance(manifest, Manifest) and manifest.has_features:
+        return FeatureSource.of(manifest)
     count = len(np.unique(manifest.image_ids))
     held_on = device if fits_on(device, count * 3 * size**2, config.cache_gib) else None
     beside_gpu = device is not None and device.type == "cuda"
@@ -434,17 +424,6 @@ def pack_images(
     return pack
 
 
-def read_ahead(
-    source: Source, parts: Iterable[np.ndarray], among: np.ndarray
-) -> Generator[tuple[Tensor, np.ndarray]]:
-    """`source.take` of each of `parts`, whose rows are `among` these; images decoded ahead."""
-    if isinstance(source, ImageSource):
-        yield from source.stream(parts, among)
-    else:
-        for rows in parts:
-            yield source.take(rows)
-
-
 def readable(
     source: Source,
     rows: np.ndarray,
@@ -454,7 +433,7 @@ def readable(
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Batches of the readable of `rows`: their places in `rows`, and them as stored."""
     parts = [np.arange(start, min(start + most, len(rows))) for start in range(0, len(rows), most)]
-    with closing(read_ahead(source, (rows[places] for places in parts), rows)) as batches:
+    with closing(source.stream((rows[places] for places in parts), rows)) as batches:
         for places, (stored, good) in zip(parts, batches, strict=True):
             if good.all():
                 yield places, stored

@@ -17,26 +17,19 @@ from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite, tensors_digest
 from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images, ImageSource, Quarantine, numbered, readable
+from acclimate.data.source import (
+    FeatureSource,
+    Images,
+    ImageSource,
+    Quarantine,
+    numbered,
+    readable,
+)
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
 
 FORMAT = 3  # of what is extracted: another way of reading or resizing images is another number
 SHARD = 128  # images between two writes to the cache: a few seconds of work on two cores
-
-
-@dataclass
-class Extracted:
-    """A source of frozen features. Rows of a manifest that show the same image share a vector."""
-
-    labels: np.ndarray
-    features: Tensor  # [images, f]
-    image: np.ndarray  # [rows]: the image that each row shows, -1 where that was not extracted
-    good: np.ndarray  # [images]: which could be read
-
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        shown = self.image[rows]
-        return self.features[torch.from_numpy(shown)], (shown >= 0) & self.good[shown]
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Extraction:
         beside: Path,
         world: World,
         watch: Watch = unwatched,
-    ) -> Extracted:
+    ) -> FeatureSource:
         """The features of `rows`, from the cache as far as it has them.
 
         Processes of a run share the work; where they do not see each other's files, each does all.
@@ -121,7 +114,7 @@ class Extraction:
             if world.size > 1:
                 work(World(device=world.device))
         watch("features", len(images), len(images), "")
-        return Extracted(manifest.label_index, features, shown, good)
+        return FeatureSource(manifest.label_index, features, shown, good)
 
     def _features(self, stored: Tensor) -> Tensor:
         """Images as stored [n, 3, h, w] -> [n, f], on the CPU."""

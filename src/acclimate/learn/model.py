@@ -21,6 +21,7 @@ from acclimate.core.tensors import (
     save_tensors,
     tensors_digest,
 )
+from acclimate.data.batches import RATIOS
 from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
@@ -35,7 +36,6 @@ from acclimate.learn.models import (
     takes_features,
 )
 from acclimate.learn.models import freeze_batch_norm as freeze
-from acclimate.learn.ratios import RATIOS
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     AGAIN,

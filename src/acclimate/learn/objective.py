@@ -84,9 +84,9 @@ def mean_by(values: Tensor, group: Tensor) -> Tensor:
 
 
 class Algorithm(Objective):
-    """Subclasses define `Config`, a frozen dataclass of their settings, and `forward`."""
+    """Subclasses define `forward` and, where they have settings, `Config`, a frozen dataclass."""
 
-    Config: ClassVar[type[Any]]
+    Config: ClassVar[type[Any]] = NoSettings
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig, SiteConfig
+from acclimate.config import EmbeddingConfig, NoSettings, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile
 from acclimate.core.randomness import derive, own_generator, own_weights
@@ -23,12 +23,13 @@ from acclimate.data.batches import (
     Batch,
     DomainSampler,
     Sampler,
+    fit_ratios,
     label_counts,
     label_prior,
     label_shifts,
 )
 from acclimate.data.source import in_parts
-from acclimate.learn.algorithms.erm import ERM, ERMConfig
+from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
     Backbone,
@@ -39,7 +40,6 @@ from acclimate.learn.models import (
 )
 from acclimate.learn.models.predictors import identity_backbone
 from acclimate.learn.objective import Objective
-from acclimate.learn.ratios import fit_ratios
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
@@ -234,7 +234,7 @@ def _embed(embedding: Embedding, rows: Features, names: Sequence[str]) -> Domain
 
 def _erm(predictor: Predictor, rows: Features, seed: int) -> ERM:
     sizes = {"domains": len(rows.domains), "classes": rows.classes}
-    return ERM(predictor, ERMConfig(), **sizes, world=World(), seed=seed)
+    return ERM(predictor, NoSettings(), **sizes, world=World(), seed=seed)
 
 
 def batch_size(rows: int, config: SiteConfig) -> int:

@@ -39,7 +39,11 @@ def train(
     embedding: Path | None = None,
     plan: Plan | None = None,
 ) -> runs.RunResult:
-    """Train as `runs.training.train` does, and rehearse where the settings ask for it."""
+    """Train in folder `out`, and rehearse where the settings ask for it; see `runs.training.train`.
+
+    `plan` is what the settings come to, where somebody has made it already and said what it
+    decides. `say` is told in a line what was decided for the user, and why.
+    """
     folder = RunFolder(out)
     if plan is None:
         plan = make_plan(folder.settled(config), manifest, device=device)
@@ -49,14 +53,12 @@ def train(
     if folder.finished is None and adapt.rehearse and adapt.depth == "whole":
         _train_folds(plan, folder, device, watch)
     result = runs.train(
-        config,
-        manifest,
+        plan,
         out,
         device=device,
         watch=watch,
         say=say,
         embedding=embedding,
-        plan=plan,
         after=_rehearse if adapt.rehearse else None,
     )
     shutil.rmtree(out / FOLDER, ignore_errors=True)
@@ -81,8 +83,9 @@ def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> No
         def within(phase: str, done: int, total: int, note: str, part: str = part) -> None:
             watch(part + phase, done, total, note)
 
-        place, manifest = fold_folder(folder.path, fold), _without(plan, fold)
-        runs.train(config, manifest, place, device=device, watch=within)
+        place = fold_folder(folder.path, fold)
+        part_plan = make_plan(RunFolder(place).settled(config), _without(plan, fold), device=device)
+        runs.train(part_plan, place, device=device, watch=within)
 
 
 def _rehearse(now: Session, predictor: Predictor) -> runs.Rehearsed:

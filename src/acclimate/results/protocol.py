@@ -49,7 +49,6 @@ class EmbeddingJob:
     dataset: str
     config: Mapping[str, Any]
     drawn: str = ""  # as of a Job
-    needs: str | None = None  # id of the Job whose weights Φ is made of; None: it learns its own
 
     @property
     def data(self) -> str:

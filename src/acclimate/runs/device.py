@@ -14,7 +14,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,8 +22,7 @@ from torch import Tensor, nn
 from acclimate.core.distributed import World, local_processes
 from acclimate.core.errors import ConfigError
 from acclimate.learn.models import Backbone, may_draw
-from acclimate.learn.models.backbones import SMALL, keep_buffers
-from acclimate.learn.models.frozen_norms import keep_layout
+from acclimate.learn.models.backbones import SMALL, keep_buffers, keep_layout
 from acclimate.learn.objective import Objective
 
 GIB = 1 << 30
@@ -42,40 +40,25 @@ SPARE = 2  # times the memory of a step, which a graph must leave room for: it h
 
 def trained_backbones(objective: Objective) -> list[Backbone]:
     """Those that see images, and learn."""
+    backbones = (module for module in objective.modules() if isinstance(module, Backbone))
     return [
-        part
-        for part in objective.modules()
-        if isinstance(part, Backbone)
-        and part.size
-        and part.extractor is None
-        and any(p.requires_grad for p in part.parameters())
+        backbone
+        for backbone in backbones
+        if backbone.size
+        and backbone.extractor is None
+        and any(p.requires_grad for p in backbone.parameters())
     ]
 
 
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes that a training step takes: `fixed`, and for each image of a micro-batch."""
-
-    fixed: float
-    per_image: float
-
-    def of(self, images: int) -> float:
-        return self.fixed + self.per_image * images
-
-    def micro_batches(self, images: int, free: float) -> int | None:
-        """The fewest micro-batches of `images` that fit into `free` bytes; None where none do."""
-        counts = range(1, max(images // LEAST, 1) + 1)
-        return next((n for n in counts if self.of(-(-images // n)) <= free), None)
-
-
-def step_memory(backbones: Sequence[Backbone], size: int) -> StepMemory:
-    """What training `backbones` on images of `size` px takes, counted on a pass of two images."""
+def step_memory(backbones: Sequence[Backbone], size: int) -> tuple[float, float]:
+    """Bytes that training `backbones` on images of `size` px takes, counted on a pass of two
+    images: a fixed number, and those for each image of a micro-batch."""
     fixed, per_image = BESIDE, 0.0
     for backbone in backbones:
         weights = sum(p.nbytes for p in backbone.parameters())
         fixed += COPIES * weights
         per_image += max(_saved_bytes(backbone, size) - weights, 0) / 2 * SLACK
-    return StepMemory(fixed, per_image)
+    return fixed, per_image
 
 
 def _saved_bytes(backbone: Backbone, size: int) -> int:
@@ -98,26 +81,27 @@ def _saved_bytes(backbone: Backbone, size: int) -> int:
 def fitting_micro_batches(
     objective: Objective, images: int, size: int, world: World, say: Callable[[str], None]
 ) -> int:
-    """In how many micro-batches steps of `images` fit into the memory of a CPU; 1 elsewhere, and
-    for small images. An error where none do."""
+    """The fewest micro-batches in which steps of `images` fit into the memory of a CPU; 1
+    elsewhere, and for small images. An error where none do."""
     backbones = trained_backbones(objective)
     if world.device.type != "cpu" or not backbones or size <= SMALL:
         return 1
     free = torch.tensor([available_bytes()], dtype=torch.float64)
     world.broadcast(free)  # processes refuse together, or not at all
-    memory = step_memory(backbones, size)
-    count = memory.micro_batches(images, free.item())
-    needed = (
-        f"a step of {images} images of {size} px needs about {memory.of(images) / GIB:.1f} GiB and "
+    fixed, per_image = step_memory(backbones, size)
+    needed = fixed + per_image * images
+    if needed <= free.item():
+        return 1
+    told = (
+        f"a step of {images} images of {size} px needs about {needed / GIB:.1f} GiB and "
         f"{free.item() / GIB:.1f} GiB are free"
     )
-    if count == 1:
-        return 1
-    if count is None or not objective.divisible:
-        why = "" if objective.divisible else f", and {type(objective).__name__} cannot divide it"
-        raise ConfigError(f"{needed}{why}; {LOWER}, or train on a GPU")
-    say(f"{needed}: {micro_batch_note(count)}")
-    return count
+    if objective.divisible:
+        for count in range(2, images // LEAST + 1):
+            if fixed + per_image * -(-images // count) <= free.item():
+                say(f"{told}: {micro_batch_note(count)}")
+                return count
+    raise ConfigError(f"{told}; {LOWER}, or train on a GPU")
 
 
 def micro_batch_note(count: int) -> str:
@@ -154,24 +138,21 @@ def accelerated(
     """The objective's backbone graphed or compiled while it is trained, where that is possible and
     pays. `setting` is train.compile; the value is None where steps go as ever."""
     compile = setting == "on" or (setting == "auto" and steps >= COMPILED_FROM)
-    backbones, why = trained_backbones(objective), ""
-    if world.device.type != "cuda":
-        why = "that is for GPUs"
-    elif world.size > 1:
-        why = "several processes share the run"
-    elif not objective.compilable:
-        why = "the algorithm takes gradients of gradients, which compiled networks do not have"
-    elif len(backbones) != 1:
-        why = f"{len(backbones)} backbones learn from images, not one"
-    if why and setting == "on":
-        say(f"not compiled: {why}")
+    backbones = trained_backbones(objective)
+    one_gpu = world.device.type == "cuda" and world.size == 1
+    possible = one_gpu and len(backbones) == 1 and objective.compilable
+    if not possible and setting == "on":
+        say(
+            "not compiled: that takes one GPU and one process, one backbone that learns from "
+            "images, and an algorithm without gradients of gradients"
+        )
     # A replayed graph would draw other random numbers than the step is seeded with.
     graph = setting == "auto" and steps >= GRAPHED_FROM and not may_draw(objective)
-    if why or not (compile or graph):
+    if not possible or not (compile or graph):
         with keep_layout(objective) if objective.compilable else nullcontext():
             yield None
         return
-    backbone = backbones[0]
+    (backbone,) = backbones
     backbone.stand_in = body = FasterBody(backbone, say, compile=compile)
     try:
         # The compiler fuses frozen batch norms itself, and keeps their layout.

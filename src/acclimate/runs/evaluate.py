@@ -13,8 +13,8 @@ from acclimate.core.distributed import World, joined
 from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest, without_small
-from acclimate.data.source import Quarantine, open_source
-from acclimate.learn.frozen import Extracted, Extraction
+from acclimate.data.source import FeatureSource, Quarantine, open_source
+from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.records.predictions import Predictions
@@ -83,7 +83,7 @@ def _features(
     world: World,
     watch: Watch,
     chains: Sequence[Chain],
-) -> Extracted | None:
+) -> FeatureSource | None:
     """What a backbone that stays as it is makes of the images to score, from the cache as far as it
     has them. None where images have to pass: the backbone learned, a method changes it, or there is
     no room for its features in memory or on disk."""

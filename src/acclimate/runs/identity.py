@@ -1,27 +1,23 @@
-"""What makes a run, or a Φ, the same one: its settings and data, wherever data and weights lie. And
-what follows: a run may take over a Φ that was learned once for many, and a Φ that is made of an ERM
-model the weights of the run `erm`."""
+"""What makes a run, or a Φ, the same one: its settings and data, wherever data and weights lie. A
+run may then take over a Φ that was learned once for many."""
 
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from acclimate import __version__
-from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
-from acclimate.core.distributed import World
+from acclimate.config import AlgorithmName, RunConfig, as_dict
 from acclimate.core.errors import ConfigError, RunError, WeightsError
 from acclimate.core.files import file_digest, write_atomically
 from acclimate.data.source import Quarantine
 from acclimate.learn.embeddings import Embedding, FromERM, find_embedding
 from acclimate.learn.embeddings.state import load_embedding
-from acclimate.learn.model import Trained
-from acclimate.records.folder import RunFolder, difference
+from acclimate.records.folder import CONSISTENCY, PHI, RunFolder, difference
 from acclimate.runs.plan import Plan
 
 _INPUTS = ("image_size", "augment", "max_pixels")  # what decides how an image enters
@@ -65,12 +61,12 @@ def run_identity(plan: Plan) -> dict[str, Any]:
     }
 
 
-def learned_identity(plan: Plan, data_digest: str) -> dict[str, Any]:
-    """What makes the Φ that a plan learns the same Φ; `data_digest` is of the data as given."""
+def learned_identity(plan: Plan) -> dict[str, Any]:
+    """What makes the Φ that a plan learns the same Φ."""
     return {
         "version": __version__,
         "config": _step_a(plan.config),
-        "data": data_digest,
+        "data": plan.data_digest,
         "source": plan.manifest.source,
         "train_domains": list(plan.train_domains),
         **_weights(plan.config),
@@ -89,16 +85,6 @@ def embedding_identity(
         "config": _step_a(config),
         "data": data_digest,
         "held_out": sorted(held_out),
-        "weights": weights_digest(config.model.weights),
-    }
-
-
-def baseline_identity(config: RunConfig, data_digest: str) -> dict[str, Any]:
-    """What makes the run `erm` the same training, whatever else is done with it: where it agrees
-    with that of an adaptive run, Φ from an ERM model is in the weights of the one for the other."""
-    return {
-        "config": _baseline(config),
-        "data": data_digest,
         "weights": weights_digest(config.model.weights),
     }
 
@@ -159,85 +145,41 @@ def _baseline(config: RunConfig) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class SharedEmbedding:
-    """The Φ in `folder`, made by `train_embedding`, for a run that would learn that of `plan` on
-    data with the digest `data`."""
-
-    folder: RunFolder
-    plan: Plan
-    data: str
-
-    def check(self) -> None:
-        """Refuse a Φ that is not finished, or is not the one that the run would learn."""
-        path = self.folder.path
-        refuse_plain(self.plan)
-        if not self.folder.exists or not self.folder.complete():
-            raise RunError(
-                f"{path}: there is no finished embedding; make one with `train_embedding`"
-            )
-        differs = difference(self.folder.comparable(), learned_identity(self.plan, self.data))
-        if differs is not None:
-            raise RunError(
-                f"{path} holds another embedding than this run would learn ({differs}); "
-                f"leave it out, or make one for these settings"
-            )
-
-    def adopt(
-        self, run: RunFolder, embedding: Embedding, quarantine: Quarantine, world: World
-    ) -> None:
-        """Make it the Φ of a run: its learning curve, quarantined images and measurements too.
-
-        Φ itself comes last: where it is, the rest is.
-        """
-        load_embedding(self.folder.phi, embedding)  # a damaged file is named where it lies
-        if world.main:
-            _take_over(self.folder, run, quarantine)
-            if self.folder.consistency_file.exists():
-                _copy(self.folder.consistency_file, run.consistency_file)
-            try:  # one file under two names, which are written anew and never changed
-                os.link(self.folder.phi, run.phi)
-            except OSError:
-                _copy(self.folder.phi, run.phi)
-        world.wait()
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """`folder` is a finished run `erm`, of whose weights the Φ of `plan` is made."""
-
-    folder: RunFolder
-    plan: Plan
-
-    def check(self) -> None:
-        """Refuse a run that is not finished, or that Step A would not have repeated."""
-        path, plan = self.folder.path, self.plan
-        if not self.folder.exists or self.folder.finished is None:
-            raise RunError(f"{path}: there is no finished run; train it, or leave it out")
-        stored = self.folder.identity()
-        config = from_dict(RunConfig, stored["config"], where=str(path))
-        differs = difference(
-            stored | {"config": baseline_identity(config, "")["config"]},
-            baseline_identity(plan.config, plan.manifest.digest())
-            | {"train_domains": list(plan.train_domains)},
+def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
+    """Refuse a Φ that is not finished, or is not the one that a run of `plan` would learn."""
+    refuse_plain(plan)
+    if not shared.exists or not shared.complete():
+        raise RunError(
+            f"{shared.path}: there is no finished embedding; make one with `train_embedding`"
         )
-        if config.algorithm != "erm":
-            differs = f"its algorithm is {config.algorithm!r}, not 'erm'"
-        if differs is not None:
-            raise RunError(
-                f"{path} holds another run than Step A would repeat ({differs}); leave it out"
-            )
+    differs = difference(shared.comparable(), learned_identity(plan))
+    if differs is not None:
+        raise RunError(
+            f"{shared.path} holds another embedding than this run would learn ({differs}); "
+            f"leave it out, or make one for these settings"
+        )
 
-    def adopt(
-        self, phi: RunFolder, embedding: FromERM, quarantine: Quarantine, world: World
-    ) -> None:
-        """Make its weights Φ's, and its learning curve and quarantined images those of Step A."""
-        learned = Trained.load(self.folder.path, world.device).predictor.state_dict()
-        network = embedding.predictor
-        network.load_state_dict({name: learned[name] for name in network.state_dict()})
-        if world.main:
-            _take_over(self.folder, phi, quarantine)
-        world.wait()
+
+def adopt_shared_embedding(
+    shared: RunFolder, run: RunFolder, embedding: Embedding, quarantine: Quarantine
+) -> None:
+    """Give a run the Φ of another folder: its learning curve, quarantined images, measurements.
+
+    Φ itself comes last: where it is, the rest is.
+    """
+    load_embedding(shared.phi, embedding)  # a damaged file is named where it lies
+    known = {(loss.phase, loss.step) for loss in run.records().losses}
+    for loss in shared.records().losses:
+        if (loss.phase, loss.step) not in known:
+            run.append(loss)
+    for image, reason in shared.quarantined():
+        quarantine.add(image, reason)
+    for name in (CONSISTENCY, PHI):
+        source, target = shared.path / name, run.path / name
+        try:  # one file under two names, which are written anew and never changed
+            os.link(source, target)
+        except OSError:
+            write_atomically(target, partial(shutil.copyfile, source))
 
 
 def refuse_plain(plan: Plan) -> None:
@@ -247,18 +189,3 @@ def refuse_plain(plan: Plan) -> None:
             f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
             f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
         )
-
-
-def _take_over(source: RunFolder, target: RunFolder, quarantine: Quarantine) -> None:
-    """The losses of another folder, as those of Step A, and the images it could not read."""
-    known = {(loss.phase, loss.step) for loss in target.records().losses}
-    for loss in source.records().losses:
-        phase = loss.phase.replace("main", "embedding", 1)
-        if (phase, loss.step) not in known:
-            target.append(replace(loss, phase=phase))
-    for image, reason in source.quarantined():
-        quarantine.add(image, reason)
-
-
-def _copy(source: Path, path: Path) -> None:
-    write_atomically(path, lambda temporary: shutil.copyfile(source, temporary))

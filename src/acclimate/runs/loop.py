@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,10 @@ from acclimate.core.randomness import derive, own_generator
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models.backbones import restore
-from acclimate.learn.objective import Losses, Objective
+from acclimate.learn.objective import Adversary, Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated
+from acclimate.runs.averages import Average, make_average
 from acclimate.runs.device import (
     LEAST,
     LOWER,
@@ -35,10 +36,48 @@ from acclimate.runs.device import (
     micro_batch_note,
     trained_backbones,
 )
-from acclimate.runs.optimisation import Average, learning_rate, make_average, make_optimiser
 
 Validate = Callable[[int], Validated]  # of a step
 TRIED = 3  # steps of the model after which memory that was enough stays enough
+
+
+def make_optimiser(
+    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
+) -> torch.optim.Optimizer:
+    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
+    theirs = list(adversary.module.parameters()) if adversary else []
+    known = {id(parameter) for parameter in theirs}
+    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
+    groups = [_group(own, settings)]
+    if adversary is not None:
+        other = adversary.optimiser
+        lr = settings.lr if other.lr is None else other.lr
+        # Schedule, warm-up and kind are the run's.
+        against = replace(settings, lr=lr, weight_decay=other.weight_decay, beta1=other.beta1)
+        groups.append(_group(theirs, against))
+    # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
+    fused = all(parameter.is_cuda for parameter in own)
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.SGD
+    return kind(groups, fused=True) if fused else kind(groups)
+
+
+def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
+    """Parameters of an optimiser with their `settings`, of which the schedule is made."""
+    group = {"params": parameters, "lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.name == "adam":
+        return group | {"betas": (settings.beta1, 0.999), "settings": settings}
+    return group | {"momentum": settings.momentum, "settings": settings}
+
+
+def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
+    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
+    assert settings.lr is not None, "the plan decides the learning rate"
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
 
 @dataclass(frozen=True)
@@ -161,9 +200,11 @@ class Loop:
 
     def run(self) -> Position:
         """Train to the end, from the last checkpoint if there is one; keep the chosen weights."""
-        phase, objective = self.phase, self.objective
+        phase, objective, average = self.phase, self.objective, self.phase.average
         self._optimiser = make_optimiser(objective, phase.optimiser, objective.adversary)
-        self._average = make_average(objective, phase.average, phase.steps)
+        self._average = None
+        if average.kind != "none":
+            self._average = make_average(objective, average, phase.steps)
         position = load_checkpoint(self._checkpoint, objective, self._optimiser, self._average)
         if 0 < position.step < phase.steps:
             self.say(f"{phase_name(phase.name)}: going on at step {position.step} of {phase.steps}")
@@ -180,6 +221,11 @@ class Loop:
         try:
             with accelerated(objective, compile, phase.steps, self.world, self.say) as self._faster:
                 position = self._steps(position)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"{phase_name(phase.name)} ran out of GPU memory; repeat the command to go on at "
+                f"the last checkpoint, or set train.micro_batches or {LOWER} in a new run folder"
+            ) from error
         finally:
             self._divide(1)
         return self._keep(position)
@@ -191,21 +237,13 @@ class Loop:
         # the second may be captured as a graph.
         turns_taken = 1 if adversary is None else adversary.steps + 1
         tried = first + (TRIED * turns_taken if self.world.size == 1 else 0)
-        try:
-            with closing(self.loader.batches(first, self.phase.steps)) as batches:
-                for step, batch in enumerate(batches, start=first):
-                    self._step(self.prepare(batch), step, may_divide=step < tried)
-                    position = self._after(position, step + 1)
-                    best = position.best_score
-                    note = "" if best is None else f"best validation {best:.1%}"
-                    self.watch(self.phase.name, step + 1, self.phase.steps, note)
-        except torch.OutOfMemoryError as error:  # statistics may be half a step further
-            alone = self.world.size == 1
-            raise RunError(
-                f"{phase_name(self.phase.name)}: step {position.step + 1} ran out of GPU memory; "
-                + ("repeat the command to go on at the last checkpoint; or " if alone else "")
-                + f"set train.micro_batches, or {LOWER}, in a new run folder"
-            ) from error
+        with closing(self.loader.batches(first, self.phase.steps)) as batches:
+            for step, batch in enumerate(batches, start=first):
+                self._step(self.prepare(batch), step, may_divide=step < tried)
+                position = self._after(position, step + 1)
+                best = position.best_score
+                note = "" if best is None else f"best validation {best:.1%}"
+                self.watch(self.phase.name, step + 1, self.phase.steps, note)
         return position
 
     def _keep(self, position: Position) -> Position:
@@ -273,14 +311,11 @@ class Loop:
         while True:
             try:
                 return self._gradients(batch, step)
-            except torch.OutOfMemoryError as error:
+            except torch.OutOfMemoryError:
                 graphed = [b for b in trained_backbones(self.objective) if b.stand_in]
                 fewest = len(batch) // (2 * self.micro_batches) < LEAST
                 if not graphed and (fewest or not self.objective.divisible):
-                    raise RunError(
-                        f"the GPU's memory is too small for a batch of {len(batch)} images of "
-                        f"{type(self.objective).__name__}; {LOWER}"
-                    ) from error
+                    raise
             # Outside the handler: the error holds the tensors of the attempt.
             self._optimiser.zero_grad(set_to_none=True)
             restore(before)

@@ -12,13 +12,12 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
-from acclimate.data.batches import label_counts, label_prior, label_shifts
+from acclimate.data.batches import label_counts
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
-from acclimate.learn.ratios import fit_ratios
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
 SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
@@ -40,6 +39,7 @@ class Plan:
     val_domains: tuple[str, ...]
     test_domains: tuple[str, ...]
     decided: tuple[str, ...] = ()  # what was decided for the user, and why, in lines
+    data_digest: str = ""  # of the manifest as it was given
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -88,19 +88,9 @@ class Plan:
             seed=self.config.seed,
         )
 
-    def label_prior(self) -> np.ndarray:
-        """Class frequencies as batches show them, each training domain counting equally: [C]"""
-        return label_prior(self._label_counts())
-
-    def label_ratios(self) -> np.ndarray:
-        """How class frequencies vary between training domains; see `fit_ratios`."""
-        return fit_ratios(self._label_counts(), self.label_prior())
-
-    def label_shifts(self) -> np.ndarray:
-        """What knowing a training domain's label frequencies adds to its logits: [N, C]"""
-        return label_shifts(self._label_counts())
-
-    def _label_counts(self) -> np.ndarray:
+    @cached_property
+    def label_counts(self) -> np.ndarray:
+        """Training rows of each domain and class: [N, C]"""
         return label_counts(self.manifest.label_index, self.train_rows, len(self.classes))
 
 
@@ -112,7 +102,7 @@ def make_plan(
     `device` is what it will be trained on: that decides whether the backbone learns. Without
     `check_files` images are neither looked for nor opened, and count as rows of features.
     """
-    algorithm = check_components(config)
+    algorithm, data_digest = check_components(config), manifest.digest()
     manifest, small = without_small(manifest, config.data.min_images)
     left_out = left_out_sentence(small, config.data.min_images) if small else ""
     val, test = (
@@ -130,9 +120,9 @@ def make_plan(
     side = _typical_side(config, manifest, train) if check_files else None
     config, freezing = _resolve(config, manifest, train, side, device)
     config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
-    _check_batches(config, algorithm)
+    _check_training(config, algorithm)
     decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
-    return Plan(config, algorithm, manifest, train, val, test, decided)
+    return Plan(config, algorithm, manifest, train, val, test, decided, data_digest)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -201,7 +191,7 @@ def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequenc
             )
 
 
-def _check_batches(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
+def _check_training(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
     train, least = config.train, algorithm.build.least_domains
     if train.domains_per_step < least:
         raise ConfigError(
@@ -214,6 +204,46 @@ def _check_batches(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
             f"SWAD looks for its window in {train.average.patience} validations or more, and "
             f"{count(train.steps, 'step')} have {validations}; lower train.evaluate_every from "
             f"{train.evaluate_every}"
+        )
+
+
+def check_batches(
+    config: RunConfig, algorithm: ChosenAlgorithm, world: World, *, main: bool = True
+) -> None:
+    """Refuse batches that cannot be shared out; without `main`, only those of Step A."""
+    train = config.train
+    if main:
+        check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
+        if train.micro_batches > 1 and not algorithm.build.divisible:
+            raise ConfigError(
+                f"train.micro_batches is {train.micro_batches}, and {algorithm.name} cannot divide "
+                f"a batch; leave train.micro_batches at 0"
+            )
+    if algorithm.adaptive:
+        learn = find_embedding(config.embedding.name).build.budget(config)
+        check_shares(learn.per_domain, world, learn.optimiser)
+
+
+def check_shares(
+    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
+) -> None:
+    """Refuse a batch unless every process and every part gets equally many images of each domain,
+    and a part at least the `least_rows` that the objective compares."""
+    share, parts = per_domain // world.size, optimiser.accumulate
+    if per_domain % world.size:
+        raise ConfigError(
+            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
+            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
+        )
+    if share % parts:
+        raise ConfigError(
+            f"{share} images of a domain cannot be divided into {parts} equal parts; make the "
+            f"optimiser's accumulate a divisor of {share}"
+        )
+    if per_domain // parts < least_rows:
+        raise ConfigError(
+            f"the penalty needs {least_rows} images of a domain at a time, and gets "
+            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
         )
 
 

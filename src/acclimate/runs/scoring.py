@@ -21,7 +21,7 @@ from acclimate.adapt.methods.prior import black_box_prior, log_ratio, posteriors
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
-from acclimate.data.source import Images, Shown, in_parts, numbered, readable, sent, to_float
+from acclimate.data.source import Images, Source, in_parts, numbered, readable, sent, to_float
 from acclimate.learn.embeddings import DomainState, embed_rows
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.learn.model import StartingPoint, Trained
@@ -41,7 +41,7 @@ class Subject:
     """A model, and the data that it is scored on."""
 
     plan: Plan
-    source: Shown
+    source: Source
     world: World
     start: StartingPoint  # the model as it was trained
     second: StartingPoint | None = None  # the path by embedding of a plain model that has one
@@ -50,7 +50,7 @@ class Subject:
     states: dict[str, DomainState] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trained: Trained, plan: Plan, source: Shown, world: World) -> "Subject":
+    def of(cls, trained: Trained, plan: Plan, source: Source, world: World) -> "Subject":
         second = None if trained.site is None else trained.start(embedding=True)
         start = trained.start(embedding=False)
         return cls(plan, source, world, start, second, Guard.of(trained))
@@ -146,7 +146,7 @@ def _rows(plan: Plan, splits: Mapping[str, str]) -> np.ndarray:
 
 
 @dataclass
-class AdaptingImages:
+class AdaptingImages(Source):
     """The images that adapt to a domain, read once; a source of its rows, which ascend."""
 
     rows: np.ndarray

@@ -1,11 +1,11 @@
 """A session: work on a run, or on a shared Φ, from the first check to the last file."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from acclimate.core.progress import Watch
 from acclimate.core.randomness import derive, own_weights
 from acclimate.core.text import count
 from acclimate.data.batches import Batch, Loader, Sampler
-from acclimate.data.source import Quarantine, Shown, in_parts, open_source
+from acclimate.data.source import Quarantine, Source, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
@@ -27,15 +27,14 @@ from acclimate.learn.objective import Objective
 from acclimate.records.folder import SHARED, RunFolder
 from acclimate.records.records import Started
 from acclimate.runs.device import fitting_micro_batches
-from acclimate.runs.identity import SharedEmbedding, settings_digest
+from acclimate.runs.identity import settings_digest
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
-from acclimate.runs.optimisation import check_batches
-from acclimate.runs.plan import Plan
+from acclimate.runs.plan import Plan, check_batches
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
     """What work on a folder needs: its plan, processes, networks, data and clock."""
 
@@ -47,10 +46,15 @@ class Session:
     predictor: Predictor | None  # None for a Φ on its own
     embedding: Embedding | None  # None for plain algorithms
     extractor: Backbone | None  # a backbone that is frozen
-    size: int  # side of input images, or the number of features
-    quarantine: Quarantine
-    source: Shown
     started: float  # by the clock, less what earlier sessions worked
+    quarantine: Quarantine = field(init=False)
+    source: Source = field(init=False)
+
+    @property
+    def size(self) -> int:
+        """The side of input images, or the number of features."""
+        first: Any = self.extractor or (self.predictor or self.embedding).backbone  # type: ignore[union-attr]
+        return self.plan.in_features or self.plan.config.data.image_size or int(first.size)
 
     def seconds(self) -> float:
         """Worked until now, with what earlier sessions worked."""
@@ -101,15 +105,14 @@ def session(
     device: str,
     watch: Watch,
     say: Say = lambda line: None,
-    shared: SharedEmbedding | None = None,
 ) -> Iterator[Session | None]:
     """A session that is ready to train, or None where nothing is left to do.
 
-    Whatever can be refused is refused before the folder is taken: a wrong backbone, a Φ in
-    `shared` that is another one, or a batch that does not fit leave no trace.
+    Whatever can be refused is refused before the folder is taken: a wrong backbone or a batch that
+    cannot be shared out leaves no trace.
     """
     started = time.perf_counter()
-    with joined(device) as world, _same_generator(world.device):
+    with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()
         check_batches(plan.config, plan.algorithm, world, main=folder.kind is not SHARED)
@@ -117,8 +120,6 @@ def session(
         if folder.complete():
             yield None
         else:
-            if shared is not None and not folder.phi.exists():
-                shared.check()
             networks = _build(plan, world, phi_alone=folder.kind is SHARED)
             with folder.locked() if world.main else nullcontext():
                 world.wait()
@@ -127,92 +128,60 @@ def session(
                     yield None
                 else:
                     started -= max(map(seconds_worked, folder.checkpoints()), default=0.0)
-                    data = _begin(plan, folder, identity, world, watch, networks)
-                    yield Session(plan, folder, world, watch, say, *networks, *data, started)
+                    now = Session(plan, folder, world, watch, say, *networks, started)
+                    _begin(now, identity)
+                    yield now
         if world.main:
             folder.tidy()
 
 
-@contextmanager
-def _same_generator(device: torch.device) -> Iterator[None]:
-    """Give a GPU's generator back as it was: once, as asking for it takes time."""
-    if device.type != "cuda":
-        yield
-        return
-    state = torch.cuda.get_rng_state(device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_rng_state(state, device)
-
-
-class _Networks(NamedTuple):
-    predictor: Predictor | None
-    embedding: Embedding | None
-    extractor: Backbone | None
-    size: int
-
-    @property
-    def learning(self) -> list[Predictor | Embedding]:
-        return [one for one in (self.predictor, self.embedding) if one is not None]
-
-
-def _build(plan: Plan, world: World, *, phi_alone: bool) -> _Networks:
-    """Fresh networks on the device, whose random weights are the seed's."""
+def _build(
+    plan: Plan, world: World, *, phi_alone: bool
+) -> tuple[Predictor | None, Embedding | None, Backbone | None]:
+    """Fresh networks on the device, whose random weights are the seed's, and what is frozen."""
     config, width = plan.config, plan.in_features
-    predictor, extractor = None, None
+    predictor, embedding, extractor = None, None, None
     if plan.frozen:
         with own_weights(0):
             extractor = build_extractor(config, pretrained=True)
         width = extractor.features
-    embedding: Embedding | None
     with own_weights(derive(config.seed, "initial weights")):
         counts = len(plan.classes), len(plan.train_domains), width
         if phi_alone:
             embedding = build_embedding(config, *counts, pretrained=True, world=world)
         else:
             predictor, embedding = build_networks(config, *counts, pretrained=True, world=world)
-    first: Any = extractor or (predictor or embedding).backbone  # type: ignore[union-attr]
-    size = plan.in_features or config.data.image_size or int(first.size)
-    networks = _Networks(predictor, embedding, extractor, size)
-    for network in networks.learning:
-        ready(network, world.device)
-    return networks
+    for network in (predictor, embedding):
+        if network is not None:
+            ready(network, world.device)
+    return predictor, embedding, extractor
 
 
-def _begin(
-    plan: Plan,
-    folder: RunFolder,
-    identity: dict[str, Any],
-    world: World,
-    watch: Watch,
-    networks: _Networks,
-) -> tuple[Quarantine, Shown]:
+def _begin(now: Session, identity: dict[str, Any]) -> None:
     """Take the folder, say in the records that work goes on, and open the data."""
+    plan, folder, world = now.plan, now.folder, now.world
     world.wait()  # every process has looked at the folder before the first one writes
     if world.main:
         clear_temporary(folder.path, older_than=0)  # it is ours alone
         folder.take(identity)
     world.wait()
-    data, manifest, engine = plan.config.data, plan.manifest, TORCH
-    quarantine = Quarantine(folder.quarantine, total=len(manifest), max_share=data.max_unreadable)
-    extraction = None
-    if networks.extractor is not None:
-        extraction = Extraction(networks.extractor, plan.config.model.backbone, networks.size)
+    data, manifest, extraction = plan.config.data, plan.manifest, None
+    if now.extractor is not None:
+        extraction = Extraction(now.extractor, plan.config.model.backbone, now.size)
         extraction.on(world.device)
-        engine = extraction.engine
     if world.main:
-        _announce(folder, identity, world, engine)
-    source: Shown
+        _announce(folder, identity, world, TORCH if extraction is None else extraction.engine)
+    share = data.max_unreadable
+    now.quarantine = Quarantine(folder.quarantine, total=len(manifest), max_share=share)
     if extraction is None:
-        source = open_source(manifest, networks.size, data, quarantine, world.device)
+        now.source = open_source(manifest, now.size, data, now.quarantine, world.device)
     else:
-        source = extraction.extract(
-            manifest, plan.rows, data, quarantine, beside=folder.path, world=world, watch=watch
-        )
+        now.source = extraction.extract(
+            manifest, plan.rows, data, now.quarantine,
+            beside=folder.path, world=world, watch=now.watch,
+        )  # fmt: skip
     if plan.on_features:
-        _set_statistics(source, np.concatenate(plan.train_rows), networks.learning)
-    return quarantine, source
+        _set_statistics(now)
 
 
 def _announce(folder: RunFolder, identity: dict[str, Any], world: World, engine: str) -> None:
@@ -233,20 +202,19 @@ def _announce(folder: RunFolder, identity: dict[str, Any], world: World, engine:
     )
 
 
-def _set_statistics(
-    source: Shown, rows: np.ndarray, networks: Sequence[Predictor | Embedding]
-) -> None:
+def _set_statistics(now: Session) -> None:
     """Standardise features by the mean and deviation of the training rows."""
 
-    def parts() -> Iterator[np.ndarray]:
-        for part in in_parts(rows):
-            features, good = source.take(part)
-            yield features.numpy()[good]
+    def chunks() -> Iterator[np.ndarray]:
+        for rows in in_parts(np.concatenate(now.plan.train_rows)):
+            features, readable = now.source.take(rows)
+            yield features.numpy()[readable]
 
     # In float64: a float32 sum over millions of rows drifts.
-    total = sum(len(part) for part in parts())
-    mean = np.asarray(sum(part.sum(0, dtype=np.float64) for part in parts())) / total
-    std = np.sqrt(sum(np.square(part - mean).sum(0) for part in parts()) / total)
-    for network in networks:
-        backbone: Any = network.backbone
-        backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())
+    total = sum(len(chunk) for chunk in chunks())
+    mean = np.asarray(sum(chunk.sum(0, dtype=np.float64) for chunk in chunks())) / total
+    std = np.sqrt(sum(np.square(chunk - mean).sum(0) for chunk in chunks()) / total)
+    for network in (now.predictor, now.embedding):
+        if network is not None:
+            backbone: Any = network.backbone
+            backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())

@@ -17,7 +17,7 @@ from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import derive
-from acclimate.data.batches import Batch, DomainSampler
+from acclimate.data.batches import Batch, DomainSampler, fit_ratios, label_prior, label_shifts
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import sent
 from acclimate.learn.algorithms import Algorithm
@@ -38,8 +38,8 @@ from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import (
-    Baseline,
-    SharedEmbedding,
+    adopt_shared_embedding,
+    check_shared_embedding,
     learned_identity,
     refuse_plain,
     run_identity,
@@ -71,51 +71,46 @@ class RunResult:
 
 
 def train(
-    config: RunConfig,
-    manifest: Manifest,
+    plan: Plan,
     out: Path,
     *,
     device: str = "auto",
     watch: Watch = unwatched,
     say: Say = lambda line: None,
     embedding: Path | None = None,
-    plan: Plan | None = None,
     after: After | None = None,
 ) -> RunResult:
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
 
     `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
-    very same one. `say` is told in a line what was decided for the user, and why. `plan` is what
-    these settings come to, where somebody has made it already, and said what it decides. `after`
-    is called with the finished predictor before it is saved and scored: see `rehearse.training`.
+    very same one. `after` is called with the finished predictor before it is saved and scored: see
+    `rehearse.training`.
     """
-    folder, shared = RunFolder(out), None
-    if plan is None:
-        plan = make_plan(folder.settled(config), manifest, device=device)
-        for line in plan.decided if folder.finished is None else ():
-            say(line)
-    if embedding is not None:
-        shared = SharedEmbedding(RunFolder(embedding, SHARED), plan, manifest.digest())
+    folder, config = RunFolder(out), plan.config
+    shared = None if embedding is None else RunFolder(embedding, SHARED)
+    if shared is not None and not (folder.phi.exists() or folder.complete()):
+        check_shared_embedding(shared, plan)
     identity = run_identity(plan)
-    with session(plan, folder, identity, device=device, watch=watch, say=say, shared=shared) as now:
+    with session(plan, folder, identity, device=device, watch=watch, say=say) as now:
         if now is not None:
             predictor, phi, world = now.predictor, now.embedding, now.world
             assert predictor is not None
-            for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
+            for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
             # Step A, and the training domains' μ.
             table = None if phi is None else learn_embedding(now, phi, shared)
             # Step B.
-            prior, ratios = tuple(plan.label_prior().tolist()), tuple(plan.label_ratios().tolist())
-            aware = plan.config.train.prior_aware
-            start = StartingPoint(predictor, phi, table, aware, prior, ratios)
+            prior = label_prior(plan.label_counts)
+            ratios = fit_ratios(plan.label_counts, prior)
+            known = tuple(prior.tolist()), tuple(ratios.tolist())
+            start = StartingPoint(predictor, phi, table, config.train.prior_aware, *known)
             subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
             objective = plan.objective(predictor, world).to(world.device)
             position = train_predictor(now, objective, partial(validate, subject), means)
             # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
             # there.
-            trained = _save(now, predictor, table, prior, ratios, after)
+            trained = _save(now, start, after)
             # Final scores.
             second = None if trained.site is None else trained.start(embedding=True)
             _finish(now, replace(subject, second=second, guard=Guard.of(trained)), position)
@@ -131,44 +126,36 @@ def train_embedding(
     *,
     device: str = "auto",
     watch: Watch = unwatched,
-    erm: Path | None = None,
 ) -> Path:
     """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
 
-    It resumes by itself, and a finished one is left alone. `erm` is the finished run of that
-    algorithm: a Φ that is made of an ERM model takes its weights instead of training them again.
+    It resumes by itself, and a finished one is left alone.
     """
     folder = RunFolder(out, SHARED)
     plan = make_plan(folder.settled(config), manifest, device=device)
     refuse_plain(plan)
-    baseline = None if erm is None else Baseline(RunFolder(erm), plan)
-    if baseline is not None and not folder.complete():
-        baseline.check()
-    identity = learned_identity(plan, manifest.digest())
-    with session(plan, folder, identity, device=device, watch=watch) as now:
+    with session(plan, folder, learned_identity(plan), device=device, watch=watch) as now:
         if now is not None:
             assert now.embedding is not None
-            learn_embedding(now, now.embedding, baseline)
+            learn_embedding(now, now.embedding)
     return folder.phi
 
 
 def learn_embedding(
-    session: Session, embedding: Embedding, known: SharedEmbedding | Baseline | None = None
+    session: Session, embedding: Embedding, shared: RunFolder | None = None
 ) -> DomainTable:
-    """Learn Φ and the training domains' μ, take them over from where they are `known`, or load
-    them: the folder keeps both in one file."""
-    folder, quarantine, world = session.folder, session.quarantine, session.world
-    if not folder.phi.exists() and isinstance(known, SharedEmbedding):
-        known.adopt(folder, embedding, quarantine, world)
-    elif not folder.phi.exists():
-        if isinstance(known, Baseline) and isinstance(embedding, FromERM):
-            known.adopt(folder, embedding, quarantine, world)
-        else:
+    """Learn Φ and the training domains' μ, take them over from the folder `shared`, or load what
+    was learned before: the folder keeps both in one file."""
+    folder, world = session.folder, session.world
+    if not folder.phi.exists():
+        if shared is None:
             _learn(session, embedding)
-        table = _embed_domains(session, embedding)
-        quarantine.refresh()
-        if world.main:
-            save_embedding(folder.phi, embedding, table)
+            table = _embed_domains(session, embedding)
+            session.quarantine.refresh()
+            if world.main:
+                save_embedding(folder.phi, embedding, table)
+        elif world.main:
+            adopt_shared_embedding(shared, folder, embedding, session.quarantine)
         world.wait()
     return load_embedding(folder.phi, embedding)
 
@@ -235,7 +222,7 @@ def train_predictor(
     """
     plan, device = session.plan, session.world.device
     settings = plan.config.train
-    shifts = torch.from_numpy(plan.label_shifts()).float().to(device)
+    shifts = torch.from_numpy(label_shifts(plan.label_counts)).float().to(device)
 
     def with_domain_facts(batch: Batch) -> Batch:
         domain = sent(batch.domain, device)
@@ -271,38 +258,31 @@ def train_predictor(
     ).run()
 
 
-def _save(
-    now: Session,
-    predictor: Predictor,
-    table: DomainTable | None,
-    prior: tuple[float, ...],
-    ratios: tuple[float, ...],
-    after: After | None,
-) -> Trained:
+def _save(now: Session, start: StartingPoint, after: After | None) -> Trained:
     """Rehearse where that is asked for, and write the model."""
     plan, world = now.plan, now.world
-    predictor.eval()
+    start.predictor.eval()
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
-        rehearsed = after(now, predictor)
+        rehearsed = after(now, start.predictor)
     if now.extractor is not None:
-        put_on(now.extractor, predictor, now.embedding)
+        put_on(now.extractor, start.predictor, start.embedding)
     trained = Trained(
-        plan.config,
-        plan.classes,
-        plan.train_domains,
-        plan.manifest.digest(),
-        prior,
-        now.size,
-        predictor,
-        now.embedding,
-        table,
-        plan.val_domains,
-        plan.test_domains,
-        rehearsed.site,
-        None if rehearsed.rehearsal is None else rehearsed.rehearsal.to_dict(),
-        ratios,
-        rehearsed.confusion,
+        config=plan.config,
+        classes=plan.classes,
+        train_domains=plan.train_domains,
+        data=plan.manifest.digest(),
+        label_prior=tuple(start.label_prior),
+        size=now.size,
+        predictor=start.predictor,
+        embedding=start.embedding,
+        table=start.table,
+        val_domains=plan.val_domains,
+        test_domains=plan.test_domains,
+        site=rehearsed.site,
+        rehearsal=None if rehearsed.rehearsal is None else rehearsed.rehearsal.to_dict(),
+        label_ratios=tuple(start.ratios or ()),
+        confusion=rehearsed.confusion,
     )
     if world.main:
         trained.save(now.folder.path)

@@ -33,8 +33,7 @@ from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream
 from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import embedding_settings
-from acclimate.runs.optimisation import check_batches
-from acclimate.runs.plan import check_components
+from acclimate.runs.plan import check_batches, check_components
 from acclimate.sweep.definition import OWN
 from acclimate.sweep.settings import SweepConfig
 

@@ -44,9 +44,8 @@ class SweepPlan:
 class Queue:
     """Each job's place, and which comes next. Knows nothing of disks or processes.
 
-    Embeddings come first: they unlock others; then the runs that embeddings are made of. Jobs that
-    need none fill the slots meanwhile; those whose embedding failed are blocked. An embedding whose
-    run failed learns its own weights.
+    Embeddings come first: they unlock others. Jobs that need none fill the slots meanwhile; those
+    whose embedding failed are blocked.
     """
 
     def __init__(
@@ -63,11 +62,9 @@ class Queue:
         needed = {job.needs for job in sweep.jobs if self.states[job.id] == "waiting"}
         for phi in sweep.embeddings:  # one that no unfinished job needs is of no interest
             self.states[phi.id] = place(phi.id) if phi.id in needed else "done"
-        self._phis = {phi.id: phi.needs for phi in sweep.embeddings}
-        self._needs = {job.id: job.needs for job in sweep.jobs} | self._phis
-        awaited = {need for id, need in self._phis.items() if self.states[id] == "waiting"}
-        runs = sorted((job.id for job in sweep.jobs), key=lambda id: id not in awaited)
-        self._order = [*self._phis, *runs]
+        self._phis = {phi.id for phi in sweep.embeddings}
+        self._needs = {job.id: job.needs for job in sweep.jobs}
+        self._order = [phi.id for phi in sweep.embeddings] + list(self._needs)
         self._not_before: dict[str, float] = {}
         for id in self._phis:
             if self.states[id] == "failed":
@@ -106,11 +103,8 @@ class Queue:
     def _ready(self, id: str, now: float) -> bool:
         if self.states[id] != "waiting" or self._not_before.get(id, now) > now:
             return False
-        need = self._needs[id]
-        if need is None:
-            return True
-        ended = ("done", "failed") if id in self._phis else ("done",)
-        return self.states[need] in ended
+        embedding = self._needs.get(id)
+        return embedding is None or self.states[embedding] == "done"
 
     def _block(self, embedding: str) -> None:
         for job in self.sweep.jobs:
@@ -308,7 +302,7 @@ class _Session:
             data=str(self.data[job.data].resolve()),
             digest=self.sweep.dataset(job.data).digest,
             config=job.config,
-            needs=job.needs,
+            needs=job.needs if isinstance(job, Job) else None,
         )
 
     def _handle_end(self, id: str, end: TaskResult | Died) -> None:

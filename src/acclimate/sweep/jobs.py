@@ -10,7 +10,6 @@ from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings import FromERM, find_embedding
 from acclimate.learn.models import build_backbone
 from acclimate.results.protocol import (
     CROSS_VALIDATED,
@@ -24,7 +23,6 @@ from acclimate.results.protocol import (
     job_name,
 )
 from acclimate.runs.identity import (
-    baseline_identity,
     embedding_identity,
     json_digest,
     weights_digest,
@@ -73,7 +71,7 @@ def define(
     embeddings, jobs = _with_embeddings(config, jobs, every, large)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
-    sweep = Sweep(
+    return Sweep(
         title=config.title or ", ".join(name for name in datasets if name in used),
         rule=rule,
         baseline=config.baseline,
@@ -83,7 +81,6 @@ def define(
         axis=axis,
         draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
-    return with_baselines(sweep)
 
 
 def notes(
@@ -216,26 +213,6 @@ def _with_embeddings(
             job = replace(job, needs=found.setdefault(digest, wanted).id)
         placed.append(job)
     return list(found.values()), placed
-
-
-def with_baselines(sweep: Sweep) -> Sweep:
-    """Where a Φ is made of an ERM model and a job trains the very same one, that job's."""
-
-    def training(job: Job | EmbeddingJob) -> str:
-        run = from_dict(RunConfig, job.config, where=job.id)
-        return json_digest(baseline_identity(run, sweep.dataset(job.data).digest))
-
-    def of_erm(phi: EmbeddingJob) -> bool:
-        return issubclass(find_embedding(phi.config["embedding"]["name"]).build, FromERM)
-
-    if not any(map(of_erm, sweep.embeddings)):
-        return sweep
-    known = {training(job): job.id for job in sweep.jobs if job.algorithm == "erm"}
-    embeddings = (
-        replace(phi, needs=known.get(training(phi))) if of_erm(phi) else phi
-        for phi in sweep.embeddings
-    )
-    return replace(sweep, embeddings=tuple(embeddings))
 
 
 def _refuse_equal_names(jobs: list[Job]) -> None:

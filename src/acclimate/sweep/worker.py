@@ -25,7 +25,6 @@ from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import AcclimateError, RunBusy, SweepError
 from acclimate.core.files import clear_temporary
 from acclimate.data.manifest import Manifest
-from acclimate.records.folder import is_pruned
 from acclimate.results.sweep_folder import Failure, SweepFolder
 
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
@@ -41,7 +40,7 @@ class Task:
     data: str  # where the data lie
     digest: str  # what they must be
     config: Mapping[str, Any]
-    needs: str | None = None  # the embedding to start from; of an embedding, the run
+    needs: str | None = None  # the embedding that a run starts from
     device: str = "auto"
     threads: int = 0  # of torch on the CPU; 0: as many as it likes
 
@@ -101,9 +100,7 @@ def _train(task: Task, folder: SweepFolder) -> Path:
         config = from_dict(RunConfig, task.config, where=task.id)
         if task.kind == "embedding":
             out = folder.embedding(task.id).path
-            train_embedding(
-                config, manifest, out, device=task.device, erm=_erm_weights(task, folder)
-            )
+            train_embedding(config, manifest, out, device=task.device)
         else:
             out = folder.run(task.id).path
             shared = None if task.needs is None else folder.embedding(task.needs).path
@@ -111,14 +108,6 @@ def _train(task: Task, folder: SweepFolder) -> Path:
         return out
     finally:
         torch.cuda.empty_cache()  # others may share the GPU
-
-
-def _erm_weights(task: Task, folder: SweepFolder) -> Path | None:
-    """The run whose weights an embedding is made of; None where it has to learn its own."""
-    if task.needs is None:
-        return None
-    run = folder.run(task.needs)
-    return run.path if run.complete() and not is_pruned(run.path) else None
 
 
 @lru_cache(maxsize=1)

@@ -19,9 +19,9 @@ from torch import Tensor
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, StateMismatch
+from acclimate.data.batches import RATIOS
 from acclimate.data.source import Images
 from acclimate.learn.models import Predictor
-from acclimate.learn.ratios import RATIOS
 
 TINY = 1e-12
 KEPT_CLASSES = 16  # of an image: the rest share what is left of its probability

@@ -10,14 +10,13 @@ from typing import Any
 from acclimate.config import AlgorithmName, from_dict
 from acclimate.config.settings import OVER_MU
 from acclimate.core.errors import unknown
-from acclimate.learn.algorithms.coral import Coral
+from acclimate.learn.algorithms.alignment import MMD, Coral
 from acclimate.learn.algorithms.dann import CDANN, DANN
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.algorithms.group_dro import GroupDRO
 from acclimate.learn.algorithms.irm import IRM
 from acclimate.learn.algorithms.mixup import Mixup
 from acclimate.learn.algorithms.mldg import MLDG
-from acclimate.learn.algorithms.mmd import MMD
 from acclimate.learn.objective import Algorithm
 
 __all__ = ["ALGORITHMS", "Algorithm", "ChosenAlgorithm", "choose", "names"]

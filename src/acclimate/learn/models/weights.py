@@ -9,14 +9,11 @@ image decoding do not.
 """
 
 import importlib
-import os
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.error import HTTPError
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +25,7 @@ from acclimate.core.tensors import all_finite
 # What stands before a classifier's own tensors in the files of timm, torchvision and others.
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
 _SHOWN = 3
-_PROBE_SECONDS = 3.0
+FROM_ELSEWHERE = ("give --weights FILE", "--backbone efficientnet-lite0")
 _FROM_SCRATCH = "train from scratch with --set model.pretrained=false"
 _SYMPTOM = "operator torchvision::nms does not exist"
 _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -147,16 +144,12 @@ def rename_by_order(
 
 def hub_options(name: str, source: Any) -> dict[str, Any]:
     """What makes timm load the cached file of its pretrained configuration `source`; nothing where
-    it is not cached and can be fetched.
-
-    Looking in the cache first and then asking the host takes seconds; timm itself would retry for
-    most of a minute before it gave up.
+    it is not cached. timm by itself asks the host first, for most of a minute if there is none.
     """
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    remedies = ("give --weights FILE", "--backbone efficientnet-lite0")
     if not source or not (source.hf_hub_id or source.url):
-        raise no_weights(name, "timm has none", *remedies)
+        raise no_weights(name, "timm has none", *FROM_ELSEWHERE)
     if not source.hf_hub_id:  # a plain download, which timm caches and does not repeat
         return {}
     repository, _, revision = source.hf_hub_id.partition("@")
@@ -166,25 +159,7 @@ def hub_options(name: str, source: Any) -> dict[str, Any]:
             # timm reads a hub's file as a state dict unless told otherwise.
             overlay = {"file": cached, "custom_load": source.custom_load == "hf"}
             return {"pretrained_cfg_overlay": overlay}
-    # The constant is read when huggingface_hub is imported; a later setting counts as well.
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
-    if constants.HF_HUB_OFFLINE or offline:
-        raise no_weights(name, "HF_HUB_OFFLINE is set and nothing is cached", *remedies)
-    if not reachable(constants.ENDPOINT):
-        raise no_weights(name, "the hub cannot be reached and nothing is cached", *remedies)
     return {}
-
-
-def reachable(url: str) -> bool:
-    """Whether the host of `url` answers soon, through a proxy where one is set."""
-    request = urllib.request.Request(url, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
-    except HTTPError:  # an answer as well
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _load(path: Path) -> Mapping[Any, Any]:

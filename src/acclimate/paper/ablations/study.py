@@ -29,7 +29,7 @@ from acclimate.paper.ablations.table import (
 from acclimate.results.protocol import Axis, Sweep
 from acclimate.sweep.definition import ROLES
 from acclimate.sweep.driver import SweepPlan
-from acclimate.sweep.jobs import define, with_baselines
+from acclimate.sweep.jobs import define
 from acclimate.sweep.settings import SweepConfig
 
 
@@ -130,7 +130,7 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
         )
     jobs = sorted((job for part in parts for job in part.jobs), key=lambda job: job.trial)
     embeddings = tuple(found for part in parts for found in part.embeddings)
-    return with_baselines(replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings))
+    return replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings)
 
 
 def _base(asked: Asked, ablation: Ablation) -> Base:

@@ -1,0 +1,27 @@
+"""What a package offers, by name, imported when it is first used."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def lazy_exports(package: str, **modules: str) -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` and `__all__` of `package`, from the names that each of its `modules` offers.
+
+    Nothing is imported before a name is asked for, so that `import acclimate.results` does not pay
+    for what only some of its names need, such as torch. A dot in a module's path is written `__`.
+
+        __getattr__, __all__ = lazy_exports(__name__, chain="Chain adapt_model", trust="Trust")
+    """
+    homes = {
+        name: module.replace("__", ".")
+        for module, names in modules.items()
+        for name in names.split()
+    }
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find, sorted(homes)
