@@ -17,8 +17,6 @@ from acclimate.cli.output import progress_bar, say, say_json, say_table, stoppab
 if TYPE_CHECKING:  # builders import pyarrow, and no other command waits for them
     from acclimate.build import Built, Row
 
-Plots = Annotated[bool, typer.Option(help="Plot labels and domains beside OUT.")]
-
 
 class _Builders(TyperGroup):
     """Looks into the table when it is asked, so that no other command waits for builders."""
@@ -51,28 +49,25 @@ def command(name: str) -> TyperCommand:
 
     cls = builder(name, rows())
 
-    def build(*, json: bool, plots: bool = False, **given: Any) -> None:
-        asked = _assembled(cls, given)
-        stop = stoppable(asked.when_stopped()) if cls.resumes else nullcontext()
-        with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
-            built = asked.build(watch)
-        figures = write_plots(built) if plots else []
+    def build(*, json: bool, **values: Any) -> None:
+        request = _assembled(cls, values)
+        stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
+        with stop, progress_bar() as watch:
+            built = request.build(watch)
         if json:
-            facts = {"plots": figures} if cls.plotted else {}
-            say_json({**built.as_dict(), **facts})
+            say_json(built.as_dict())
         else:
-            _show(built, figures)
+            _show(built)
         if built.problem is not None:
             raise built.problem
 
     flags = [_parameter(one, hint) for one, hint in _options(cls)]
-    flags += [parameter("plots", Plots, True)] if cls.plotted else []
     function = with_parameters(build, [*flags, parameter("json", Json, False)])
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, help=rows()[name].about, epilog=f"Example: {cls.example}")(function)
-    made = typer.main.get_command(alone)
-    assert isinstance(made, TyperCommand)
-    return made
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)
+    return command
 
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
@@ -106,17 +101,17 @@ def _is_split(hint: Any) -> bool:
     return get_args(hint) == (int, int, int)
 
 
-def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
-    """The builder with what was given; whatever is no option keeps its default."""
+def _assembled(cls: Any, options: Mapping[str, Any]) -> Any:
+    """The builder with the values of its options; whatever is no option keeps its default."""
     from acclimate.build.splits import parse_split
 
     hints, values = get_type_hints(cls), {}
     for one in fields(cls):
         hint = hints[one.name]
         if is_dataclass(hint):
-            values[one.name] = _assembled(hint, given)
+            values[one.name] = _assembled(hint, options)
         elif "about" in one.metadata:
-            value = given[one.name]
+            value = options[one.name]
             if _is_split(hint):
                 value = parse_split(value)
             elif get_origin(hint) is tuple:
@@ -125,17 +120,7 @@ def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
     return cls(**values)
 
 
-def write_plots(built: "Built") -> list[Path]:
-    """Plots of labels and domains in a folder beside the manifest."""
-    from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.report.figures.inspection import write_label_plots
-
-    assert built.out is not None
-    inspection = inspect_manifest(built.manifest)
-    return write_label_plots(inspection, built.manifest, built.out.with_suffix(".plots"))
-
-
-def _show(built: "Built", figures: list[Path]) -> None:
+def _show(built: "Built") -> None:
     from acclimate.build.base import in_short
 
     for part in built.told or [in_short(built.manifest)]:
@@ -143,6 +128,6 @@ def _show(built: "Built", figures: list[Path]) -> None:
             say(part)
         else:
             say_table(part.header, part.rows)
-    for kind, path in [("manifest", built.out), *built.files, *(("plot", one) for one in figures)]:
+    for kind, path in [("manifest", built.out), *built.files]:
         if path is not None:
             say(f"{kind}: {path}")

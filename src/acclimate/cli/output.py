@@ -112,10 +112,10 @@ def stoppable(words: str = "interrupted; repeat the command to resume") -> Itera
 
 
 @contextmanager
-def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
+def progress_bar() -> Iterator[Watch]:
     """On stderr a bar for each phase, or lines where that is no terminal; nothing in processes
     other than the first."""
-    if quiet or not first_process():
+    if not first_process():
         yield unwatched
     elif sys.stderr.isatty():
         with bar() as watch:

@@ -34,7 +34,7 @@ def pack(
     manifest.check()
     quarantine = Quarantine()
     config = DataConfig(workers=workers)
-    with stoppable(), progress_bar(quiet=json) as watch:
+    with stoppable(), progress_bar() as watch:
         made = pack_images(manifest, size, config, quarantine, watch)
     images, gib = len(made.slot) - len(quarantine), 3 * size**2 * len(made.slot) / 2**30
     facts = {"folder": made.folder, "images": images, "gib": gib}
