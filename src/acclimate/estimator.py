@@ -22,7 +22,6 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
-from acclimate.runs.training import RunResult
 
 ALONE = "all"  # the name of the one domain of rows that come without
 
@@ -109,16 +108,6 @@ class AdaptiveClassifier(DomainClassifier):
         trained: Trained = self._trained
         return trained
 
-    @property
-    def config(self) -> RunConfig:
-        """Of the model, or what one would be fitted with."""
-        return self._trained.config if self.__sklearn_is_fitted__() else self._config()
-
-    @property
-    def result(self) -> RunResult | None:
-        """Of the run that `fit` made."""
-        return getattr(self, "_result", None)
-
     def _config(self) -> RunConfig:
         arguments = {
             "algorithm": self.algorithm,
@@ -135,7 +124,7 @@ class AdaptiveClassifier(DomainClassifier):
     ) -> "AdaptiveClassifier":
         shown = shown_by_itself() if self.watch is None else nullcontext(self.watch)
         with shown as watch:
-            self._result = train(config, manifest, out, device=self.device, watch=watch)
+            train(config, manifest, out, device=self.device, watch=watch)
         labels.write(out)
         return self._knowing(Trained.load(out, pick_device(self.device)), labels)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, flags_of, grouped, launch_options
+from acclimate.cli.options import LAUNCH, DryRun, Flags, Json, RetryFailed, grouped
 from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import settings_of
 from acclimate.results.protocol import Sweep
@@ -30,7 +30,7 @@ SWEEP_FLAGS = [one for one in settings_of(SweepConfig()) if one.name not in NOT_
     epilog="Example: acclimate sweep PACS --algorithms erm,coral,da-erm,da-coral "
     "--test-domains each --trials 2 --out sweeps/pacs"
 )
-@grouped(flags=flags_of(SWEEP_FLAGS, repeated="test_domains"), launch=launch_options)
+@grouped(flags=Flags(SWEEP_FLAGS, repeated="test_domains"), launch=LAUNCH)
 def sweep(
     *,
     data: Annotated[
@@ -39,7 +39,7 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="The sweep in a TOML file.")] = None,
     flags: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Sweep folder. [default: sweeps/DATA]")] = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add jobs to a sweep that has fewer.")
@@ -61,11 +61,12 @@ def sweep(
     from acclimate.sweep.jobs import define, notes
     from acclimate.sweep.launchers import chosen_launcher
 
-    launcher = chosen_launcher(launch)  # a mistake shows before any data are read
+    options = LaunchOptions(**launch)
+    launcher = chosen_launcher(options)  # a mistake shows before any data are read
     definition = gather(config, {**flags, "data": tuple(map(str, data or ()))})
     manifests = open_data(definition)
     paths = {data_name(path): Path(path) for path in definition.data}
-    jobs = define(definition, manifests, device=launch.trained_on)
+    jobs = define(definition, manifests, device=options.trained_on)
     remarks = notes(definition, manifests, jobs)
     plan = driver.SweepPlan(sweep=jobs, manifests=manifests, paths=paths, notes=remarks)
     folder = out or Path("sweeps") / "-".join(paths)

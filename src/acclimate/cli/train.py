@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.evaluate import show_run
-from acclimate.cli.options import Data, Device, Json, flags_of, grouped
+from acclimate.cli.options import Data, Device, Flags, Json, grouped
 from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import RECIPE, RunConfig, gather, parse_assignments, settings_of
 
@@ -21,7 +21,7 @@ FLAGS = (
 
 
 @app.command(epilog="Example: acclimate train sites --test-domains north --out runs/sites")
-@grouped(flags=flags_of(one for one in settings_of(RunConfig()) if one.name in FLAGS))
+@grouped(flags=Flags(one for one in settings_of(RunConfig()) if one.name in FLAGS))
 def train(
     *,
     data: Data,

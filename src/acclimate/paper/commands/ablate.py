@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
+from acclimate.cli.options import LAUNCH, DryRun, Json, RetryFailed, grouped, names
 from acclimate.cli.output import remark, say, say_facts, say_json, say_table, stoppable
 from acclimate.sweep.settings import LaunchOptions
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
-@grouped(launch=launch_options)
+@grouped(launch=LAUNCH)
 def ablate(
     *,
     name: Annotated[str, typer.Argument(help="See `acclimate list ablations`.")],
@@ -52,7 +52,7 @@ def ablate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run."),
     ] = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -66,7 +66,7 @@ def ablate(
     from acclimate.paper.ablations.study import Asked, prepare
     from acclimate.sweep.launchers import chosen_launcher
 
-    launcher = chosen_launcher(launch)
+    launcher = chosen_launcher(LaunchOptions(**launch))
     asked = Asked(
         name=name,
         data=data,

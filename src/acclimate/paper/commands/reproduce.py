@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
+from acclimate.cli.options import LAUNCH, DryRun, Json, RetryFailed, grouped, names
 from acclimate.cli.output import say, say_facts, say_json, say_table
 from acclimate.sweep.settings import LaunchOptions
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @app.command(epilog="Example: acclimate reproduce table-2 --small --out reproduced/table-2")
-@grouped(launch=launch_options)
+@grouped(launch=LAUNCH)
 def reproduce(
     *,
     name: Annotated[
@@ -40,7 +40,7 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run."),
     ] = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -68,7 +68,7 @@ def reproduce(
         seed=seed,
         settings=parse_assignments(settings or []),
     )
-    launcher = chosen_launcher(launch)
+    launcher = chosen_launcher(LaunchOptions(**launch))
     parts = ready(wanted)
     if dry_run:
         _announce(parts, json=json)
