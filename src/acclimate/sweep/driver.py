@@ -23,7 +23,7 @@ from acclimate.results.material import Labels
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import Failure, State, SweepFolder
-from acclimate.sweep.launchers import Died, Launch, Launcher
+from acclimate.sweep.launchers import Launch, Launcher
 from acclimate.sweep.worker import Task, TaskResult, note_failure
 
 MAX_DEATHS = 3
@@ -273,8 +273,8 @@ class _Session:
     def run(self) -> None:
         while self.queue.unfinished():
             self._fill_slots()
-            for id, end in self.launcher.finished(TICK):
-                self._handle_end(id, end)
+            for id, result in self.launcher.finished(TICK):
+                self._handle(id, result)
             self.listener(self.queue, None)
 
     def _fill_slots(self) -> None:
@@ -305,32 +305,32 @@ class _Session:
             needs=job.needs if isinstance(job, Job) else None,
         )
 
-    def _handle_end(self, id: str, end: TaskResult | Died) -> None:
-        if isinstance(end, Died):
-            self._handle_death(id, end)
-        elif end.state == "full":
+    def _handle(self, id: str, result: TaskResult) -> None:
+        if result.state == "died":
+            self._handle_death(id, result.error)
+        elif result.state == "full":
             raise SweepError(
-                f"the disk of {self.folder.path} is full ({end.error}); "
+                f"the disk of {self.folder.path} is full ({result.error}); "
                 f"free some space, then repeat the command to resume"
             )
-        elif end.state == "busy":
+        elif result.state == "busy":
             self.queue.later(id, time.monotonic() + self.launcher.patience)
-            self.listener(self.queue, Event(id=id, kind="busy", note=end.error))
+            self.listener(self.queue, Event(id=id, kind="busy", note=result.error))
         else:
-            self._settle(id, end.state, end.error)
+            self._settle(id, result.state, result.error)
 
-    def _handle_death(self, id: str, end: Died) -> None:
+    def _handle_death(self, id: str, how: str) -> None:
         self.deaths[id] += 1
         if self.deaths[id] < MAX_DEATHS:
             self.queue.later(id, time.monotonic())
-            note = f"the worker died ({end.how}); it will be tried again"
+            note = f"the worker died ({how}); it will be tried again"
             self.listener(self.queue, Event(id=id, kind="died", note=note))
             return
         error = (
-            f"the worker died ({end.how}) {MAX_DEATHS} times; often out of memory: "
+            f"the worker died ({how}) {MAX_DEATHS} times; often out of memory: "
             f"lower --max-parallel; --retry-failed tries again"
         )
-        self._handle_end(id, note_failure(self.folder, id, error))
+        self._handle(id, note_failure(self.folder, id, error))
 
     def _settle(self, id: str, state: Literal["done", "failed"], note: str = "") -> None:
         self.queue.end(id, state)

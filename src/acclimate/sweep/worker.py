@@ -47,10 +47,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on."""
+    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on.
+    "died": the worker ended without a result, as it was killed or lost with its machine."""
 
-    state: Literal["done", "busy", "failed", "full"]
-    error: str = ""  # one line
+    state: Literal["done", "busy", "failed", "full", "died"]
+    error: str = ""  # one line; of a worker that died, how: "signal 9"
     traceback: str = ""
 
 

@@ -14,7 +14,7 @@ from typing import IO
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.launchers import cores
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult
 
@@ -124,15 +124,15 @@ class LocalLauncher:
             worker = self._workers[number] = _Worker(slot, log, self._replies)
         worker.send(replace(task, device=slot.device, threads=slot.threads))
 
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
-        ends: list[tuple[str, TaskResult | Died]] = []
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
+        ends: list[tuple[str, TaskResult]] = []
         with suppress(queue.Empty):
             ends += self._handle(*self._replies.get(timeout=wait))
             while True:
                 ends += self._handle(*self._replies.get_nowait())
         return ends
 
-    def _handle(self, worker: _Worker, line: str | None) -> list[tuple[str, TaskResult | Died]]:
+    def _handle(self, worker: _Worker, line: str | None) -> list[tuple[str, TaskResult]]:
         if line == "ready\n":
             worker.ready = True
             return []
@@ -146,9 +146,7 @@ class LocalLauncher:
             worker.end()
         return [(task.id, result)]
 
-    def _handle_exit(
-        self, worker: _Worker, task: Task | None
-    ) -> list[tuple[str, TaskResult | Died]]:
+    def _handle_exit(self, worker: _Worker, task: Task | None) -> list[tuple[str, TaskResult]]:
         if worker not in self._workers:
             return []
         number = self._workers.index(worker)
@@ -163,7 +161,7 @@ class LocalLauncher:
                 f"see {log}"
             )
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return [] if task is None else [(task.id, Died(how))]
+        return [] if task is None else [(task.id, TaskResult(state="died", error=how))]
 
     def _log(self, number: int) -> Path:
         return self._logs / f"worker-{number}.log"
