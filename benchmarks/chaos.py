@@ -97,7 +97,7 @@ def results(folder: Path) -> dict[str, Any]:
     """What must not depend on what happened: every job's scores, and every rule's choices."""
     sweep = SweepFolder(folder).read()
     found = candidates(folder, sweep)
-    rules = applicable(found, expected=sweep.jobs)
+    rules = applicable(found, expected=sweep.jobs, asked=sweep.rule)
     return {
         "scores": {
             job.id: sorted(

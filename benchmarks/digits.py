@@ -58,7 +58,7 @@ def main() -> None:
     fill(arguments.out, "digits", text)
     pictures = arguments.out.parent / "images"
     report = load_report(arguments.runs)
-    for name, file in {"bars": "comparison.png", "map": "map.png"}.items():
+    for name, file in {"methods": "comparison.png", "map": "map.png"}.items():
         for figure in illustrations(report, {name: FIGURES[name]}):
             write_figure(figure.drawing, pictures / file, "png", dpi=150)
     console = Console(soft_wrap=True, markup=False, highlight=False)

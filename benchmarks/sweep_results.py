@@ -11,7 +11,7 @@ from pathlib import Path
 from acclimate.report.export import to_markdown
 from acclimate.report.figures import illustrations
 from acclimate.report.figures.canvas import write_figure
-from acclimate.report.sentences import first_sentence
+from acclimate.report.sentences import headline
 from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from pages import fill
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--name", required=True)
     parser.add_argument("--made-by", required=True, help="the command that made the sweep")
-    parser.add_argument("--picture", default="by-domain", help="figure to keep")
+    parser.add_argument("--picture", default="domains", help="figure to keep")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md")
     arguments = parser.parse_args()
     report = load_report(arguments.sweep)
@@ -49,7 +49,7 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
         f"{len(runs)} of {len(report.runs)} runs finished, {hours:.1f} hours of them in all "
         "(side by side), Step A not counted where runs share it.",
         "",
-        first_sentence(report),
+        headline(report),
         "",
         *_tables(report, rule),
     ]

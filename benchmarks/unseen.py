@@ -35,7 +35,7 @@ from acclimate.learn.model import Trained
 from acclimate.learn.models import Plain, head_alone, takes_features
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal, verdict
-from acclimate.results.comparison import Comparison, Observation, compare, frames_of
+from acclimate.results.comparison import Comparison, Observation, compare, expected_of_runs
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 from acclimate.runs.plan import Plan, check_components
@@ -220,7 +220,7 @@ def observations(result: Row) -> list[Observation]:
 def summarised(results: Sequence[Row]) -> Comparison:
     """Of one data set, as reports have it: lines, differences to plain ERM, gap closed."""
     found = [one for result in results for one in observations(result)]
-    return compare(found, frames_of(found))[-1]
+    return compare(found, expected_of_runs(found))[-1]
 
 
 class Work(Protocol):

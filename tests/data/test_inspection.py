@@ -20,8 +20,8 @@ from acclimate.data.inspection import (
 )
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import label_shares
-from acclimate.report.figures.inspection import draw_counts, write_label_plots
-from acclimate.results.material import Labels
+from acclimate.report.figures.label_shares import draw_counts, write_label_plots
+from acclimate.results.sweep_folder import LabelCounts
 
 
 def of(counts: dict[str, list[int]], **columns: list[object]) -> Manifest:
@@ -163,34 +163,24 @@ def test_distances_are_distances(pair: tuple[list[int], list[int]]) -> None:
 
 def test_plots_are_written(tmp_path: Path) -> None:
     manifest = of(COUNTS)
-    paths = write_label_plots(inspect(manifest), manifest, tmp_path / "plots")
-    assert [path.name for path in paths] == [
-        "label_distributions.png",
-        "label_counts.png",
-        "label_shift.png",
-    ]
+    paths = write_label_plots(manifest, tmp_path / "plots")
+    assert [path.name for path in paths] == ["label_distributions.png", "label_counts.png"]
     for path in paths:
         pixels = np.asarray(Image.open(path).convert("L"))
         assert pixels.std() > 10
-
-
-def test_one_domain_has_no_shift_plot(tmp_path: Path) -> None:
-    manifest = of({"$5 & under": [2, 1]})
-    paths = write_label_plots(inspect(manifest), manifest, tmp_path)
-    assert [path.name for path in paths] == ["label_distributions.png", "label_counts.png"]
 
 
 def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
     # Domain number i leans by i rows; the middle ones are nearest to the others pooled.
     manifest = of({f"d{i:02d}": [100 + 5 * i, 100] for i in range(70)})
     inspection = inspect(manifest)
-    drawing = label_shares.draw(Labels.of("x", manifest))
+    drawing = label_shares.draw(LabelCounts.of("x", manifest))
     assert drawing is not None
     titles = [ax.get_title(loc="left").split(", ")[0] for ax in drawing.figure.axes]
     shift = {domain.domain: domain.total_variation for domain in inspection.domains}
     assert titles == sorted(shift, key=lambda name: -(shift[name] or 0))[:12]
     assert titles[0] == "d00"
-    heat = draw_counts(inspection, manifest).figure.axes[0]
+    heat = draw_counts(LabelCounts.of("x", manifest)).figure.axes[0]
     assert heat.get_title(loc="left") == "Rows of the 60 most shifted of 70 domains in 2 classes"
     shown = [label.get_text() for label in heat.get_yticklabels()]
     assert len(shown) == 60
@@ -199,9 +189,8 @@ def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
 
 def test_heat_map_holds_the_counts_and_leaves_empty_cells_empty() -> None:
     manifest = of(COUNTS)
-    heat = draw_counts(inspect(manifest), manifest).figure.axes[0]
+    heat = draw_counts(LabelCounts.of("x", manifest)).figure.axes[0]
     assert [label.get_text() for label in heat.get_xticklabels()] == ["c", "a", "b", "d"]
     cells = heat.images[0].get_array()
     assert isinstance(cells, np.ma.MaskedArray)
     assert cells.filled(0).tolist() == [[0] * 4, [0, 6, 2, 0], [0, 1, 1, 0], [10, 0, 0, 0]]
-    assert {text.get_text() for text in heat.texts} == {"6", "2", "1", "10"}

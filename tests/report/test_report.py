@@ -14,11 +14,11 @@ import pytest
 from acclimate.core.errors import RunError
 from acclimate.core.text import percent
 from acclimate.records.records import Score
-from acclimate.report import Report, find_runs, grid, load_report, sentences, tables, write_page
+from acclimate.report import Report, find_runs, load_report, sentences, tables, write_page
 from acclimate.report.export import to_dict
 from acclimate.report.figures import accuracy, domain_map
 from acclimate.report.page import page_of
-from acclimate.results.comparison import Comparison, Difference, Row
+from acclimate.results.comparison import Comparison, Row
 from acclimate.results.runs import ERM, Key, RunView
 from acclimate.results.statistics import Estimate, in_percent, in_points
 from fixtures.errors import refused
@@ -111,10 +111,7 @@ def test_differences_are_paired_by_seed(found: Comparison) -> None:
     assert da.gain.se == pytest.approx(0.0, abs=1e-12)
     assert (da.before, da.after) == pytest.approx((0.55, 0.65))
     assert (da.pairs, da.improved) == (4, 3)  # b at seed 1 stays at 0.7
-    assert [(c.domain, c.before, c.after) for c in da.changes] == [
-        ("a", pytest.approx(0.45), pytest.approx(0.6)),
-        ("b", pytest.approx(0.65), pytest.approx(0.7)),
-    ]
+    assert da.changes == {"a": pytest.approx((0.45, 0.6)), "b": pytest.approx((0.65, 0.7))}
     (control,) = found.controls
     assert (control.line, control.against) == (WRONG, DA)
     assert control.gain is not None and control.gain.mean == pytest.approx(-0.3)
@@ -142,7 +139,7 @@ def test_three_seeds_that_agree_are_enough(runs: Path) -> None:
     assert sentences.headline(report).endswith(": +10.0 ± 0.0 points over 3 seeds.")
     control, ceiling = sentences.findings(report.overall)
     assert control.endswith(": what it gets from the embedding is about the domain.")
-    assert ceiling.endswith("(+30.0 ± 0.0 points); DA-ERM gains 33 % of that without labels.")
+    assert ceiling.endswith("(+30.0 ± 0.0 points).")
 
 
 def test_the_share_of_the_gap_to_the_ceiling(runs: Path, found: Comparison) -> None:
@@ -173,10 +170,6 @@ def test_the_highest_ceiling_counts_and_no_gap_is_no_share(tmp_path: Path) -> No
     share = line(high, DA).gap_closed
     assert share is not None and share.mean == pytest.approx(0.25)
     assert [row.key.kind for row in high.lines] == ["method", "method", "ceiling", "ceiling"]
-    assert any(
-        "ERM scores 90.0 % (+40.0 ± 0.0 points); DA-ERM gains 25 %" in said
-        for said in sentences.findings(high)
-    )
 
 
 def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:
@@ -223,7 +216,7 @@ def test_what_cannot_be_paired_is_said(tmp_path: Path, data: str, seed: int, dom
     make_run(tmp_path / "da", "da-erm", seed, [score(domain, 0.6, "embedding")], data=data)
     report = load_report(tmp_path)
     assert "have no data, seed and test domain in common" in sentences.headline(report)
-    assert not tables.tests_grid(report.overall).rows
+    assert "p" not in tables.comparison(report.overall).header
 
 
 def test_one_side_alone(tmp_path: Path) -> None:
@@ -241,7 +234,6 @@ def test_partial_pairs_and_other_inequalities_are_noted(tmp_path: Path) -> None:
         "DA-ERM and ERM: only 1 of 2 seeds could be paired; only the test domains that both "
         "scored are compared; they were scored on different numbers of images.",
         "The runs of ERM differ in more than the seed: train.steps.",
-        "ERM and DA-ERM also differ in train.steps.",
     ]
 
 
@@ -318,11 +310,6 @@ def test_tables(report: Report, found: Comparison) -> None:
     assert da["difference"]["verdict"] == "few seeds" and da["difference"]["interval"] is None
     assert erm["difference"] is None and erm["top5"] is None
     assert erm["average"]["mean"] == pytest.approx(0.55)
-
-
-def test_markdown_escapes_names() -> None:
-    table = grid.Grid(("x",), ((grid.Cell("<b>|*"),),))
-    assert table.to_markdown().splitlines()[2] == r"| &lt;b>\|\* |"
 
 
 def save_map(folder: Path, names: list[str], roles: list[str]) -> None:
@@ -408,25 +395,6 @@ def test_methods_are_marked_at_their_means(report: Report) -> None:
     assert erm.get_xdata() == [pytest.approx(55.0)] and erm.get_fillstyle() == "full"
     assert wrong.get_fillstyle() == "none" and "Hollow" in one.caption
     assert one.drawing.titles["mark-0"] == "ERM: 55.0 ± 5.0 % on 2 domains"
-
-
-@pytest.mark.parametrize(
-    ("ceiling", "method", "above", "below"),
-    [(0.02, 0.05, True, False), (0.02, 0.01, False, False), (-0.02, -0.03, False, True)],
-)
-def test_a_ceiling_below_a_method_is_explained(
-    found: Comparison, ceiling: float, method: float, above: bool, below: bool
-) -> None:
-    def gained(row: Row, mean: float) -> Row:
-        gain = Estimate(mean, 0.001, 5)
-        return replace(row, difference=Difference(row.key, ERM, gain, 0.55, 0.55 + mean))
-
-    erm, da, wrong, oracle = found.rows
-    rows = (erm, gained(da, method), wrong, gained(oracle, ceiling))
-    said = next(
-        one for one in sentences.findings(replace(found, rows=rows)) if one.startswith("Ceiling: ")
-    )
-    assert ("DA-ERM is above it" in said, "less than without" in said) == (above, below)
 
 
 def test_heads_that_differ_are_noted() -> None:

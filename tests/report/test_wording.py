@@ -6,7 +6,7 @@ import pytest
 
 from acclimate.core.text import percent, signed
 from acclimate.paper.ablations.verdict import Level, level_table
-from acclimate.report.grid import Cell, Grid, accuracy, difference, latex_table, share
+from acclimate.report.grid import Cell, Grid, accuracy, difference, share
 from acclimate.report.page import environment
 from acclimate.results.statistics import Estimate
 
@@ -17,10 +17,10 @@ def test_terminal_and_page_print_the_same_number() -> None:
     said = [percent(value) for value in SHARES for _ in range(2)]
     cells = [made for v in SHARES for made in (accuracy(Estimate(v, None, 1)), share(v))]
     grid = Grid(("x", *map(str, range(len(cells)))), ((Cell("all"), *cells),))
-    assert grid.to_text().splitlines()[2].split() == ["all", *said]
+    assert grid.to_text(width=10**6).splitlines()[2].split() == ["all", *said]
     page = environment().get_template("macros.html").module.table("x", grid)
     assert re.findall(r"<td[^>]*>([^<]*)</td>", page) == said
-    assert " & ".join(["all", *said]) in latex_table(grid, "x", "x")
+    assert " & ".join(["all", *said]) in grid.to_latex("x", "x")
     levels = [Level(str(value), "v", "none", {0: value}) for value in SHARES]
     assert level_table(levels, ["v"])[1] == [["v", *said[::2]]]
 

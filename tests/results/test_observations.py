@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from acclimate.results.comparison import (
-    Frame,
+    Expected,
     Observation,
     by_method,
     compare,
+    complete_trials,
     mean_over,
     observations,
     pooled,
@@ -60,11 +61,11 @@ def test_runs_that_are_the_same_are_averaged() -> None:
     """Each of their numbers over those that have it; the rest is as in the first."""
     one = Observation("toy", ERM, "d", 2, "a", top1=0.5, top5=0.7, images=40)
     alike = [one, replace(one, top1=0.6, top5=0.9), replace(one, top1=0.1, top5=None)]
-    other = replace(one, key=CORAL, top5=None)
+    other, trial = replace(one, key=CORAL, top5=None), ("d", 2)
     found = by_method([*alike, other, replace(other, domain="b")])
     assert found == {
-        ERM: {("d", 2): {"a": replace(one, top1=pytest.approx(0.4), top5=pytest.approx(0.8))}},
-        CORAL: {("d", 2): {"a": other, "b": replace(other, domain="b")}},
+        ERM: {(trial, "a"): replace(one, top1=pytest.approx(0.4), top5=pytest.approx(0.8))},
+        CORAL: {(trial, "a"): other, (trial, "b"): replace(other, domain="b")},
     }
 
 
@@ -78,15 +79,13 @@ def test_several_data_sets_as_one() -> None:
 
 
 def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
-    """A domain with nothing to score, as f of y, is not waited for; c of x is."""
-    frames = {
-        "x": Frame(("a", "c"), (ERM, CORAL)),
-        "y": Frame(("a", "f"), (ERM, Key("erm", "prior")), {"": frozenset({"a"})}),
-    }
+    """Also of a domain, as c of x, that only another method is planned for."""
+    planned = [("x", ERM, "a"), ("x", CORAL, "c"), ("y", ERM, "a"), ("y", Key("erm", "prior"), "a")]
+    expected = [Expected(name, key, "", 0, domain) for name, key, domain in planned]
     one = Observation("x", ERM, "", 0, "a", top1=0.5)
     whole = [one, replace(one, domain="c", top1=0.7), replace(one, dataset="y", top1=0.8)]
     for found, mean in ((whole, 0.7), ([whole[0], whole[2]], None)):
-        every = compare(found, frames)[-1]
+        every = compare(found, expected)[-1]
         assert every.columns == ("x", "y")
         assert [row.key for row in every.rows] == [ERM, CORAL, Key("erm", "prior")]
         average = every.rows[0].average
@@ -97,6 +96,6 @@ def test_data_sets_count_equally_however_many_domains_they_have() -> None:
     one = Observation("x", ERM, "", 0, "a", top1=0.2)
     cells = [one, replace(one, domain="b", top1=0.4), replace(one, dataset="y", top1=0.9)]
     assert mean_over(cells) == pytest.approx((0.3 + 0.9) / 2)
-    frame = Frame(("a", "b"))
-    scores = {("", 0): {"a": cells[0], "b": cells[1]}, ("", 1): {"a": cells[0]}}
-    assert frame.averages(scores) == {("", 0): pytest.approx(0.3)}  # trial 1 lacks a domain
+    expected = [Expected("x", ERM, "", 0, name) for name in "ab"]
+    scores = by_method([*cells[:2], replace(one, trial=1)])[ERM]
+    assert list(complete_trials(scores, expected)) == [("", 0)]  # trial 1 lacks a domain

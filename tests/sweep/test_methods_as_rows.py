@@ -13,7 +13,6 @@ from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
 from acclimate.rehearse.training import train
 from acclimate.report.export import to_dict
-from acclimate.report.figures.search import tried
 from acclimate.report.sentences import notes
 from acclimate.results.load import load_report
 from acclimate.results.protocol import DataSet, Job, Sweep
@@ -195,5 +194,3 @@ def test_a_run_counts_for_the_rows_that_chose_it(tmp_path: Path) -> None:
         "none": 0,
         "prior": 1,
     }
-    drawn = [point.chosen for point in tried(report, "validation-domains", "toy")]
-    assert drawn == [True, False]  # the figure of settings shows the plain row's contest

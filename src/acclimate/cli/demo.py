@@ -9,7 +9,14 @@ from acclimate.cli import app, paper
 from acclimate.cli.options import Json
 from acclimate.cli.output import progress_bar, say, say_json, say_table
 
-WIDE = ("Top-5", "Training domains", "Runs", "Domains")  # columns that only the page shows
+WIDE = (
+    "Top-5",
+    "Training domains",
+    "p",
+    "p (Holm)",
+    "Runs",
+    "Domains",
+)  # columns that only the page shows
 
 
 @app.command(epilog="Example: acclimate demo --out demo")

@@ -38,9 +38,9 @@ def inspect(
     copies = find_duplicates(manifest, sampled(manifest, read))
     figures = []
     if plots is not None:
-        from acclimate.report.figures.inspection import write_label_plots
+        from acclimate.report.figures.label_shares import write_label_plots
 
-        figures = [str(path) for path in write_label_plots(inspection, manifest, plots)]
+        figures = [str(path) for path in write_label_plots(manifest, plots)]
     formats = rare_formats(manifest)
     if json:
         facts = {

@@ -33,7 +33,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="[default: FOLDER/report.html]")] = None,
     table: Annotated[
         list[Path] | None,
-        typer.Option(help="Write the tables as .md, .tex, .csv, .json or .txt; can be repeated."),
+        typer.Option(help="Write the tables as .md, .tex, .csv or .json; can be repeated."),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Write the figures to a folder.")] = None,
     kinds: Annotated[str, typer.Option("--format", help="Of the figures.")] = "pdf,svg,png",
@@ -74,17 +74,16 @@ def report(
 
 
 def _show(report: "Report") -> None:
-    from acclimate.report.export import heading, to_text
-    from acclimate.report.sentences import first_sentence, notes
-    from acclimate.report.tables import tests_grid
+    from acclimate.report.export import heading
+    from acclimate.report.sentences import headline, notes
+    from acclimate.report.tables import results_grid, tests_grid
 
     shown = [results for results in report.results[report.rules[0]] if results.rows]
     for results in shown:
         say(heading(results))
-        say(to_text(results))
-        tests = tests_grid(results)
-        if tests.rows:
-            say(tests.to_text())
+        say(results_grid(results).to_text())
+        if results.tested:
+            say(tests_grid(results).to_text())
     rows = [row for results in shown for row in results.rows]
     if any(any(results.best.values()) for results in shown):
         say("* the best of a column.")
@@ -93,8 +92,7 @@ def _show(report: "Report") -> None:
     if any(row.difference and row.difference.p is not None for row in rows):
         say("p: paired t-test over trials. Holm: corrected for the number of methods.")
     say()
-    say(first_sentence(report))
-    others = [rule for rule in report.rules[1:] if rule not in report.alike]
+    say(headline(report))
     facts = {
         "notes": list(dict.fromkeys([*report.notes, *notes(report)])),
         "not_counted": [
@@ -102,7 +100,6 @@ def _show(report: "Report") -> None:
         ],
         "failed": [{"job": one.job, "error": one.error} for one in report.failures],
         "waiting": report.waiting or None,
-        "the_same_runs_are_chosen_by": report.alike,
-        "also_on_the_page": others,
+        "also_on_the_page": report.rules[1:],
     }
     say_facts(facts)

@@ -9,13 +9,14 @@ from acclimate.core.files import write_text
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Pair
+from acclimate.paper.figures import contact_sheet
 from acclimate.paper.published import SOURCE, Published, plain
-from acclimate.report.figures import contact_sheet, label_shares
+from acclimate.report.figures import label_shares
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.grid import Cell, Grid, accuracy
 from acclimate.report.page import environment
-from acclimate.results.material import Labels
 from acclimate.results.statistics import Estimate
+from acclimate.results.sweep_folder import LabelCounts
 
 # How data name the country that the paper's Figure 2A lays over the others.
 USA = {"us", "usa", "unitedstates", "unitedstatesofamerica"}
@@ -65,7 +66,7 @@ def looked_at(figure_name: str, name: str, manifest: Manifest) -> Iterator[Illus
     """A figure of the data alone: `labels` or `samples`."""
     if figure_name == "labels":
         over = next((one for one in manifest.domains if plain(one) in USA), "")
-        drawing = label_shares.draw(Labels.of(name, manifest), over)
+        drawing = label_shares.draw(LabelCounts.of(name, manifest), over)
         if drawing is not None:
             caption = (
                 f"Share of each class in domains of {name}, over those of {over or 'all domains'}."

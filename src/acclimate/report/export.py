@@ -1,24 +1,20 @@
-"""Results as text, Markdown, LaTeX, CSV and values for JSON: five views of one `Report`."""
+"""Results as Markdown, LaTeX, CSV and values for JSON: views of one `Report`."""
 
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
-from acclimate.core.text import csv_text
-from acclimate.report.grid import latex_table, markdown
-from acclimate.report.sentences import first_sentence, notes
-from acclimate.report.tables import results_grid, tests_grid
+from acclimate.core.text import csv_text, markdown
+from acclimate.report import tables
+from acclimate.report.sentences import headline, notes
 from acclimate.results.comparison import ALL, AVERAGE, Comparison, Row
 from acclimate.results.material import Report
 from acclimate.results.protocol import RULES
-from acclimate.results.statistics import Estimate
-
-_MOST_BLOCKS = 3
 
 
 def heading(results: Comparison) -> str:
@@ -54,50 +50,30 @@ def tests_caption(results: Comparison) -> str:
     )
 
 
-def to_text(results: Comparison, *, width: int = 100) -> str:
-    """For a terminal: as many columns side by side as fit, the rest below."""
-    grid = results_grid(results)
-    first, *widths = grid.widths
-    blocks: list[list[int]] = [[]]
-    room = width - first
-    for place, wide in enumerate(widths, 1):
-        if (room := room - wide - 2) < 0 and blocks[-1]:
-            blocks.append([])
-            room = width - first - wide - 2
-        blocks[-1].append(place)
-    if len(blocks) <= _MOST_BLOCKS:
-        return "\n".join(grid.only([0, *block]).to_text() for block in blocks)
-    left_out = f"({len(results.columns)} columns are left out here)\n"
-    return grid.only([0, len(widths)]).to_text() + left_out
-
-
 def to_markdown(report: Report) -> str:
     parts = [f"# {markdown(report.title)}\n"]
     for results in every(report):
         below = " ".join(filter(None, [caption(results), published_note(results)]))
         parts.append(f"## {markdown(heading(results))}\n")
-        parts += [results_grid(results).to_markdown(), f"{markdown(below)}\n"]
-        tests = tests_grid(results)
-        if tests.rows:
-            parts += [tests.to_markdown(), f"{markdown(tests_caption(results))}\n"]
+        parts += [tables.results_grid(results).to_markdown(), f"{markdown(below)}\n"]
+        if results.tested:
+            parts.append(tables.tests_grid(results).to_markdown())
+            parts.append(f"{markdown(tests_caption(results))}\n")
     if report.notes:
         parts.append("\n".join(f"- {markdown(note)}" for note in report.notes) + "\n")
     return "\n".join(parts)
 
 
 def to_latex(report: Report) -> str:
-    parts, same = ["% Needs \\usepackage{booktabs}"], report.alike
-    parts += [f"% Selection by {rule} chooses the same runs as {report.rule}." for rule in same]
+    parts = ["% Needs \\usepackage{booktabs}"]
     for results in every(report):
-        if results.rule in same:
-            continue
         words = re.sub(r"[^a-z0-9]+", "-", f"{results.dataset} {results.rule}".lower())
-        label, tests = f"tab:{words.strip('-')}", tests_grid(results)
-        title, below = f"{results.dataset}. {caption(results)}", published_note(results)
-        parts.append(latex_table(results_grid(results), title, label, published=below))
-        if tests.rows:
+        label, below = f"tab:{words.strip('-')}", published_note(results)
+        title = f"{results.dataset}. {caption(results)}"
+        parts.append(tables.results_grid(results).to_latex(title, label, below))
+        if results.tested:
             title = f"{heading(results)}. {tests_caption(results)}"
-            parts.append(latex_table(tests, title, f"{label}-differences", ruled=False))
+            parts.append(tables.tests_grid(results).to_latex(title, f"{label}-differences"))
     return "\n".join(parts)
 
 
@@ -129,7 +105,7 @@ def to_dict(report: Report) -> dict[str, Any]:
     """The report as JSON can hold it; shares of 1, `None` for missing."""
     return {
         **comparison_values(report.overall),
-        "headline": first_sentence(report),
+        "headline": headline(report),
         "title": report.title,
         "rules": list(report.rules),
         "runs": [
@@ -165,20 +141,11 @@ def comparison_values(found: Comparison) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    values = {field.name: getattr(row, field.name) for field in fields(row)}
-    difference = row.difference and {
-        **asdict(row.difference),
-        "interval": row.gain and row.gain.interval,
-        "verdict": row.difference.verdict,
-    }
-    return {
-        **asdict(values.pop("key")),
-        "label": row.key.label,
-        "kind": row.key.kind,
-        **{name: asdict(v) if isinstance(v, Estimate) else v for name, v in values.items()},
-        "cells": {name: value and asdict(value) for name, value in row.cells.items()},
-        "difference": difference,
-    }
+    values = asdict(row)
+    if row.difference is not None:
+        interval = row.gain and row.gain.interval
+        values["difference"] |= {"interval": interval, "verdict": row.difference.verdict}
+    return {**values.pop("key"), "label": row.key.label, "kind": row.key.kind, **values}
 
 
 def write_table(report: Report, path: Path) -> None:
@@ -187,7 +154,7 @@ def write_table(report: Report, path: Path) -> None:
 
 
 def format_of(path: Path) -> Callable[[Report], str]:
-    known = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv, ".json": _json, ".txt": _text}
+    known = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv, ".json": _json}
     if path.suffix.lower() not in known:
         endings = ", ".join(known)
         raise ConfigError(f"{path}: no table format ends in '{path.suffix}'; use one of {endings}")
@@ -196,7 +163,3 @@ def format_of(path: Path) -> Callable[[Report], str]:
 
 def _json(report: Report) -> str:
     return json.dumps(to_dict(report), indent=2, ensure_ascii=False) + "\n"
-
-
-def _text(report: Report) -> str:
-    return "\n".join(f"{heading(one)}\n{to_text(one)}\n" for one in every(report))

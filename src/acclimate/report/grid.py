@@ -6,8 +6,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from acclimate.core.text import DASH, percent
+from acclimate.core.text import DASH, markdown, percent
 from acclimate.results.statistics import Estimate, in_percent, in_points
+
+_MOST_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -58,47 +60,69 @@ class Grid:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """As a terminal shows it, the header first. It has no bold that survives a file: the best
-        has a star, and the others have room for one."""
-        starred = any(cell.best for row in self.rows for cell in row)
-        rows = [self.header, *(tuple(cell.marked for cell in row) for row in self.rows)]
-        if not starred:
-            return rows
-        best = [[False] * len(self.header), *([cell.best for cell in row] for row in self.rows)]
-        return [
-            (row[0], *(text + " *"[star] for text, star in zip(row[1:], stars[1:], strict=True)))
-            for row, stars in zip(rows, best, strict=True)
-        ]
+        """As a terminal shows it, the header first. It has no bold: the best has a star."""
+        rows = [tuple("*" * cell.best + cell.marked for cell in row) for row in self.rows]
+        return [self.header, *rows]
 
-    @property
-    def widths(self) -> list[int]:
-        return [max(map(len, column)) for column in zip(*self.texts, strict=True)]
+    def to_text(self, width: int = 100) -> str:
+        """For a terminal: as many columns side by side as fit, the rest below. Of more than a few
+        blocks, the last column alone."""
+        first, *widths = [max(map(len, column)) for column in zip(*self.texts, strict=True)]
+        blocks: list[list[int]] = [[]]
+        room = width - first
+        for place, wide in enumerate(widths, 1):
+            if (room := room - wide - 2) < 0 and blocks[-1]:
+                blocks.append([])
+                room = width - first - wide - 2
+            blocks[-1].append(place)
+        if len(blocks) > _MOST_BLOCKS:
+            left_out = f"({len(widths) - 1} columns are left out here)\n"
+            return self.only([0, len(widths)])._aligned() + left_out
+        return "\n".join(self.only([0, *block])._aligned() for block in blocks)
 
-    def to_text(self) -> str:
-        """Aligned columns for a terminal: names to the left, numbers to the right."""
-        widths = self.widths
-        first, *lines = [
+    def _aligned(self) -> str:
+        """Names to the left, numbers to the right."""
+        widths = [max(map(len, column)) for column in zip(*self.texts, strict=True)]
+        header, *rows = [
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
             for row in self.texts
         ]
-        return "\n".join([first, "  ".join("-" * width for width in widths), *lines]) + "\n"
+        return "\n".join([header, "  ".join("-" * width for width in widths), *rows]) + "\n"
 
     def to_markdown(self) -> str:
         """A table with the best of each column in bold."""
-        ruler = ["---", *["---:"] * (len(self.header) - 1)]
-        rows = [
-            [f"**{markdown(cell.marked)}**" if cell.best else markdown(cell.marked) for cell in row]
-            for row in self.rows
+        lines = [[markdown(name) for name in self.header], ["---:"] * len(self.header)]
+        lines[1][0] = "---"
+        for row in self.rows:
+            texts = [markdown(cell.marked) for cell in row]
+            bold = [cell.best for cell in row]
+            lines.append([f"**{t}**" if best else t for t, best in zip(texts, bold, strict=True)])
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def to_latex(self, caption: str, label: str, published: str = "") -> str:
+        """A table, with a rule between kinds of rows; `published` is the footnote."""
+        footnote = f" {_DAGGER}{escaped(published)}" if published else ""
+        body, badge = [], self.rows[0][0].badge if self.rows else ""
+        for name, *cells in self.rows:
+            body += [r"\midrule"] if name.badge != badge else []
+            badge = name.badge
+            first = escaped(name.text) + _DAGGER if badge == "published" else escaped(name.marked)
+            body.append(" & ".join([first, *map(_latex_number, cells)]) + r" \\")
+        lines = [
+            r"\begin{table}[t]",
+            r"\centering",
+            f"\\caption{{{escaped(caption)}{footnote}}}",
+            f"\\label{{{label}}}",
+            f"\\begin{{tabular}}{{l{'c' * (len(self.header) - 1)}}}",
+            r"\toprule",
+            " & ".join(map(escaped, self.header)) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
         ]
-        first, *body = [f"| {' | '.join(line)} |" for line in [map(markdown, self.header), *rows]]
-        return "\n".join([first, f"|{'|'.join(ruler)}|", *body]) + "\n"
-
-
-def markdown(text: str) -> str:
-    """Escaped, so that names of domains stay what they are."""
-    for mark in "\\|*_`[]":
-        text = text.replace(mark, "\\" + mark)
-    return text.replace("<", "&lt;").replace("\n", " ")
+        return "\n".join(lines) + "\n"
 
 
 _ESCAPES = {
@@ -114,44 +138,15 @@ _ESCAPES = {
     "√": r"$\surd$",
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }
-DAGGER = r"$^\dagger$"
+_DAGGER = r"$^\dagger$"
 
 
 def escaped(text: str) -> str:
-    """One pass over the characters: what an escape brings in is not escaped again."""
+    """For LaTeX, in one pass: what an escape brings in is not escaped again."""
     return "".join(_ESCAPES.get(mark, mark) for mark in " ".join(text.split()))
 
 
-def latex_table(
-    grid: Grid, caption: str, label: str, *, published: str = "", ruled: bool = True
-) -> str:
-    """A grid as a table; `ruled` sets off each kind of row, `published` is the footnote."""
-    footnote = f" {DAGGER}{escaped(published)}" if published else ""
-    body, badge = [], grid.rows[0][0].badge if grid.rows else ""
-    for name, *cells in grid.rows:
-        if ruled and name.badge != badge:
-            body.append(r"\midrule")
-        badge = name.badge
-        mark = escaped(name.text) + DAGGER if badge == "published" else escaped(name.marked)
-        body.append(" & ".join([mark, *map(_number, cells)]) + r" \\")
-    lines = [
-        r"\begin{table}[t]",
-        r"\centering",
-        f"\\caption{{{escaped(caption)}{footnote}}}",
-        f"\\label{{{label}}}",
-        f"\\begin{{tabular}}{{l{'c' * (len(grid.header) - 1)}}}",
-        r"\toprule",
-        " & ".join(map(escaped, grid.header)) + r" \\",
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _number(cell: Cell) -> str:
+def _latex_number(cell: Cell) -> str:
     """Of the best, the mean is bold and its error is not."""
     mean, sign, error = cell.text.partition(" ± ")
     bold = f"\\textbf{{{escaped(mean)}}}" if cell.best else escaped(mean)

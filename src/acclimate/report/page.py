@@ -6,7 +6,7 @@ the page shows everything, in the order it was written.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -21,8 +21,6 @@ from acclimate.records.rehearsal import verdict
 from acclimate.report import sentences, tables
 from acclimate.report.figures import FIGURES, Figures, illustrations
 from acclimate.report.figures.canvas import Illustration, svg
-from acclimate.report.figures.search import drawn_settings, resolved_settings
-from acclimate.report.grid import Grid
 from acclimate.results.comparison import ALL
 from acclimate.results.material import Report, check_promises
 from acclimate.results.protocol import RULES
@@ -49,9 +47,6 @@ def write_page(report: Report, out: Path, intro: str = "", figures: Figures = FI
 
 def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
     compared = [one for rule in report.rules for one in report.results[rule] if one.rows]
-    lead, findings = sentences.first_sentence(report), sentences.findings(report.overall)
-    if report.overall.contenders and lead != (plain := sentences.headline(report)):
-        findings = [plain, *findings]
     drawn = groupby(illustrations(report, figures), key=lambda one: one.heading)
     several = len(report.runs_by_dataset) > 1
     verdicts = [(dataset, verdict(found)) for dataset, _, found in report.rehearsals]
@@ -59,14 +54,13 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
         "title": report.title,
         "report": report,
         "intro": [part for part in intro.split("\n\n") if part.strip()],
-        "lead": lead,
-        "findings": findings,
+        "lead": sentences.headline(report),
+        "findings": sentences.findings(report.overall),
         "caution": list(dict.fromkeys([*sentences.notes(report), *report.notes])),
         "compared": compared,
         "bold": any(keys for one in compared for keys in one.best.values()),
         "tested": any(one.tested for one in compared),
         "badges": {row.badge for one in compared for row in one.rows},
-        "distinct_rules": [rule for rule in report.rules if rule not in report.alike],
         "figures": {heading: list(group) for heading, group in drawn},
         "verdicts": [
             f"{dataset}: {said}" if several and said is first else said
@@ -74,7 +68,11 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
             for said in (first, *rest)
         ],
         "promises": list(check_promises(report.finished)),
-        "choices": _choices(report),
+        "choices": {
+            rule: tables.choices_grid(report, rule)
+            for rule in report.rules
+            if report.choices.get(rule)
+        },
         "uncounted": [
             f"{run.name}: {run.problem or _progress(run)}"
             for run in report.runs
@@ -169,16 +167,6 @@ def sweep_line(report: Report) -> str:
     )
 
 
-def _choices(report: Report) -> Mapping[str, Grid]:
-    """Which draw was chosen for each target under each rule, and with what settings."""
-    if report.sweep is None:
-        return {}
-    configs = resolved_settings(report)
-    drawn = {one.name: drawn_settings(report.sweep, one.name) for one in report.sweep.datasets}
-    found = {rule: report.choices.get(rule, ()) for rule in report.rules}
-    return {rule: tables.choices_grid(own, configs, drawn) for rule, own in found.items() if own}
-
-
 def _progress(run: RunView) -> str:
     if not run.records.losses:
         return "not finished; no training step was recorded"
@@ -193,7 +181,9 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     data = {f"{run.source} {run.data[:16]}".strip() for run in runs}
     yield "Data (digest)", ", ".join(sorted(data)) or DASH
     yield "Classes", _some({len(run.classes) for run in runs})
-    yield "Domains", _domains(runs)
+    roles = {"train": "training", "val": "validation", "test": "unseen test"}
+    sizes = {role: {len(run.domains.get(role, ())) for run in runs} for role in roles}
+    yield "Domains of a run", ", ".join(f"{_some(sizes[role])} {roles[role]}" for role in roles)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     yield "Adapted on", "; ".join(_adapted(finished)) or "no run adapts"
     kept = {run.finished.kept_by for run in runs if run.finished}
@@ -205,25 +195,6 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     seconds = sum(run.finished.seconds for run in runs if run.finished)
     yield "Time of all runs", duration(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
-
-
-def _domains(runs: Sequence[RunView]) -> str:
-    """How many of each role; of a sweep that leaves several unseen in turn, how many in all."""
-    names = dict.fromkeys(run.dataset for run in runs if run.trial is not None)
-    parts = []
-    for name in names:
-        mine = [run for run in runs if run.dataset == name]
-        unseen = {run.domains.get("test", ()) for run in mine}
-        every = {one for run in mine for own in run.domains.values() for one in own}
-        turns = len({one for own in unseen for one in own})
-        if len(unseen) > 1:
-            label = f"{name}: " if len(names) > 1 else ""
-            parts.append(f"{label}{len(every)}, of which {turns} are unseen in turn")
-    roles = {"train": "training", "val": "validation", "test": "unseen test"}
-    return "; ".join(parts) or ", ".join(
-        f"{_some({len(run.domains.get(role, ())) for run in runs})} {word}"
-        for role, word in roles.items()
-    )
 
 
 def _adapted(runs: Sequence[RunView]) -> Iterable[str]:

@@ -4,43 +4,16 @@ No sentence claims more than the seeds bear out: its words go by `Difference.ver
 the p of the tables.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from acclimate.config import AlgorithmName, flat
+from acclimate.config import AlgorithmName
 from acclimate.core.text import count, percent, signed
-from acclimate.results.comparison import Comparison, Difference, Row, against
+from acclimate.results.comparison import Comparison, Difference, against
 from acclimate.results.material import Report
-from acclimate.results.runs import NAMES, Key, RunView
-from acclimate.results.statistics import in_percent, in_points
-
-
-def first_sentence(report: Report) -> str:
-    """Of an ablation what every algorithm scores; otherwise the first method and the baseline."""
-    return _course(report) or headline(report)
-
-
-def _course(report: Report) -> str:
-    """An ablation, value by value; "" for anything else, or where there is one value alone."""
-    axis = report.axis
-    if axis is None or len(report.tables) != 1:
-        return ""
-    order = sorted(axis.places, key=lambda name: axis.places[name] or 0.0)
-    rows: dict[str, list[Row]] = defaultdict(list)
-    for row in report.tables[0].lines:
-        if row.average is not None and row.key == Key.usual(row.key.algorithm, row.key.variant):
-            rows[row.key.algorithm].append(row)
-    if len({row.key.variant for own in rows.values() for row in own}) < 2:
-        return ""
-    parts = []
-    for name in sorted(rows, key=lambda name: (not AlgorithmName.of(name).adaptive, name)):
-        known = {row.key.variant: in_percent(row.average) for row in rows[name]}
-        values = [f"{known[variant]} % ({variant})" for variant in order if variant in known]
-        values += [f"{known['']} %"] if "" in known else []  # it is not varied
-        parts.append(f"{Key.usual(name).label} {', '.join(values)}")
-    return f"Accuracy on domains never seen in training, by {axis.label}: {'; '.join(parts)}."
+from acclimate.results.runs import Key, RunView, varied_settings
+from acclimate.results.statistics import in_points
 
 
 def headline(report: Report) -> str:
@@ -102,7 +75,7 @@ def findings(found: Comparison) -> list[str]:
     return [
         *(compared(one) for one in others if one.gain),
         *(_control(one) for one in found.controls if one.gain),
-        *(_ceiling(found, one) for one in ceilings if one.gain),
+        *(_ceiling(one) for one in ceilings if one.gain),
     ]
 
 
@@ -118,29 +91,16 @@ def _control(difference: Difference) -> str:
     )
 
 
-def _ceiling(found: Comparison, ceiling: Difference) -> str:
-    gain = ceiling.gain
-    assert gain is not None  # it has been compared
-    prior = ceiling.line.method == "oracle-prior"
+def _ceiling(difference: Difference) -> str:
+    assert difference.gain is not None  # it has been compared
+    prior = difference.line.method == "oracle-prior"
     truth = "each domain's true label frequencies" if prior else "all that is true of each domain"
-    sentence = (
-        f"Ceiling: told {truth}, which no method may know, {ceiling.against.label} scores "
-        f"{percent(ceiling.after)} % ({in_points(gain)} points)"
+    below = signed(difference.gain.mean).startswith("−")
+    ending = ": less than without, so that it is no ceiling here" if below else ""
+    return (
+        f"Ceiling: told {truth}, which no method may know, {difference.against.label} scores "
+        f"{percent(difference.after)} % ({in_points(difference.gain)} points){ending}."
     )
-    if signed(gain.mean).startswith("−"):
-        return f"{sentence}: less than without, so that it is no ceiling here."
-    rivals = [
-        (row.gain.mean, row.difference)
-        for row in found.contenders
-        if row.difference and row.gain and row.difference.against == ceiling.against
-    ]
-    if rivals and rivals[0][1].verdict == ceiling.verdict == "better":
-        share = 100 * rivals[0][0] / gain.mean
-        sentence += f"; {rivals[0][1].line.label} gains {share:.0f} % of that without labels"
-    above = ", ".join(one.line.label for mean, one in rivals if mean > gain.mean)
-    if above:
-        sentence += f"; {above} is above it, for frequencies are not all that a domain tells"
-    return sentence + "."
 
 
 def notes(report: Report) -> Iterable[str]:
@@ -177,17 +137,16 @@ def _heads(runs: Sequence[RunView]) -> Iterable[str]:
 def _unplanned(families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
     """In what runs that nobody planned differ, or do not differ."""
     for key in sorted(families, key=lambda key: key.place):
-        same: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        alike: dict[tuple[str, int, str], list[str]] = defaultdict(list)
         for run in families[key]:
             for domain in {score.domain for score in run.final if score.role == "test"}:
-                same[run.data, run.seed, domain].append(run.name)
-        for names in sorted({tuple(names) for names in same.values() if len(names) > 1}):
+                alike[run.data, run.seed, domain].append(run.name)
+        for names in sorted({tuple(names) for names in alike.values() if len(names) > 1}):
             yield (
                 f"{', '.join(names)} have the same algorithm, data, seed and test domains; "
                 "they are averaged and count as one."
             )
-        mixed = [name for name, values in _settings(families[key]).items() if len(values) > 1]
-        if mixed:
+        if mixed := varied_settings(run.config for run in families[key]):
             yield f"The runs of {key.label} differ in more than the seed: {', '.join(mixed)}."
 
 
@@ -198,23 +157,11 @@ def _unequal(baseline: Key, families: Mapping[Key, Sequence[RunView]]) -> Iterab
         version = AlgorithmName.of(plain.algorithm).adaptive_version
         if adaptive.algorithm != version or plain not in families:
             continue
-        mine, theirs = _settings(runs), _settings(families[plain])
         unequal = [
             path
-            for path in mine
-            if mine[path] != theirs.get(path)
-            and not path.startswith("embedding.")
-            and path != "adapt.methods"  # which score what was trained, and are not all for both
+            for path in varied_settings([runs[0].config, families[plain][0].config])
+            # How a model is scored is not how it was trained.
+            if not path.startswith("embedding.") and path != "adapt.methods"
         ]
         if unequal:
             yield f"{plain.label} and {adaptive.label} also differ in {', '.join(unequal)}."
-
-
-def _settings(runs: Iterable[RunView]) -> dict[str, set[str]]:
-    """Each setting's values over `runs`, as JSON; without those that name a run."""
-    values: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        for path, value in flat(run.config).items():
-            if path not in NAMES:
-                values[path].add(json.dumps(value))
-    return dict(sorted(values.items()))

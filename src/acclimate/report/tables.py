@@ -1,26 +1,28 @@
 """The tables of a report, as grids: a column of a table is a line here, whatever shows it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from acclimate.config import flat
 from acclimate.core.text import DASH, count, percent, signed
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
 from acclimate.results.comparison import AVERAGE, Comparison, Row
-from acclimate.results.material import Labels, PromiseCheck
-from acclimate.results.runs import Key
-from acclimate.results.selection import Choice
+from acclimate.results.material import PromiseCheck, Report
+from acclimate.results.protocol import Job
+from acclimate.results.runs import Key, varied_settings
 from acclimate.results.statistics import Estimate, in_words
+from acclimate.results.sweep_folder import LabelCounts
 
 GAP_CLOSED = "Gap closed, %"  # between the baseline and the highest ceiling
-_FEW = 6  # columns that stand side by side on a page
 
 
 def comparison(found: Comparison) -> Grid:
-    """One row per method: unseen domains, training domains, difference to the baseline. A column in
-    which no row has a value is left out."""
+    """One row per method: unseen domains, training domains, difference to the baseline with its
+    test. A column in which no row has a value is left out."""
     base = found.baseline.label
     columns: dict[str, Callable[[Row], Cell]] = {
         "Method": _name,
@@ -28,29 +30,36 @@ def comparison(found: Comparison) -> Grid:
         "Worst unseen domain": lambda row: accuracy(row.worst),
         "Top-5": lambda row: accuracy(row.top5),
         "Training domains": lambda row: accuracy(row.seen),
-        f"Difference to {base}": lambda row: difference(row.gain),
-        f"Better than {base}": _improved,
-        GAP_CLOSED: lambda row: accuracy(row.gap_closed),
-        "Runs": _runs,
-        "Domains": lambda row: number(row.domains),
     }
-    if not found.tested:
-        del columns[f"Difference to {base}"], columns[f"Better than {base}"]
-    if len({row.domains for row in found.lines}) < 2:  # the first sentence has the number
-        del columns["Domains"]
+    if found.tested:
+        columns |= {
+            f"Difference to {base}": lambda row: difference(row.gain),
+            "p": lambda row: _p(row.difference.p if row.difference else None),
+            "p (Holm)": lambda row: _p(row.difference.p_holm if row.difference else None),
+            f"Better than {base}": _improved,
+        }
+    columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
+    if len({row.domains for row in found.lines}) > 1:  # else the first sentence has the number
+        columns["Domains"] = lambda row: number(row.domains)
     rows = tuple(tuple(cell(row) for cell in columns.values()) for row in found.lines)
     grid = Grid(tuple(columns), rows)
     empty = [at for at in range(1, len(columns)) if all(row[at].text == DASH for row in rows)]
     return grid.without(*(grid.header[at] for at in empty))
 
 
-def further(found: Comparison) -> Grid:
-    """The comparison without what a table of results has as well."""
-    return comparison(found).without("Unseen domains", f"Difference to {found.baseline.label}")
+def tests_grid(found: Comparison) -> Grid:
+    """Its differences and tests alone, for where it stands below a table of results."""
+    grid = comparison(found)
+    tests = (f"Difference to {found.baseline.label}", "p", "p (Holm)")
+    return grid.without(*(name for name in grid.header[1:] if name not in tests))
 
 
 def _name(row: Row) -> Cell:
     return Cell(row.key.label, badge=row.badge, remark=row.note)
+
+
+def _p(value: float | None) -> Cell:
+    return Cell(in_words(value), value)
 
 
 def _improved(row: Row) -> Cell:
@@ -76,47 +85,14 @@ def results_grid(found: Comparison) -> Grid:
     return Grid(("Method", *found.columns, "Average"), tuple(rows))
 
 
-def tests_grid(found: Comparison) -> Grid:
-    """Each method's difference to its baseline, with its test."""
-    header = ("Method", f"Difference to {found.baseline.label}", "p", "p (Holm)", "Pairs")
-    tested = [row for row in found.rows if row.gain is not None and found.tested]
-    return Grid(header, tuple((_name(row), *_test(row)) for row in tested))
-
-
-def whole_grid(found: Comparison) -> Grid:
-    """Both in one, as a page has room for: accuracies, their average and the difference."""
-    grid, tests = results_grid(found), tests_grid(found).header
-    if found.tested:
-        rows = [(*cells, *_test(row)) for row, cells in zip(found.rows, grid.rows, strict=True)]
-        grid = Grid((*grid.header, *tests[1:]), tuple(rows)).without("p", "Pairs")
-    # Where domains are many, what matters most must not lie beyond the edge of the page.
-    domains = range(1, len(found.columns) + 1)
-    overall = range(len(found.columns) + 1, len(grid.header))
-    early = len(found.columns) > _FEW
-    return grid.only([0, *overall, *domains] if early else [0, *domains, *overall])
-
-
-def _test(row: Row) -> tuple[Cell, ...]:
-    """Difference, p, p after Holm's correction, pairs."""
-    test = row.difference
-    if test is None or test.gain is None:
-        return (Cell(DASH),) * 4
-    ps = (Cell(in_words(p), p) for p in (test.p, test.p_holm))
-    return difference(test.gain), *ps, number(test.pairs)
-
-
-def choices_grid(
-    found: Sequence[Choice],
-    configs: Mapping[str, Mapping[str, Any]],
-    drawn: Mapping[str, Sequence[str]],
-) -> Grid:
-    """The draw chosen for each target, with its settings: those that were `drawn`."""
+def choices_grid(report: Report, rule: str) -> Grid:
+    """The draw chosen for each target, with its settings: those that were drawn."""
     header = ("Method", "Data set", "Unseen domains", "Trial", "Draw", "Validation")
+    settings = drawn_settings(report)
     rows = []
-    for choice in found:
-        config = configs.get(choice.run or "", {})
-        paths = drawn.get(choice.dataset, ())
-        settings = ", ".join(f"{path} {_value(config[path])}" for path in paths if path in config)
+    for choice in report.choices.get(rule, ()):
+        values = settings.get(choice.run or "", {})
+        drawn = ", ".join(f"{path} {_value(value)}" for path, value in values.items())
         rows.append(
             (
                 Cell(Key(choice.algorithm, choice.method, choice.variant).label),
@@ -126,11 +102,27 @@ def choices_grid(
                 number(choice.draw),
                 share(choice.score),
                 number(choice.candidates),
-                Cell(settings or choice.reason or "the only ones", long=True),
+                Cell(drawn or choice.reason or "the only ones", long=True),
             )
         )
     words = frozenset({"Data set", "Unseen domains", "Settings"})
     return Grid((*header, "Draws compared", "Settings"), tuple(rows), words)
+
+
+def drawn_settings(report: Report) -> dict[str, dict[str, Any]]:
+    """By job, the settings that differ between draws of its algorithm, as the run resolved them:
+    a sweep leaves open what follows from the rest."""
+    resolved = {run.folder.name: run.config for run in report.runs if run.problem is None}
+    draws: dict[tuple[object, ...], list[Job]] = defaultdict(list)
+    for job in report.sweep.jobs if report.sweep else ():
+        draws[job.dataset, job.algorithm, job.variant, job.trial].append(job)
+    settings: dict[str, dict[str, Any]] = {}
+    for jobs in draws.values():
+        paths = varied_settings(job.config for job in jobs)
+        for job in jobs:
+            values = flat(job.config) | flat(resolved.get(job.id, {}))
+            settings[job.id] = {path: values[path] for path in paths if path in values}
+    return settings
 
 
 def _value(value: object) -> str:
@@ -178,7 +170,7 @@ def checks_grid(found: Iterable[PromiseCheck]) -> Grid:
     return Grid(header, tuple(rows), frozenset({"Unseen domains", "auto is"}))
 
 
-def labels_grid(labels: Labels) -> Grid:
+def labels_grid(labels: LabelCounts) -> Grid:
     """Every domain of a data set: how many rows, how shifted, its most frequent class."""
     header = ("Domain", "Role", "Rows", "Label shift", "Most frequent class", "Its share, %")
     rows = (

@@ -11,14 +11,17 @@ domains together. Variants of an algorithm are methods of their own.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
 from statistics import fmean
+from typing import TypeVar
 
 from acclimate.config import AlgorithmName
 from acclimate.core.text import percent
-from acclimate.results.protocol import Sweep, targets
-from acclimate.results.runs import ERM, Key, RunView, metric_of, scores_of
+from acclimate.results.protocol import Sweep
+from acclimate.results.runs import ERM, Key, RunView, scores_of
 from acclimate.results.statistics import Estimate, difference_p, holm, ratio, verdict_of
 
 AVERAGE = "average"
@@ -26,22 +29,33 @@ ALL = "all data sets"
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What one method scored on one domain, once."""
+class Expected:
+    """A score that a table should hold: of a method on a domain in a trial."""
 
     dataset: str
     key: Key
     data: str  # digest: seeds may have drawn data of their own under one name
     trial: int
     domain: str
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return self.dataset, self.key, self.data, self.trial, self.domain
+
+
+@dataclass(frozen=True)
+class Observation(Expected):
+    """What one method scored on one domain, once."""
+
     top1: float
     top5: float | None = None
     images: int = 0
     run: str = ""
 
 
-Replicate = tuple[str, int]  # data, trial
-Scores = Mapping[Replicate, Mapping[str, Observation]]  # -> domain -> what one method scored on it
+Trial = tuple[str, int]  # data, trial
+Scores = Mapping[tuple[Trial, str], Observation]  # what one method scored, by trial and domain
+E = TypeVar("E", bound=Expected)
 
 
 def observations(runs: Iterable[RunView], role: str = "test") -> list[Observation]:
@@ -54,16 +68,54 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
             data=run.data if run.trial is None else "",
             trial=run.replicate,
             domain=score.domain,
-            top1=top1,
-            top5=metric_of(score, "top5"),
+            top1=score.top1,
+            top5=score.top5,
             images=score.n,
             run=run.name,
         )
         for run in runs
         if run.finished is not None
         for score in scores_of(run, role)
-        if (top1 := metric_of(score)) is not None
+        if score.top1 is not None
     ]
+
+
+def expected_of_runs(scored: Sequence[Expected]) -> list[Expected]:
+    """For runs that nobody planned: what any of them scored is what all should have scored."""
+    domains = {(one.dataset, one.data, one.domain) for one in scored}
+    trials = {
+        (one.dataset, one.key, one.data, one.trial)
+        for one in scored
+        if one.key == Key.usual(one.key.algorithm, one.key.variant)
+    }
+    return [
+        Expected(dataset, key, data, trial, domain)
+        for dataset, at, domain in sorted(domains, key=itemgetter(0, 2, 1))
+        for _, key, data, trial in sorted(
+            one for one in trials if (one[0], one[2]) == (dataset, at)
+        )
+    ]
+
+
+def expected_of_sweep(sweep: Sweep, runs: Iterable[RunView]) -> list[Expected]:
+    """What the jobs of a sweep are to score, less the domains that have nothing to score."""
+    empty = without_rows(runs)
+    planned = {
+        Expected(job.dataset, Key(job.algorithm, method, job.variant), "", job.trial, domain): None
+        for job in sweep.jobs
+        if len(job.groups) == 1
+        for domain in job.groups[0]
+        for method in job.methods
+        if (job.dataset, domain) not in empty
+    }
+    return list(planned)
+
+
+def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
+    """(data set, domain) that runs looked at and found nothing to score in."""
+    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
+    scored = {(dataset, score.domain) for dataset, score in scores if score.top1 is not None}
+    return {(dataset, score.domain) for dataset, score in scores} - scored
 
 
 def mean_over(cells: Iterable[Observation]) -> float:
@@ -74,88 +126,42 @@ def mean_over(cells: Iterable[Observation]) -> float:
     return fmean(map(fmean, by_set.values()))
 
 
-def by_method(found: Iterable[Observation]) -> dict[Key, Scores]:
-    """Scores by method, trial and domain. Runs that differ in their folder alone are averaged, and
-    count once."""
-    alike: dict[tuple[Key, Replicate, str], list[Observation]] = defaultdict(list)
-    for one in found:
-        alike[one.key, (one.data, one.trial), one.domain].append(one)
-    methods: dict[Key, dict[Replicate, dict[str, Observation]]] = {}
-    for (key, replicate, domain), same in alike.items():
-        top5 = [one.top5 for one in same if one.top5 is not None]
-        mean = replace(
-            same[0], top1=fmean(one.top1 for one in same), top5=fmean(top5) if top5 else None
-        )
-        methods.setdefault(key, {}).setdefault(replicate, {})[domain] = mean
-    return dict(methods)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What a table should hold, so that what is missing shows as missing."""
-
-    columns: tuple[str, ...]
-    keys: tuple[Key, ...] = ()
-    needed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # data -> its own columns
-
-    def domains(self, data: str) -> frozenset[str]:
-        return self.needed.get(data, frozenset(self.columns))
-
-    def complete(self, scores: Scores) -> dict[Replicate, list[Observation]]:
-        """The trials that have all domains of their data; a mean over fewer would be another
-        quantity."""
-        return {
-            replicate: [found[name] for name in needed]
-            for replicate, found in scores.items()
-            if (needed := self.domains(replicate[0])) and needed <= set(found)
-        }
-
-    def averages(self, scores: Scores) -> dict[Replicate, float]:
-        return {replicate: mean_over(cells) for replicate, cells in self.complete(scores).items()}
-
-
-def frames_of(found: Iterable[Observation]) -> dict[str, Frame]:
-    """For runs that nobody planned: what any of them scored is what all should have scored."""
-    needed: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for one in found:
-        needed[one.dataset][one.data].add(one.domain)
+def by_method(scored: Iterable[Observation]) -> dict[Key, Scores]:
+    """Scores by method. Runs that differ in their folder alone are averaged, and count once."""
+    alike: dict[Key, dict[tuple[Trial, str], list[Observation]]] = defaultdict(dict)
+    for one in scored:
+        alike[one.key].setdefault(((one.data, one.trial), one.domain), []).append(one)
     return {
-        dataset: Frame(
-            tuple(sorted(set().union(*of_data.values()))),
-            needed={data: frozenset(names) for data, names in of_data.items()},
-        )
-        for dataset, of_data in sorted(needed.items())
+        key: {place: _mean_observation(same) for place, same in places.items()}
+        for key, places in alike.items()
     }
 
 
-def planned_frames(sweep: Sweep, empty: Container[tuple[str, str]]) -> dict[str, Frame]:
-    """For a sweep: what its jobs are to score, less the (data set, domain) that are `empty`."""
-    frames = {}
-    for data in sweep.datasets:
-        jobs = [job for job in sweep.jobs if job.dataset == data.name]
-        columns = tuple(dict.fromkeys(name for group in targets(jobs) for name in group))
-        keys = dict.fromkeys(
-            Key(job.algorithm, method, job.variant) for job in jobs for method in job.methods
-        )
-        needed = frozenset(name for name in columns if (data.name, name) not in empty)
-        frames[data.name] = Frame(columns, tuple(keys), {"": needed})
-    return frames
+def _mean_observation(same: Sequence[Observation]) -> Observation:
+    top5 = [one.top5 for one in same if one.top5 is not None]
+    top1 = fmean(one.top1 for one in same)
+    return replace(same[0], top1=top1, top5=fmean(top5) if top5 else None)
 
 
-def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
-    """(data set, domain) that runs looked at and found nothing to score in."""
-    scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
-    scored = {(dataset, score.domain) for dataset, score in scores if metric_of(score) is not None}
-    return {(dataset, score.domain) for dataset, score in scores} - scored
+def by_trial(scores: Scores) -> dict[Trial, list[Observation]]:
+    trials: dict[Trial, list[Observation]] = defaultdict(list)
+    for trial, domain in sorted(scores):
+        trials[trial].append(scores[trial, domain])
+    return dict(trials)
 
 
-@dataclass(frozen=True)
-class Change:
-    """A domain's mean over the paired trials, before and after."""
-
-    domain: str
-    before: float
-    after: float
+def complete_trials(scores: Scores, expected: Iterable[Expected]) -> dict[Trial, list[Observation]]:
+    """The trials that have all expected domains of their data; a mean over fewer would be another
+    quantity."""
+    needed: dict[str, set[str]] = defaultdict(set)
+    for one in expected:
+        needed[one.data].add(one.domain)
+    wanted = {place: one for place, one in scores.items() if one.domain in needed[one.data]}
+    return {
+        (data, trial): cells
+        for (data, trial), cells in by_trial(wanted).items()
+        if len(cells) == len(needed[data])
+    }
 
 
 @dataclass(frozen=True)
@@ -169,10 +175,10 @@ class Difference:
     after: float | None = None
     pairs: int = 0  # (domain, trial)
     improved: int = 0
-    changes: tuple[Change, ...] = ()
+    changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # domain -> means
     remark: str = ""  # why there is no pair, or what is unequal about the pairs
     p: float | None = None
-    p_holm: float | None = None  # of the methods of a table; controls and ceilings are no claims
+    p_holm: float | None = None  # of the methods of a table
 
     @property
     def verdict(self) -> str:
@@ -220,8 +226,8 @@ class Comparison:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     baseline: Key
-    best: Mapping[str, frozenset[Key]]  # column, and AVERAGE -> the best of our own methods
     controls: tuple[Difference, ...] = ()  # each control less the method it belongs to
+    comparable: bool = True  # rows are of the same test data, so that a column has a best one
 
     @property
     def lines(self) -> list[Row]:
@@ -249,6 +255,14 @@ class Comparison:
     def row(self, key: Key) -> Row | None:
         return next((row for row in self.lines if row.key == key), None)
 
+    @cached_property
+    def best(self) -> Mapping[str, frozenset[Key]]:
+        """The best of our own methods in each column and on average."""
+        methods = [row for row in self.rows if row.key.kind == "method" and not row.published]
+        values = {name: {row.key: row.cells.get(name) for row in methods} for name in self.columns}
+        values[AVERAGE] = {row.key: row.average for row in methods}
+        return {name: _best(column) for name, column in values.items() if self.comparable}
+
     def is_best(self, row: Row, column: str) -> bool:
         return not row.published and row.key in self.best.get(column, ())
 
@@ -260,65 +274,76 @@ def against(key: Key, baseline: Key, keys: Iterable[Key]) -> Key:
 
 
 def compare(
-    found: Sequence[Observation],
-    frames: Mapping[str, Frame],
+    scored: Sequence[Observation],
+    expected: Sequence[Expected],
+    seen: Sequence[Observation] = (),
     *,
     rule: str = "",
     baseline: Key = ERM,
-    seen: Sequence[Observation] = (),
+    together: str = "",
 ) -> tuple[Comparison, ...]:
     """One comparison per data set, and last one over all of them where there are several.
 
-    `found` is what was scored on unseen domains, `seen` on training domains.
+    `scored` is what was scored on unseen domains, `seen` on training domains. `together` is the
+    name of one table for variants that have a data set each.
     """
-    if not frames:
-        return (Comparison("", rule, (), (), baseline, {}),)
+    if together:
+        scored, seen = _as_one(scored, together), _as_one(seen, together)
+        expected = _as_one(expected, together)
+    names = list(dict.fromkeys(one.dataset for one in expected))
+    if not names:
+        return (Comparison("", rule, (), (), baseline),)
     tables = []
-    for name, frame in frames.items():
-        own, trained = ([one for one in some if one.dataset == name] for some in (found, seen))
-        tables.append(_compare(name, own, trained, frame, rule, baseline))
+    for name in names:
+        mine = [one for one in scored if one.dataset == name]
+        trained = [one for one in seen if one.dataset == name]
+        planned = [one for one in expected if one.dataset == name]
+        tables.append(_compare(name, mine, trained, planned, rule, baseline))
     if len(tables) > 1:
-        columns = tuple(
-            f"{name}: {domain}"
-            for name, frame in frames.items()
-            for domain in sorted(set().union(*map(frame.domains, frame.needed or {""})))
-        )
-        keys = dict.fromkeys(key for frame in frames.values() for key in frame.keys)
-        pool = Frame(columns, tuple(keys))
-        every = _compare(ALL, pooled(found), pooled(seen), pool, rule, baseline)
+        every = _compare(ALL, pooled(scored), pooled(seen), pooled(expected), rule, baseline)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
-        rows = [
+        rows = tuple(
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
             for row in every.rows
-        ]
-        tables.append(_finished(replace(every, columns=tuple(averages), rows=tuple(rows))))
-    return tuple(tables)
+        )
+        tables.append(replace(every, columns=tuple(averages), rows=rows))
+    return tuple(replace(table, comparable=not together) for table in tables)
 
 
-def pooled(found: Iterable[Observation]) -> list[Observation]:
+def _as_one(places: Iterable[E], dataset: str) -> list[E]:
+    """As of one data set, of which each trial has a draw of its own: the data set that it was."""
+    return [replace(one, dataset=dataset, data=one.dataset) for one in places]
+
+
+def pooled(places: Iterable[E]) -> list[E]:
     """As of one data set: a trial covers all of them, and domains of one name are told apart."""
-    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in found]
+    return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in places]
 
 
 def _compare(
     name: str,
-    found: Sequence[Observation],
+    scored: Sequence[Observation],
     seen: Sequence[Observation],
-    frame: Frame,
+    expected: Sequence[Expected],
     rule: str,
     baseline: Key,
 ) -> Comparison:
-    scores: dict[Key, Scores] = {key: {} for key in frame.keys} | by_method(found)
+    columns = tuple(dict.fromkeys(one.domain for one in expected))
+    scores: dict[Key, Scores] = {one.key: {} for one in expected} | by_method(scored)
     trained = by_method(seen)
     runs: dict[Key, set[object]] = defaultdict(set)
-    for one in found:
+    for one in scored:
         runs[one.key].add((one.dataset, one.data, one.trial, one.run))
     # Methods, controls, ceilings; the baseline first among its kind.
     keys = sorted(scores, key=lambda key: (key.place[0], key != baseline, key.place))
     rows = []
     for key in keys:
-        other = against(key, baseline, keys)
-        row = _row(key, scores[key], trained.get(key, {}), frame, len(runs[key]))
+        whole, other = complete_trials(scores[key], expected), against(key, baseline, keys)
+        row = replace(
+            _row(key, columns, scores[key], list(whole.values())),
+            seen=Estimate.of(map(mean_over, by_trial(trained.get(key, {})).values())),
+            runs=len(runs[key]),
+        )
         if key != other and row.trials:
             row = replace(row, difference=_difference(key, other, scores))
         rows.append(row)
@@ -329,70 +354,71 @@ def _compare(
         for key in keys
         if key.kind == "control" and scores[key]
     )
-    return _finished(Comparison(name, rule, frame.columns, tuple(rows), baseline, {}, controls))
+    return Comparison(name, rule, columns, _corrected(rows), baseline, controls)
 
 
-def _row(key: Key, scores: Scores, seen: Scores, frame: Frame, runs: int) -> Row:
-    whole = frame.complete(scores).values()
+def _row(
+    key: Key, columns: Iterable[str], scores: Scores, whole: Sequence[Sequence[Observation]]
+) -> Row:
+    """What a method scored; `whole` are its trials that have every domain."""
+    by_domain: dict[str, list[float]] = defaultdict(list)
+    for (_, domain), one in scores.items():
+        by_domain[domain].append(one.top1)
     top5 = [[one.top5 for one in cells if one.top5 is not None] for cells in whole]
     return Row(
         key=key,
-        cells={
-            column: Estimate.of(cells[column].top1 for cells in scores.values() if column in cells)
-            for column in frame.columns
-        },
+        cells={column: Estimate.of(by_domain[column]) for column in columns},
         average=Estimate.of(map(mean_over, whole)),
         worst=Estimate.of(min(one.top1 for one in cells) for cells in whole),
         top5=Estimate.of(fmean(values) for values in top5 if values),
-        seen=Estimate.of(mean_over(cells.values()) for cells in seen.values()),
-        runs=runs,
-        trials=len(scores),
-        domains=len({domain for cells in scores.values() for domain in cells}),
+        trials=len({trial for trial, _ in scores}),
+        domains=len({domain for _, domain in scores}),
     )
+
+
+def _paired(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
+    """The means by trial of several methods over the trials and domains that all of them scored."""
+    common = set.intersection(*({*scores.get(key, {})} for key in keys))
+    paired = [{place: scores[key][place] for place in common} for key in keys if common]
+    return [{trial: mean_over(cells) for trial, cells in by_trial(own).items()} for own in paired]
 
 
 def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Difference:
     """`key` less `other` on what both scored, with equal data and trial."""
     mine, theirs = scores[key], scores.get(other, {})
-    trials = [
-        [(own, theirs[trial][domain]) for domain, own in cells.items() if domain in theirs[trial]]
-        for trial, cells in mine.items()
-        if trial in theirs
-    ]
-    trials = [pairs for pairs in trials if pairs]
+    pairs = {place: (theirs[place], mine[place]) for place in sorted(mine) if place in theirs}
     both = f"{key.label} and {other.label}"
-    if not trials:
+    if not pairs:
         lacking = f"{both} have no data, seed and test domain in common"
         return Difference(
             key, other, remark=lacking if theirs else f"there is no finished run of {other.label}"
         )
-    after = [mean_over(own for own, _ in pairs) for pairs in trials]
-    before = [mean_over(rival for _, rival in pairs) for pairs in trials]
-    flat = [pair for pairs in trials for pair in pairs]
-    changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for own, rival in flat:
-        changes[own.domain].append((rival.top1, own.top1))
+    after, before = _paired(scores, (key, other))
+    trials, rivals = ({trial for trial, _ in places} for places in (mine, theirs))
     unequal = []
-    if len(trials) < (every := len(set(mine) | set(theirs))):
-        unequal.append(f"only {len(trials)} of {every} seeds could be paired")
-    if any({*mine[trial]} != {*theirs[trial]} for trial in mine.keys() & theirs.keys()):
+    if len(after) < (every := len(trials | rivals)):
+        unequal.append(f"only {len(after)} of {every} seeds could be paired")
+    if {trial for trial, _ in mine.keys() ^ theirs.keys()} & trials & rivals:
         unequal.append("only the test domains that both scored are compared")
-    if any(own.images != rival.images for own, rival in flat):
+    if any(rival.images != own.images for rival, own in pairs.values()):
         unequal.append("they were scored on different numbers of images")
-    gain = Estimate.of(a - b for a, b in zip(after, before, strict=True))
+    gain = Estimate.of(after[trial] - before[trial] for trial in after)
     assert gain is not None  # there is a trial
+    changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (_, domain), (rival, own) in pairs.items():
+        changes[domain].append((rival.top1, own.top1))
     return Difference(
         line=key,
         against=other,
         gain=gain,
-        before=fmean(before),
-        after=fmean(after),
-        pairs=len(flat),
-        improved=sum(own.top1 > rival.top1 for own, rival in flat),
-        changes=tuple(
-            Change(domain, *map(fmean, zip(*pairs, strict=True)))
-            for domain, pairs in sorted(changes.items())
-        ),
+        before=fmean(before.values()),
+        after=fmean(after.values()),
+        pairs=len(pairs),
+        improved=sum(own.top1 > rival.top1 for rival, own in pairs.values()),
+        changes={
+            domain: (fmean(first for first, _ in values), fmean(last for _, last in values))
+            for domain, values in sorted(changes.items())
+        },
         remark=f"{both}: {'; '.join(unequal)}" if unequal else "",
         p=difference_p(gain),
     )
@@ -409,60 +435,31 @@ def _gap_closed(
     ceilings = [
         key for key in means if key.kind == "ceiling" and replace(key, method=base.method) == base
     ]
-    if base not in scores or not ceilings:
+    if not ceilings:
         return None
-    ceiling = max(ceilings, key=means.__getitem__)
-    three = [scores[key] for key in (difference.line, base, ceiling)]
-    gains, gaps = [], []
-    for trial in sorted(set.intersection(*({*one} for one in three))):
-        domains = sorted(set.intersection(*({*one[trial]} for one in three)))
-        if domains:
-            own, low, high = (mean_over(one[trial][name] for name in domains) for one in three)
-            gains.append(own - low)
-            gaps.append(high - low)
-    return ratio(gains, gaps)
+    keys = (difference.line, base, max(ceilings, key=means.__getitem__))
+    own, low, high = _paired(scores, keys) or ({}, {}, {})
+    return ratio([own[t] - low[t] for t in own], [high[t] - low[t] for t in own])
 
 
-def _finished(found: Comparison) -> Comparison:
-    """With Holm's correction over the methods of the table, and the best of each column."""
-    family = {
+def _corrected(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """With Holm's correction over the methods of a table; controls and ceilings are no claims."""
+    ps = {
         row.key: row.difference.p
-        for row in found.rows
+        for row in rows
         if row.key.kind == "method" and row.difference is not None and row.difference.p is not None
     }
-    fixed = dict(zip(family, holm(list(family.values())), strict=True))
-    rows = tuple(
+    fixed = dict(zip(ps, holm(list(ps.values())), strict=True))
+    return tuple(
         replace(row, difference=replace(row.difference, p_holm=fixed[row.key]))
         if row.difference is not None and row.key in fixed
         else row
-        for row in found.rows
+        for row in rows
     )
-    best = {name: _best({r.key: r.cells.get(name) for r in rows}) for name in found.columns}
-    best[AVERAGE] = _best({row.key: row.average for row in rows})
-    return replace(found, rows=rows, best=best)
 
 
-def _best(values: Mapping[Key, Estimate | None]) -> frozenset[Key]:
-    """The best of the methods, with those that print the same; of one alone there is no best."""
-    means = {
-        key: float(percent(value.mean))
-        for key, value in values.items()
-        if key.kind == "method" and value is not None
-    }
+def _best(column: Mapping[Key, Estimate | None]) -> frozenset[Key]:
+    """The best of a column, with those that print the same; of one alone there is no best."""
+    means = {key: float(percent(value.mean)) for key, value in column.items() if value is not None}
     top = max(means.values(), default=0.0)
     return frozenset(key for key, mean in means.items() if mean == top and len(means) > 1)
-
-
-def merged(found: Sequence[Comparison], title: str) -> Comparison:
-    """One table instead of one each, for variants that have data of their own."""
-    columns = tuple(dict.fromkeys(column for one in found for column in one.columns))
-    rows = [
-        replace(row, cells={name: row.cells.get(name) for name in columns})
-        for one in found
-        for row in one.rows
-    ]
-    rows.sort(key=lambda row: row.key.place)
-    controls = tuple(control for one in found for control in one.controls)
-    whole = replace(found[0], dataset=title, columns=columns, rows=tuple(rows), controls=controls)
-    # Variants have test data of their own, so that no cell is the best of its column.
-    return replace(_finished(whole), best={})

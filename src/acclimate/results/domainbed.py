@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import isnan
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,13 @@ import numpy as np
 
 from acclimate.core.errors import RecordError, unknown
 from acclimate.core.files import parse_json
+from acclimate.results.comparison import Expected
+from acclimate.results.runs import Key
 
 RESULTS = "results.jsonl"
 
-# Its environments are the folders of a data set in alphabetical order.
-DOMAINS: Mapping[str, tuple[str, ...]] = {
-    "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
-    "PACS": ("art_painting", "cartoon", "photo", "sketch"),
-    "OfficeHome": ("Art", "Clipart", "Product", "Real World"),
-    "TerraIncognita": ("location_100", "location_38", "location_43", "location_46"),
-    "DomainNet": ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-}
-ALGORITHMS: Mapping[str, str] = {
-    "ERM": "erm",
-    "IRM": "irm",
-    "GroupDRO": "group-dro",
-    "Mixup": "mixup",
-    "MLDG": "mldg",
-    "CORAL": "coral",
-    "MMD": "mmd",
-    "DANN": "dann",
-    "CDANN": "cdann",
-}
+OURS = ("ERM", "IRM", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN")
+ALGORITHMS = {"GroupDRO": "group-dro", **{name: name.lower() for name in OURS}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +45,8 @@ class History:
     """What a sweep folder holds, with what was found wrong on the way."""
 
     checkpoints: tuple[Checkpoint, ...]
-    runs: int  # folders with results
-    empty: tuple[str, ...]  # folders without
+    empty: tuple[str, ...]  # folders without results
     torn: tuple[str, ...]  # folders whose last line is cut off
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    dataset: str
-    algorithm: str
-    domain: str
-    trial: int
-    top1: float | None  # None: the rule cannot choose, or the chosen accuracy is not a number
 
 
 def label(algorithm: str) -> str:
@@ -81,7 +55,10 @@ def label(algorithm: str) -> str:
 
 
 def domain_name(dataset: str, env: int) -> str:
-    names = DOMAINS.get(dataset, ())
+    """Its environments are the folders of a data set in alphabetical order."""
+    from acclimate.build.domainbed.expected import BENCHMARKS  # few reports are of DomainBed
+
+    names = {one.title: sorted(one.domains) for one in BENCHMARKS.values()}.get(dataset, [])
     return names[env] if env < len(names) else f"env {env}"
 
 
@@ -90,12 +67,11 @@ def read_domainbed(folder: Path) -> History:
     if not folder.is_dir():
         raise RecordError(f"{folder}: no such folder; give the output folder of a DomainBed sweep")
     checkpoints: list[Checkpoint] = []
-    runs, empty, torn = 0, [], []
+    empty, torn = [], []
     for run in sorted(path for path in folder.iterdir() if path.is_dir()):
-        found, cut = _read_run(run / RESULTS)
-        checkpoints += found
-        runs += bool(found)
-        if not found:
+        lines, cut = _read_run(run / RESULTS)
+        checkpoints += lines
+        if not lines:
             empty.append(run.name)
         if cut:
             torn.append(run.name)
@@ -104,27 +80,26 @@ def read_domainbed(folder: Path) -> History:
             f"{folder}: no DomainBed results in it (no */{RESULTS} with a record); "
             f"give the output folder of a DomainBed sweep"
         )
-    return History(checkpoints=tuple(checkpoints), runs=runs, empty=tuple(empty), torn=tuple(torn))
+    return History(checkpoints=tuple(checkpoints), empty=tuple(empty), torn=tuple(torn))
 
 
-def selected(history: History, rule: str) -> list[Outcome]:
-    """One outcome per data set, algorithm, trial and test environment, in that order."""
+def selected(history: History, rule: str) -> dict[Expected, float | None]:
+    """The accuracy for each data set, algorithm, trial and test environment, in that order; `None`
+    where the rule cannot choose, or what it chose is not a number."""
     if rule not in RULES_BY_NAME:
         raise unknown(f"DomainBed has no selection rule '{rule}'", rule, RULES_BY_NAME)
     grouped: dict[tuple[str, str, int, int], list[Checkpoint]] = defaultdict(list)
     for one in history.checkpoints:
         for env in one.test_envs:
             grouped[one.dataset, one.algorithm, one.trial_seed, env].append(one)
-    return [
-        Outcome(
-            dataset=dataset,
-            algorithm=label(algorithm),
-            domain=domain_name(dataset, env),
-            trial=trial,
-            top1=_chosen(found, env, RULES_BY_NAME[rule]),
+    outcomes = {}
+    for dataset, algorithm, trial, env in sorted(grouped):
+        domain, key = domain_name(dataset, env), Key.usual(label(algorithm))
+        checkpoints = grouped[dataset, algorithm, trial, env]
+        outcomes[Expected(dataset, key, "", trial, domain)] = _chosen(
+            checkpoints, env, RULES_BY_NAME[rule]
         )
-        for (dataset, algorithm, trial, env), found in sorted(grouped.items(), key=itemgetter(0))
-    ]
+    return outcomes
 
 
 # What a rule makes of the checkpoints of one setting of the hyperparameters, or of one step: the
@@ -133,27 +108,27 @@ Compared = tuple[float, float]
 Rule = Callable[[Sequence[Checkpoint], int], Compared | None]
 
 
-def by_training_domains(found: Sequence[Checkpoint], env: int) -> Compared | None:
+def by_training_domains(checkpoints: Sequence[Checkpoint], env: int) -> Compared | None:
     """The checkpoint with the best mean over the training environments' "out" splits."""
     return _first_best(
         (float(np.mean(np.delete(one.outside, env))), one.inside[env])
-        for one in found
+        for one in checkpoints
         if len(one.test_envs) == 1
     )
 
 
-def by_leave_one_out(found: Sequence[Checkpoint], env: int) -> Compared | None:
+def by_leave_one_out(checkpoints: Sequence[Checkpoint], env: int) -> Compared | None:
     """The step with the best mean over the environments that were held out beside `env`."""
     steps: dict[int, list[Checkpoint]] = defaultdict(list)
-    for one in found:
+    for one in checkpoints:
         steps[one.step].append(one)
     compared = (_left_out(steps[step], env) for step in sorted(steps))
     return _first_best(pair for pair in compared if pair is not None)
 
 
-def by_oracle(found: Sequence[Checkpoint], env: int) -> Compared | None:
+def by_oracle(checkpoints: Sequence[Checkpoint], env: int) -> Compared | None:
     """The last checkpoint, by the test environment's own "out" split."""
-    scored = [one for one in found if len(one.test_envs) == 1]
+    scored = [one for one in checkpoints if len(one.test_envs) == 1]
     if not scored:
         return None
     last = sorted(scored, key=lambda one: one.step)[-1]
@@ -167,10 +142,10 @@ RULES_BY_NAME: Mapping[str, Rule] = {
 }
 
 
-def _chosen(found: Iterable[Checkpoint], env: int, rule: Rule) -> float | None:
+def _chosen(checkpoints: Iterable[Checkpoint], env: int, rule: Rule) -> float | None:
     """The accuracy of the best setting; of the largest seed where several are equal."""
     settings: dict[int, list[Checkpoint]] = defaultdict(list)
-    for one in found:
+    for one in checkpoints:
         settings[one.hparams_seed].append(one)
     compared = [rule(settings[seed], env) for seed in sorted(settings)]
     # A value that is not a number loses to all others here, as it does in DomainBed.
@@ -181,13 +156,13 @@ def _chosen(found: Iterable[Checkpoint], env: int, rule: Rule) -> float | None:
     return None if not ranked or isnan(ranked[-1][1]) else ranked[-1][1]
 
 
-def _left_out(found: Sequence[Checkpoint], env: int) -> Compared | None:
+def _left_out(checkpoints: Sequence[Checkpoint], env: int) -> Compared | None:
     """None where the scored run is not there exactly once, or an environment is missing."""
-    scored = [one for one in found if len(one.test_envs) == 1]
+    scored = [one for one in checkpoints if len(one.test_envs) == 1]
     if len(scored) != 1:
         return None
     accuracy = {}
-    for one in found:
+    for one in checkpoints:
         if len(one.test_envs) == 2:
             other = one.test_envs[one.test_envs[0] == env]
             accuracy[other] = one.inside[other]
@@ -208,14 +183,14 @@ def _read_run(path: Path) -> tuple[list[Checkpoint], bool]:
     if not path.is_file():
         return [], False
     *lines, last = path.read_bytes().split(b"\n")
-    found = [_parsed(path, number, line) for number, line in enumerate(lines, start=1) if line]
+    whole = [_parsed(path, number, line) for number, line in enumerate(lines, start=1) if line]
     if not last.strip():
-        return found, False
+        return whole, False
     try:
         parse_json(last)
     except ValueError:
-        return found, True
-    return [*found, _parsed(path, len(lines) + 1, last)], False  # whole, but for the line's end
+        return whole, True
+    return [*whole, _parsed(path, len(lines) + 1, last)], False  # whole, but for the line's end
 
 
 def _parsed(path: Path, number: int, line: bytes) -> Checkpoint:

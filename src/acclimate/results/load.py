@@ -8,20 +8,19 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.records.folder import RUN
 from acclimate.results.comparison import (
-    Frame,
+    Expected,
     Observation,
     compare,
-    frames_of,
-    merged,
+    expected_of_runs,
+    expected_of_sweep,
     observations,
-    planned_frames,
     without_rows,
 )
 from acclimate.results.domainbed import RESULTS, RULES_BY_NAME, read_domainbed, selected
-from acclimate.results.material import Labels, Report
+from acclimate.results.material import Report
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, find_runs, name_variants, sweep_runs
-from acclimate.results.selection import Choice, applicable, candidates_of, named, select
+from acclimate.results.selection import Choice, applicable, candidates_of, select
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 
 MOST = 4  # things that a note names
@@ -54,27 +53,24 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
     report = report_of_runs(runs, folder, f"Runs in {folder.resolve().name}", baseline or ERM)
     notes = [f"Sweeps below this folder are left out: {left_out}."] if sweeps else []
-    return replace(report, labels=tuple(_labels(folder)), notes=(*notes, *report.notes))
+    return replace(report, notes=(*notes, *report.notes))
 
 
 def report_of_runs(
     runs: Iterable[RunView], folder: Path, title: str, baseline: Key = ERM
 ) -> Report:
     """Of runs that belong to no sweep. Unfinished and damaged ones are listed, uncounted."""
-    views = tuple(name_variants(list(runs)))
-    found = observations(views)
-    frames = frames_of(found)
-    tables = compare(found, frames, baseline=baseline, seen=observations(views, "train"))
-    usual = [one for one in found if one.key == Key.usual(one.key.algorithm, one.key.variant)]
-    trials = dict.fromkeys((one.dataset, one.key, one.data, one.trial) for one in usual)
+    views = tuple(name_variants(runs))
+    scored = observations(views)
+    expected = expected_of_runs(scored)
     return Report(
         folder=folder,
         title=title,
         runs=views,
         rules=("",),
         chosen={"": views},
-        results={"": tables},
-        notes=tuple(_missing_domains(found, frames, trials, "seed")),
+        results={"": compare(scored, expected, observations(views, "train"), baseline=baseline)},
+        notes=tuple(_missing(expected, {"": scored}, "seed")),
     )
 
 
@@ -88,52 +84,78 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     if len(variants) == 1:
         baseline = replace(baseline, variant=variants.pop())
     runs = sweep_runs(folder, sweep)
-    views = {run.folder.name: run for run in runs}
     # What cannot be read is listed as a problem, and chosen by no rule.
-    scored = [job for job in sweep.jobs if job.id in views]
-    candidates = [one for job in scored for one in candidates_of(job, views[job.id].records)]
+    records = {run.folder.name: run.records for run in runs}
+    jobs = [job for job in sweep.jobs if job.id in records]
+    candidates = [one for job in jobs for one in candidates_of(job, records[job.id])]
     able = applicable(candidates, expected=sweep.jobs, asked=sweep.rule)
     rules = tuple(dict.fromkeys((sweep.rule, *able)))
     choices = {rule: tuple(select(candidates, rule, expected=sweep.jobs)) for rule in rules}
-    chosen = {rule: tuple(_chosen(views, sweep, choices[rule])) for rule in rules}
-    empty = without_rows(runs)
-    frames = planned_frames(sweep, empty)
+    chosen = {rule: tuple(_chosen(runs, sweep, choices[rule])) for rule in rules}
+    expected = expected_of_sweep(sweep, runs)
+    scored = {rule: observations(chosen[rule]) for rule in rules}
+    table = sweep.title if _varies_data(sweep) else ""
     results = {
         rule: compare(
-            observations(own), frames, rule=rule, baseline=baseline, seen=observations(own, "train")
+            scored[rule], expected, observations(chosen[rule], "train"), rule=rule,
+            baseline=baseline, together=table,
         )
-        for rule, own in chosen.items()
-    }
-    if _varies_data(sweep):
-        title, datasets = sweep.title, list(frames)
-        tables = {rule: found[: len(datasets)] for rule, found in results.items()}
-        results = {rule: (merged(found, title),) for rule, found in tables.items()}
-    done = {name for name, run in views.items() if run.finished is not None}
-    failures = tuple(_failures(here, sweep, done))
-    stopped = {failure.job for failure in failures} | done
-    stopped |= {name for name, run in views.items() if run.problem is not None}
-    order = [data.name for data in sweep.datasets]
-    labels = sorted(
-        _labels(folder), key=lambda one: order.index(one.name) if one.name in order else len(order)
-    )
-    unscored = [f"{name}: {domain}" for name, domain in sorted(empty)]
+        for rule in rules
+    }  # fmt: skip
+    notes = [
+        f"{name}: {domain} has nothing to score, and is in no average."
+        for name, domain in sorted(without_rows(runs))
+    ]
+    # With one draw there is nothing to choose, and all rules give the same tables.
+    bare = {rule: [replace(one, rule="") for one in results[rule]] for rule in rules}
+    alike = [rule for rule in rules[1:] if bare[rule] == bare[rules[0]]]
+    if alike:
+        notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
+    order = {data.name: place for place, data in enumerate(sweep.datasets)}
+    failures, waiting = _unfinished(here, sweep, runs)
     return Report(
         folder=folder,
         title=sweep.title,
         runs=tuple(runs),
         sweep=sweep,
-        rules=rules,
+        rules=tuple(rule for rule in rules if rule not in alike),
         chosen=chosen,
         results=results,
         choices=choices,
         failures=failures,
-        waiting=sum(job.id not in stopped for job in sweep.jobs),
-        labels=tuple(labels),
-        notes=(
-            *(f"{name} has nothing to score, and is in no average." for name in unscored),
-            *_missing_choices(choices),
-        ),
+        waiting=waiting,
+        labels=tuple(sorted(here.labels(), key=lambda one: order.get(one.name, len(order)))),
+        notes=(*notes, *_missing(expected, scored, "trial")),
     )
+
+
+def _chosen(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) -> Iterable[RunView]:
+    """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
+    nobody chooses by, are those of the run that is used as its algorithm is meant."""
+    methods: dict[str | None, set[str]] = defaultdict(set)
+    for choice in choices:
+        methods[choice.run].add(choice.method)
+    scored_by = {job.id: job.methods for job in sweep.jobs}
+    for run in runs:
+        usual, *further = scored_by[run.folder.name]
+        rows = methods[run.folder.name]
+        if usual in rows:
+            rows = rows | {score.method for score in run.final}.difference([usual, *further])
+        if rows:
+            yield replace(run, rows=frozenset(rows))
+
+
+def _unfinished(
+    here: SweepFolder, sweep: Sweep, runs: Iterable[RunView]
+) -> tuple[tuple[Failure, ...], int]:
+    """What failed and did not succeed since, and how many jobs are still to run."""
+    done = {run.folder.name for run in runs if run.finished is not None}
+    done |= {one.id for one in sweep.embeddings if here.embedding_state(one.id) == "done"}
+    ids = [one.id for jobs in (sweep.embeddings, sweep.jobs) for one in jobs]
+    failures = [failure for id in ids if id not in done and (failure := here.failure(id))]
+    stopped = done.union(failure.job for failure in failures)
+    stopped |= {run.folder.name for run in runs if run.problem is not None}
+    return tuple(failures), sum(job.id not in stopped for job in sweep.jobs)
 
 
 def _varies_data(sweep: Sweep) -> bool:
@@ -152,130 +174,56 @@ def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str
         raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
 
 
-def _chosen(views: Mapping[str, RunView], sweep: Sweep, choices: Iterable[Choice]) -> list[RunView]:
-    """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
-    nobody chooses by, are those of the run that is used as its algorithm is meant."""
-    rows: dict[str, set[str]] = defaultdict(set)
-    for choice in choices:
-        if choice.run is not None:
-            rows[choice.run].add(choice.method)
-    own = {job.id: job.methods for job in sweep.jobs}
-    found = []
-    for name, methods in rows.items():
-        if own[name][0] in methods:
-            others = {score.method for score in views[name].final}
-            methods |= others.difference(own[name])
-        found.append(replace(views[name], rows=frozenset(methods)))
-    return found
-
-
-def _failures(here: SweepFolder, sweep: Sweep, done: set[str]) -> Iterable[Failure]:
-    """Of what did not succeed since."""
-    made = {one.id for one in sweep.embeddings if here.embedding_state(one.id) == "done"}
-    for name in (one.id for part in (sweep.embeddings, sweep.jobs) for one in part):
-        failure = here.failure(name)
-        if failure is not None and name not in done | made:
-            yield failure
-
-
-def _labels(folder: Path) -> Iterable[Labels]:
-    for stored in SweepFolder(folder).labels():
-        try:
-            domains = {
-                name: Labels.Domain(
-                    str(found["role"] or ""),
-                    tuple(map(int, found["counts"])),
-                    str(found.get("group") or ""),
-                )
-                for name, found in stored["domains"].items()
-            }
-            yield Labels(str(stored["name"]), tuple(map(str, stored["classes"])), domains)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a plot less; nothing else rests on it
-
-
 def load_domainbed(
     folder: Path, *, title: str | None = None, baseline: Key | None = None
 ) -> Report:
     """A sweep of DomainBed under those of its selection rules that can choose something."""
     history = read_domainbed(folder)
     every = {rule: selected(history, rule) for rule in RULES_BY_NAME}
-    able = [rule for rule, found in every.items() if any(one.top1 is not None for one in found)]
-    outcomes = {rule: every[rule] for rule in able or every}
-    _check_baseline(folder, baseline, (one.algorithm for found in every.values() for one in found))
+    scored = {
+        rule: [
+            Observation(**vars(place), top1=top1)
+            for place, top1 in outcomes.items()
+            if top1 is not None
+        ]
+        for rule, outcomes in every.items()
+    }
+    scored = {rule: known for rule, known in scored.items() if known} or scored
+    expected = expected_of_runs([place for outcomes in every.values() for place in outcomes])
+    _check_baseline(folder, baseline, (one.key.algorithm for one in expected))
     notes = ['Accuracies are those that DomainBed\'s own collector selects, on its "in" splits.']
     if history.empty:
         notes.append(f"Without results, and left out: {_some(history.empty)}.")
     if history.torn:
         notes.append(f"The last line is cut off, and left out: {_some(history.torn)}.")
-    results = {}
-    for rule, outcome in outcomes.items():
-        frames = {}
-        for name in sorted({one.dataset for one in outcome}):
-            own = [one for one in outcome if one.dataset == name]
-            keys = dict.fromkeys(Key.usual(one.algorithm) for one in own)
-            frames[name] = Frame(tuple(sorted({one.domain for one in own})), tuple(keys))
-        seen = [
-            Observation(one.dataset, Key.usual(one.algorithm), "", one.trial, one.domain, one.top1)
-            for one in outcome
-            if one.top1 is not None
-        ]
-        results[rule] = compare(seen, frames, rule=rule, baseline=baseline or ERM)
-        trials = dict.fromkeys(
-            (one.dataset, Key.usual(one.algorithm), "", one.trial) for one in outcome
-        )
-        lacking = _missing_domains(seen, frames, trials, "trial")
-        notes += [f"Under {rule}, {sentence}" for sentence in lacking]
     return Report(
         folder=folder,
         title=title or f"DomainBed sweep in {folder.resolve().name}",
-        rules=tuple(outcomes),
-        results=results,
-        notes=tuple(notes),
+        rules=tuple(scored),
+        results={
+            rule: compare(known, expected, rule=rule, baseline=baseline or ERM)
+            for rule, known in scored.items()
+        },
+        notes=(*notes, *_missing(expected, scored, "trial")),
     )
 
 
-def _missing_choices(choices: Mapping[str, Sequence[Choice]]) -> Iterable[str]:
-    """For each rule what it could not choose; not what an earlier rule lacks as well."""
-    known: set[tuple[object, ...]] = set()
-    for rule, found in choices.items():
-        missing = {
-            one.contest: (
-                f"{Key(one.algorithm, one.method, one.variant).label} on {one.dataset} "
-                f"{named(one.target)} in trial {one.trial} ({one.reason})"
-            )
-            for one in found
-            if one.run is None
-        }
-        if not set(missing) <= known:
-            yield f"Under {rule}, {_lacking(list(missing.values()), len(found))}"
-        known |= set(missing)
-
-
-def _missing_domains(
-    found: Iterable[Observation],
-    frames: Mapping[str, Frame],
-    trials: Iterable[tuple[str, Key, str, int]],
-    called: str,
+def _missing(
+    expected: Sequence[Expected], scored: Mapping[str, Iterable[Observation]], trial: str
 ) -> Iterable[str]:
-    """The domains that one of `trials` (data set, method, data, trial) lacks and others have."""
-    scored = {(one.dataset, one.key, one.data, one.trial, one.domain) for one in found}
-    wanted = [(*one, name) for one in trials for name in sorted(frames[one[0]].domains(one[2]))]
-    missing = [
-        f"{key.label} on {dataset} {name} in {called} {trial}"
-        for dataset, key, data, trial, name in wanted
-        if (dataset, key, data, trial, name) not in scored
-    ]
-    if missing:
-        yield _lacking(missing, len(wanted))
-
-
-def _lacking(missing: Sequence[str], expected: int) -> str:
-    """A dash must not pass unnoticed."""
-    return (
-        f"{len(missing)} of {expected} results are missing (a cell is over the trials that have "
-        f"it, or a dash; a trial that lacks one is in no average): {_some(missing, '; ')}."
-    )
+    """For each rule what it lacks and no earlier one does: a dash must not pass unnoticed."""
+    known: set[object] = set()
+    for rule, there in scored.items():
+        places = {one.place for one in there}
+        missing = [one for one in expected if one.place not in places]
+        names = [f"{o.key.label} on {o.dataset} {o.domain} in {trial} {o.trial}" for o in missing]
+        if not known.issuperset(missing):
+            yield (
+                f"{f'Under {rule}, ' if rule else ''}{len(missing)} of {len(expected)} results are "
+                "missing (a cell is over the trials that have it, or a dash; a trial that lacks "
+                f"one is in no average): {_some(names, '; ')}."
+            )
+        known.update(missing)
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

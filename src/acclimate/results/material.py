@@ -4,52 +4,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from acclimate.core.errors import unknown
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
-from acclimate.results.runs import RunView, metric_of, scores_of
+from acclimate.results.runs import RunView, scores_of
 from acclimate.results.selection import Choice
-from acclimate.results.sweep_folder import Failure
-
-if TYPE_CHECKING:
-    from acclimate.data.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Labels:
-    """How many rows each class has in each domain of a data set."""
-
-    @dataclass(frozen=True)
-    class Domain:
-        role: str | None
-        counts: tuple[int, ...]  # in the order of the classes
-        group: str = ""  # such as its continent, where the data say so
-
-    name: str
-    classes: tuple[str, ...]
-    domains: Mapping[str, Domain] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, manifest: "Manifest") -> "Labels":
-        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
-
-        roles, groups = manifest.roles(), manifest.groups()
-        counts = label_counts(manifest).tolist()
-        domains = {
-            domain: cls.Domain(roles.get(domain), tuple(row), groups.get(domain, ""))
-            for domain, row in zip(all_domains(manifest), counts, strict=True)
-        }
-        return cls(name, manifest.classes, domains)
+from acclimate.results.sweep_folder import Failure, LabelCounts
 
 
 @dataclass(frozen=True)
 class Report:
     folder: Path
     title: str
-    rules: tuple[str, ...]  # the sweep's own first; ("",) for a folder of plain runs
+    rules: tuple[str, ...]  # that choose differently, the sweep's own first; ("",) for plain runs
     results: Mapping[str, tuple[Comparison, ...]]  # by rule: per data set, then ALL if several
     runs: tuple[RunView, ...] = ()
     chosen: Mapping[str, tuple[RunView, ...]] = field(default_factory=dict)  # by rule
@@ -57,7 +26,7 @@ class Report:
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     waiting: int = 0
-    labels: tuple[Labels, ...] = ()
+    labels: tuple[LabelCounts, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,20 +84,11 @@ class Report:
         }
         return [(name, *found) for name, found in first.items() if found is not None]
 
-    @property
-    def alike(self) -> list[str]:
-        """The further rules that give the same tables as the first: with one draw there is nothing
-        to choose, and all of them do."""
-        tables = {
-            rule: [replace(one, rule="") for one in self.results[rule]] for rule in self.rules
-        }
-        return [rule for rule in self.rules[1:] if tables[rule] == tables[self.rule]]
-
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""
         for rule in rules:
-            if rule not in self.rules:
-                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.rules)
+            if rule not in self.results:
+                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.results)
         return replace(self, rules=tuple(dict.fromkeys(rules)))
 
 
@@ -154,8 +114,8 @@ def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:
             continue
         scores: dict[str, dict[str, float]] = {"none": {}, "auto": {}}
         for score in scores_of(run, "test"):
-            if score.method in scores and (value := metric_of(score)) is not None:
-                scores[score.method][score.domain] = value
+            if score.method in scores and score.top1 is not None:
+                scores[score.method][score.domain] = score.top1
         domains = tuple(name for name in scores["auto"] if name in scores["none"])
         if domains:
             images = int(run.config["adapt"]["points"])

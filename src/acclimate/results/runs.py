@@ -1,11 +1,11 @@
 """The runs of a folder, as views: what a run folder holds, read once, and what a run is called."""
 
 import json
-import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -174,39 +174,37 @@ def _view(run: RunFolder, root: Path) -> RunView:
     return RunView(name=name, folder=folder, problem=problem)
 
 
-NAMES = frozenset({"algorithm", "seed", "test_domains", "val_domains"})  # settings that name a run
+_NAMES = {"algorithm", "seed", "test_domains", "val_domains"}  # settings that name a run
 
 
-def name_variants(runs: Sequence[RunView]) -> list[RunView]:
+def varied_settings(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The settings, by dotted name, in which configurations differ, less those that name a run."""
+    every = [flat(config) for config in configs]
+    paths = {path for settings in every for path in settings} - _NAMES
+    return sorted(
+        path for path in paths if len({json.dumps(settings.get(path)) for settings in every}) > 1
+    )
+
+
+def name_variants(runs: Iterable[RunView]) -> list[RunView]:
     """Runs of one algorithm that differ in settings on the same data, seed and test domains become
     variants of it. Where each seed has settings of its own, nothing says which belong together."""
-    settings = {run.folder: flat(run.config) for run in runs}
-    alike: dict[str, dict[object, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        if run.finished is not None and run.trial is None:
-            group = run.data, run.seed, run.domains.get("test", ())
-            alike[run.algorithm][group].append(run.folder)
-    varied: dict[str, list[str]] = {}
-    for algorithm, groups in alike.items():
-        paths = {path for folders in groups.values() for one in folders for path in settings[one]}
-        varied[algorithm] = sorted(
-            path
-            for path in paths - NAMES
-            if any(
-                len({json.dumps(settings[one].get(path)) for one in folders}) > 1
-                for folders in groups.values()
-            )
-        )
+    alike: dict[tuple[object, ...], list[RunView]] = defaultdict(list)
+    views = list(runs)
+    for run in views:
+        if run.finished is not None:
+            alike[run.algorithm, run.data, run.seed, run.domains.get("test", ())].append(run)
+    varied: dict[str, set[str]] = defaultdict(set)
+    for same in alike.values():
+        varied[same[0].algorithm].update(varied_settings(run.config for run in same))
     return [
-        replace(run, variant=_variant(settings[run.folder], varied[run.algorithm]))
-        if run.problem is None and run.trial is None and run.algorithm in varied
-        else run
-        for run in runs
+        replace(run, variant=_variant(run.config, sorted(varied[run.algorithm]))) for run in views
     ]
 
 
-def _variant(settings: Mapping[str, Any], paths: Sequence[str]) -> str:
+def _variant(config: Mapping[str, Any], paths: Sequence[str]) -> str:
     """`lr=0.1, steps=5`: the settings at `paths`, by their last name where that is theirs alone."""
+    settings = flat(config)
     last = [path.rpartition(".")[2] for path in paths]
     return ", ".join(
         f"{name if last.count(name) == 1 else path}={_shown(settings.get(path))}"
@@ -220,26 +218,18 @@ def _shown(value: object) -> str:
     return "unset" if value is None else json.dumps(value)
 
 
-def metric_of(score: Score, name: str = "top1") -> float | None:
-    """A metric of a score, accuracy unless named; `None` where there was nothing to score."""
-    value: float | None = getattr(score, name)
-    return value
-
-
 # Which split of a domain speaks for it, the best first. An unseen domain is scored whole; a
 # training domain on rows that were not trained on, best on those that did not choose the weights.
 _WHOLE_FIRST = ("all", "test", "val", "train")
-SPLITS = {"test": _WHOLE_FIRST, "val": _WHOLE_FIRST, "train": ("test", "val", "all", "train")}
+_SPLITS = {"test": _WHOLE_FIRST, "val": _WHOLE_FIRST, "train": ("test", "val", "all", "train")}
 
 
 def scores_of(run: RunView, role: str) -> list[Score]:
     """The final scores on domains of a role, one per domain and method; missing ones left out, and
     those of training that ran off to infinity."""
-    order = SPLITS[role]
-    best: dict[tuple[str, str], Score] = {}
+    order, best = _SPLITS[role], dict[tuple[str, str], Score]()
     known = [s for s in run.final if s.role == role and s.split in order]
-    for score in sorted(known, key=lambda s: order.index(s.split), reverse=True):
-        value = metric_of(score)
-        if value is not None and math.isfinite(value):
-            best[score.domain, score.method] = score
+    scored = [s for s in known if s.top1 is not None and isfinite(s.top1)]
+    for score in sorted(scored, key=lambda s: order.index(s.split)):
+        best.setdefault((score.domain, score.method), score)
     return list(best.values())

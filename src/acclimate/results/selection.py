@@ -10,17 +10,16 @@ are only scored as the algorithm is meant, so that by them all methods choose th
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
-from acclimate.core.errors import RecordError, unknown
+from acclimate.core.errors import unknown
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
-from acclimate.results.runs import metric_of
 from acclimate.results.sweep_folder import SweepFolder
 
-Key = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
+_Line = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
 _MOST_NAMED = 3  # domains in a sentence
 
 
@@ -48,12 +47,6 @@ class Choice:
     score: float | None  # the value that was compared; None where there was nothing to compare
     candidates: int  # how many draws it chose from
     reason: str = ""  # why there is none
-
-    @property
-    def contest(self) -> tuple[object, ...]:
-        """What it was chosen for; the draws that competed for it have it in common."""
-        line = self.dataset, self.algorithm, self.variant, self.method
-        return *line, self.trial, self.target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +109,7 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
             training=training,
             validation=_while_training(s for s in own if s.role == "val"),
             unseen={
-                s.domain: metric_of(s)
-                for s in own
-                if s.moment == "final" and s.domain in job.held_out
+                s.domain: s.top1 for s in own if s.moment == "final" and s.domain in job.held_out
             },
         )
         for method, own in by_method.items()
@@ -141,55 +132,38 @@ def select(
     """
     if rule not in RULES_BY_NAME:
         raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
-    runs: dict[Key, list[Candidate]] = defaultdict(list)
-    known: dict[Key, list[Job]] = defaultdict(list)
-    places: dict[object, str] = {}
+    runs: dict[_Line, list[Candidate]] = defaultdict(list)
+    known: dict[_Line, list[Job]] = defaultdict(list)
     for one in candidates:
-        key, job = _key(one.job, one.method), one.job
-        place = (*key, job.draw, frozenset(job.groups))
-        if place in places:
-            both = " and ".join(sorted((places[place], job.id)))
-            raise RecordError(
-                f"{both} are the same run twice ({job.dataset}, {job.algorithm}, "
-                f"trial {job.trial}, draw {job.draw}); remove one of the two folders"
-            )
-        places[place] = job.id
-        runs[key].append(one)
-        known[key].append(job)
+        runs[_line(one.job, one.method)].append(one)
+        known[_line(one.job, one.method)].append(one.job)
     for job in expected:
         for method in job.methods:
-            known[_key(job, method)].append(job)
+            known[_line(job, method)].append(job)
     choices = []
-    for key, jobs in sorted(known.items()):
+    for line, jobs in sorted(known.items()):
         draws = {job.draw for job in jobs}
         for target in sorted(targets(jobs)):
-            contest = _contest(target, runs[key], _folds(target, jobs))
-            choices.append(_choose(key, contest, rule, only_draw=len(draws) == 1))
+            contest = _contest(target, runs[line], _folds(target, jobs))
+            choices.append(_choose(line, contest, rule, only_draw=len(draws) == 1))
     return choices
 
 
 def applicable(
     candidates: Sequence[Candidate], *, expected: Sequence[Job] = (), asked: str = ""
 ) -> list[str]:
-    """The rules that can choose something here, in the order of `RULES`.
-
-    Cross-validation is listed once, where runs were made for it: under the name that was `asked`
-    for, otherwise by what was held out, `leave-one-out` if single domains and `k-fold` if not.
-    """
-    folds = {one.job.groups[1] for one in candidates if len(one.job.groups) == 2}
-    by_size = "leave-one-out" if all(len(fold) == 1 for fold in folds) else "k-fold"
-    named = asked if asked in CROSS_VALIDATED else by_size
-    unfit = CROSS_VALIDATED - ({named} if folds else set())
+    """The rules that can choose something here, in the order of `RULES`; cross-validation only
+    where it was `asked` for, as no other sweep has runs for it."""
     return [
         rule
         for rule in RULES
-        if rule not in unfit
+        if (rule not in CROSS_VALIDATED or rule == asked)
         and any(choice.run for choice in select(candidates, rule, expected=expected))
     ]
 
 
-def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice:
-    dataset, algorithm, variant, method, trial = key
+def _choose(line: _Line, contest: Contest, rule: str, *, only_draw: bool) -> Choice:
+    dataset, algorithm, variant, method, trial = line
     usable = _means(contest.scored, contest.target)
     values = RULES_BY_NAME[rule](contest)
     fit = {draw: value for draw, value in values.items() if draw in usable}
@@ -197,7 +171,7 @@ def _choose(key: Key, contest: Contest, rule: str, *, only_draw: bool) -> Choice
     unopposed = rule in CROSS_VALIDATED and only_draw and not contest.folds
     draws = sorted(usable if unopposed else fit)
     # Rounded, so that draws with the same accuracies tie whatever their sums' last bit.
-    draw = max(draws, key=lambda found: (round(fit.get(found, 0.0), 12), -found), default=None)
+    draw = max(draws, key=lambda one: (round(fit.get(one, 0.0), 12), -one), default=None)
     return Choice(
         dataset=dataset,
         algorithm=algorithm,
@@ -255,7 +229,7 @@ def _folds(target: Group, known: Iterable[Job]) -> list[Group]:
     return sorted(own | shared)
 
 
-def _key(job: Job, method: str) -> Key:
+def _line(job: Job, method: str) -> _Line:
     return (job.dataset, job.algorithm, job.variant, method, job.trial)
 
 
@@ -268,13 +242,13 @@ def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:
     known = [d for d in domains if any(run.unseen.get(d) is not None for run in runs.values())]
     if not known:
         return {}
-    found = {draw: [run.unseen.get(d) for d in known] for draw, run in runs.items()}
-    whole = {
-        draw: [value for value in values if value is not None]
-        for draw, values in found.items()
-        if None not in values
+    scores = {draw: [run.unseen.get(d) for d in known] for draw, run in runs.items()}
+    # What is missing is not a number, and neither is a mean with it.
+    means = {
+        draw: fmean(nan if value is None else value for value in values)
+        for draw, values in scores.items()
     }
-    return _finite({draw: fmean(values) for draw, values in whole.items()})
+    return _finite(means)
 
 
 def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
@@ -284,9 +258,9 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 def _while_training(scores: Iterable[Score]) -> float | None:
     """The mean of what validation looked at, on the kept weights where those are an average of
     several; of the final scores where it looked elsewhere."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_moment: dict[str, list[float]] = defaultdict(list)
     for score in scores:
-        if (value := metric_of(score)) is not None:
-            found[score.moment].append(value)
-    moment = next((name for name in ("averaged", "validation", "final") if name in found), None)
-    return None if moment is None else fmean(found[moment])
+        if score.top1 is not None:
+            by_moment[score.moment].append(score.top1)
+    moments = [name for name in ("averaged", "validation", "final") if name in by_moment]
+    return fmean(by_moment[moments[0]]) if moments else None

@@ -10,17 +10,20 @@ SWEEP/
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
 from acclimate.core.files import clear_temporary, locked, read_document, write_document
 from acclimate.records.folder import CHECKSUMS, LOCK, SHARED, RunFolder, check, write_checksums
 from acclimate.records.folder import SWEEP as DEFINITION
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
+
+if TYPE_CHECKING:
+    from acclimate.data.manifest import Manifest
 
 State = Literal["done", "failed", "started", "waiting"]
 
@@ -34,6 +37,34 @@ class Failure:
     traceback: str
     time: str
     attempts: int
+
+
+@dataclass(frozen=True)
+class DomainLabels:
+    role: str | None
+    counts: tuple[int, ...]  # rows of each class
+    group: str = ""  # such as its continent, where the data say so
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many rows each class has in each domain of a data set."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: Mapping[str, DomainLabels]
+
+    @classmethod
+    def of(cls, name: str, manifest: "Manifest") -> "LabelCounts":
+        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
+
+        roles, groups = manifest.roles(), manifest.groups()
+        counts = zip(all_domains(manifest), label_counts(manifest).tolist(), strict=True)
+        domains = {
+            domain: DomainLabels(roles.get(domain), tuple(row), groups.get(domain, ""))
+            for domain, row in counts
+        }
+        return cls(name, manifest.classes, domains)
 
 
 @dataclass(frozen=True)
@@ -127,13 +158,11 @@ class SweepFolder:
             return "failed"
         return "started" if begun else "waiting"
 
-    def labels(self) -> Iterator[Mapping[str, Any]]:
+    def labels(self) -> Iterator[LabelCounts]:
         """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""
         for path in sorted(self._labels.glob("*.json")):
-            try:
-                yield read_document(path)
-            except (AcclimateError, OSError):
-                continue
+            with suppress(AcclimateError, OSError, ValueError, KeyError, TypeError, AttributeError):
+                yield _typed(read_document(path), LabelCounts)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out."""

@@ -19,10 +19,9 @@ from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary, write_document
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder, holds_something, is_pruned
-from acclimate.results.material import Labels
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.selection import candidates, select
-from acclimate.results.sweep_folder import Failure, State, SweepFolder
+from acclimate.results.sweep_folder import Failure, LabelCounts, State, SweepFolder
 from acclimate.sweep.launchers import Launch, Launcher
 from acclimate.sweep.worker import Task, TaskResult, note_failure
 
@@ -161,7 +160,7 @@ def conduct(
     for data in plan.sweep.datasets:
         path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
-            write_document(path, asdict(Labels.of(data.name, plan.manifests[data.name])))
+            write_document(path, asdict(LabelCounts.of(data.name, plan.manifests[data.name])))
     return tally
 
 

@@ -7,7 +7,13 @@ from itertools import combinations
 from pathlib import Path
 
 from acclimate.core.text import count
-from acclimate.results.comparison import by_method, observations, planned_frames, without_rows
+from acclimate.results.comparison import (
+    by_method,
+    complete_trials,
+    expected_of_sweep,
+    mean_over,
+    observations,
+)
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import sweep_runs
 from acclimate.results.statistics import (
@@ -47,13 +53,12 @@ class Level:
 def levels(folder: Path, sweep: Sweep) -> list[Level]:
     """Of the finished runs, in the order of the jobs. A trial counts once it has every group."""
     runs = sweep_runs(folder, sweep)
-    frames = planned_frames(sweep, without_rows(runs))
-    scored = observations(runs)
+    expected, scored = expected_of_sweep(sweep, runs), observations(runs)
     data = {one.key: one.dataset for one in scored}  # a variant has one data set
     found = []
     for key, scores in by_method(scored).items():
-        averages = frames[data[key]].averages(scores)
-        trials = {trial: mean for (_, trial), mean in averages.items()}
+        whole = complete_trials(scores, [one for one in expected if one.dataset == data[key]])
+        trials = {trial: mean_over(cells) for (_, trial), cells in whole.items()}
         if trials:
             found.append(Level(key.algorithm, key.variant, key.method, trials))
     return found

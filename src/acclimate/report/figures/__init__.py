@@ -19,7 +19,6 @@ from acclimate.report.figures import (
     label_shares,
     learning,
     rehearsal,
-    search,
 )
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
@@ -28,11 +27,9 @@ Figures = Mapping[str, Callable[[Report], Iterable[Illustration]]]
 FIGURES: Figures = {
     "rehearsal": rehearsal.illustrate,
     "methods": accuracy.by_method,
-    "by-domain": accuracy.by_domain,
     "domains": accuracy.gains,
     "map": domain_map.illustrate,
     "labels": label_shares.illustrate,
-    "search": search.illustrate,
     "learning": learning.illustrate,
 }
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -86,11 +86,6 @@ def colours_of(report: Report) -> dict[str, str]:
     return {name: INKS[CYCLE[i % len(CYCLE)]] for i, name in enumerate([baseline, *others])}
 
 
-def markers_of(colours: Mapping[str, str]) -> dict[str, str]:
-    """A marker per algorithm, so that colours alone need not tell them apart."""
-    return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(colours)}
-
-
 def plain(ax: Axes, grid: str) -> None:
     """Few lines, all text in ink; `grid` is "x", "y", "both" or ""."""
     ax.spines[["top", "right"]].set_visible(False)
@@ -193,8 +188,3 @@ def write_figure(drawing: Drawing, path: Path, kind: Format, *, dpi: int = 300) 
                 file, format=kind, dpi=dpi, bbox_inches="tight", metadata=dates[kind]
             ),
         )
-
-
-def spread(count: int, width: float) -> Sequence[float]:
-    """Offsets of `count` bars or marks around a place, `width` apart."""
-    return [width * (i - (count - 1) / 2) for i in range(count)]

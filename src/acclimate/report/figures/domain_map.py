@@ -63,8 +63,8 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         yield Illustration(
             "Map of the domains",
             f"{of_data(dataset, len(by_dataset))}Each mark is a domain, placed by its embedding "
-            f"with {how} (run {run.name}). {coloured}{meaning} Point at a mark, or go through the "
-            "marks with the arrow keys, to read its name.",
+            f"with {how} (run {run.name}). {coloured}{meaning} Point at a mark to read its "
+            "name.",
             draw(domains, groups=groups),
         )
 

@@ -1,21 +1,28 @@
-"""How labels are spread over the domains of a report's data sets (the paper's Figure 2A)."""
+"""How labels are spread over domains: of a report's data sets (the paper's Figure 2A), and as the
+PNG files that `inspect` and `build` write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from acclimate.core.text import count
 from acclimate.report.figures import canvas
-from acclimate.report.figures.canvas import INKS, TEXT, Drawing, Illustration, of_data
-from acclimate.results.material import Labels, Report
+from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, TEXT, Drawing, Illustration, of_data
+from acclimate.results.material import Report
+from acclimate.results.sweep_folder import LabelCounts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from acclimate.data.manifest import Manifest
+
 MOST_PANELS = 12
+MOST_CLASSES = 100  # of a heat map
 _NAMED = 12  # as many classes as can be named below a panel
 _BINS = 50  # more classes than that are drawn in as many groups
 _ROLES = {
@@ -27,21 +34,21 @@ HEADING = "Label distributions"
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    found = [one for one in report.labels if one.name in (report.datasets or [one.name])]
-    for labels in found:
+    datasets = [one for one in report.labels if one.name in (report.datasets or [one.name])]
+    for labels in datasets:
         drawing = draw(labels)
         if drawing is None:
             continue
-        count, size = len(shifts(labels)), groups_of(len(labels.classes))
-        some = f"the {MOST_PANELS} most shifted of {count} domains"
+        domains, size = len(shifts(labels)), groups_of(len(labels.classes))
+        some = f"the {MOST_PANELS} most shifted of {domains} domains"
         steps = (
             f"; each step is a group of {size} of the {len(labels.classes)} classes, and heights "
             "are on a square-root scale"
         )
         yield Illustration(
             HEADING,
-            f"{of_data(labels.name, len(found))}Share of each class in "
-            f"{some if count > MOST_PANELS else 'each domain'}, from the most to the least "
+            f"{of_data(labels.name, len(datasets))}Share of each class in "
+            f"{some if domains > MOST_PANELS else 'each domain'}, from the most to the least "
             f"frequent class overall{steps if size > 1 else ''}. Shift is the total variation "
             "distance from the other domains pooled: 0 is alike, 1 has no class in common.",
             drawing,
@@ -60,10 +67,10 @@ class Shift:
     share: float  # of the largest class
 
 
-def shifts(labels: Labels) -> list[Shift]:
+def shifts(labels: LabelCounts) -> list[Shift]:
     """The domains that have labels, most shifted first."""
-    total = np.sum([found.counts for found in labels.domains.values()], axis=0, dtype=np.int64)
-    found = []
+    total = np.sum([domain.counts for domain in labels.domains.values()], axis=0, dtype=np.int64)
+    shifted = []
     for name, domain in labels.domains.items():
         counts = np.asarray(domain.counts, dtype=np.int64)
         rows, others = int(counts.sum()), total - counts
@@ -73,8 +80,8 @@ def shifts(labels: Labels) -> list[Shift]:
         if others.any():
             distance = float(np.abs(counts / rows - others / others.sum()).sum() / 2)
         largest, share = labels.classes[counts.argmax()], float(counts.max() / rows)
-        found.append(Shift(name, domain.role or "", rows, distance, largest, share))
-    return sorted(found, key=lambda shift: (-(shift.distance or 0.0), shift.domain))
+        shifted.append(Shift(name, domain.role or "", rows, distance, largest, share))
+    return sorted(shifted, key=lambda shift: (-(shift.distance or 0.0), shift.domain))
 
 
 def groups_of(classes: int) -> int:
@@ -82,7 +89,7 @@ def groups_of(classes: int) -> int:
     return 1 if classes <= 2 * _BINS else -(-classes // _BINS)
 
 
-def draw(labels: Labels, over: str = "") -> Drawing | None:
+def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
     """A panel per domain, most shifted first: its class shares over those of all domains, or of the
     domain `over`, which then has no panel."""
     shown = [shift for shift in shifts(labels) if shift.domain != over][:MOST_PANELS]
@@ -118,7 +125,7 @@ def draw(labels: Labels, over: str = "") -> Drawing | None:
         canvas.headline(ax, canvas.short(shift.domain, 16) + note)
     if groups_of(len(order)) > 1:
         axes[0].set_yscale("function", functions=(_root, np.square))
-    highest = max(float(found.max()) for found in (pooled, *shares.values()))
+    highest = max(float(values.max()) for values in (pooled, *shares.values()))
     axes[0].set_ylim(0, 106 * highest)
     figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
     for role in dict.fromkeys(shift.role for shift in shown):
@@ -139,3 +146,52 @@ def _shares(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 def _root(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.maximum(values, 0.0)))
+
+
+def write_label_plots(manifest: Manifest, folder: Path) -> list[Path]:
+    """PNGs of label shares, where there are labels, and of label counts; their paths."""
+    labels = LabelCounts.of(manifest.source, manifest)
+    paths = []
+    for name, drawing in {
+        "label_distributions": draw(labels),
+        "label_counts": draw_counts(labels),
+    }.items():
+        if drawing is not None:
+            paths.append(folder / f"{name}.png")
+            canvas.write_figure(drawing, paths[-1], "png", dpi=130)
+    return paths
+
+
+def draw_counts(labels: LabelCounts) -> Drawing:
+    """Heat map of rows per domain and class on a log scale; cells without rows stay empty."""
+    from matplotlib.colors import LogNorm
+
+    shifted = [shift.domain for shift in shifts(labels)]
+    names = sorted([*shifted, *(name for name in labels.domains if name not in shifted)])
+    if len(names) > MOST_DOMAINS:
+        names = sorted(shifted[:MOST_DOMAINS])
+    counts = np.array([labels.domains[name].counts for name in names], dtype=np.int64)
+    columns = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]
+    cells = np.ma.masked_equal(counts[:, columns], 0)
+    figure = canvas.figure_of(0.19 * len(names) + 2.2, max(canvas.WIDTH, 0.18 * len(columns) + 3.2))
+    ax = figure.subplots()
+    ax.set_facecolor("#EDEDED")
+    norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
+    image = ax.imshow(cells, cmap="viridis", aspect="auto", interpolation="nearest", norm=norm)
+    canvas.name_rows(ax, names)
+    classes = [canvas.short(labels.classes[column], 20) for column in columns]
+    ax.set_xticks(range(len(columns)), classes, rotation=90, parse_math=False)
+    canvas.plain(ax, "")
+    ax.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.02, format="{x:,.0f}")
+    bar.minorticks_off()
+    bar.set_label("rows (grey: none)", fontsize=TEXT)
+    domains = _of(len(names), len(labels.domains), "domain", "most shifted")
+    total = _of(len(columns), len(labels.classes), "class", "largest", plural="classes")
+    canvas.headline(ax, f"Rows of {domains} in {total}")
+    return Drawing(figure)
+
+
+def _of(shown: int, total: int, noun: str, which: str, *, plural: str = "") -> str:
+    """`4 domains`, `the 60 most shifted of 70 domains`"""
+    return ("" if shown == total else f"the {shown} {which} of ") + count(total, noun, plural)

@@ -11,7 +11,7 @@ from acclimate.config import AlgorithmName
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Illustration
 from acclimate.results.material import Report
-from acclimate.results.runs import Key, RunView, metric_of
+from acclimate.results.runs import Key, RunView
 
 MOST_CURVES = 40
 _CROWD = 20  # beyond, lines are thin and faint
@@ -75,9 +75,8 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
         for loss in run.records.losses:
             found[loss.phase][loss.step].append(loss.risk)
         for score in run.records.scores:
-            value = metric_of(score)
-            if score.moment == "validation" and value is not None:
-                found["validation"][score.step].append(100 * value)
+            if score.moment == "validation" and score.top1 is not None:
+                found["validation"][score.step].append(100 * score.top1)
         for name, steps in found.items():
             panels[name].append((run, [(step, fmean(steps[step])) for step in sorted(steps)]))
     return {name: own for name, own in panels.items() if any(len(curve) > 1 for _, curve in own)}

@@ -1,13 +1,10 @@
-"""Sample images by class and domain, and colours of grouped domains."""
+"""Sample images by class and domain."""
 
 import numpy as np
 import pyarrow as pa
 
 from acclimate.data.manifest import Manifest
-from acclimate.report.figures.canvas import CYCLE, INKS
-from acclimate.report.figures.contact_sheet import contact_sheet, draw
-from acclimate.report.figures.domain_map import DomainMap
-from acclimate.report.figures.domain_map import draw as draw_map
+from acclimate.paper.figures.contact_sheet import contact_sheet, draw
 
 
 def pictures() -> Manifest:
@@ -53,18 +50,3 @@ def test_groups_of_domains_come_from_the_first_column_that_has_one_for_each() ->
     table = split.append_column("group", north)
     found = Manifest(table, made.classes, made.root, made.source).groups()
     assert found == {"x": "north", "y": "south", "z": "south"}
-
-
-def test_the_map_is_coloured_by_groups() -> None:
-    mu = np.random.default_rng(0).normal(size=(4, 3))
-    names = ("a", "b", "c", "d")
-    found = DomainMap(names, ("train", "train", "test", "test"), mu, np.full(4, 9))
-    groups = {"a": "Asia", "b": "Africa", "c": "Asia"}
-    drawing = draw_map(found, groups=groups)
-    lines = {line.get_gid(): line for line in drawing.figure.axes[0].lines if line.get_gid()}
-    colours = [lines[f"point-{number}"].get_color() for number in range(4)]
-    first, second = INKS[CYCLE[0]], INKS[CYCLE[1]]
-    assert colours == [first, second, first, INKS["blue"]]  # d is in no group: its role's colour
-    assert drawing.titles["point-0"] == "a (train, Asia), 9 images"
-    labels = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert labels == ["training (2)", "unseen test (2)", "Asia", "Africa"]
