@@ -28,7 +28,8 @@ from rich.console import Console
 import curves
 import unseen
 from acclimate.build.pools import open_pool
-from acclimate.build.shift import ShiftSettings, build_shift
+from acclimate.build.shift.builder import build_shift
+from acclimate.build.shift.draws import ShiftSettings
 from acclimate.config import RunConfig, gather, merged, nested, parse_assignments
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest

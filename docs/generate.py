@@ -15,7 +15,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from acclimate.adapt.methods import method_settings
 from acclimate.cli import app, load_commands
 from acclimate.config import AdaptConfig, EmbeddingConfig, RunConfig, Search, settings_of
-from acclimate.config.presets import PRESETS
+from acclimate.config.settings import PRESETS
 from acclimate.config.values import Setting
 from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.learn.embeddings import embedding_settings

@@ -1,15 +1,12 @@
 """Both classifiers as scikit-learn meets them: its own checks, routing, searches, files."""
 
-import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sklearn
-import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -17,8 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from acclimate import AdaptiveClassifier
-from acclimate.core.errors import ConfigError, NotFinite, RunError
-from acclimate.core.tensors import read_tensors, save_tensors
+from acclimate.core.errors import ConfigError, NotFinite
 from acclimate.paper import KernelClassifier
 from fixtures.errors import refused
 
@@ -121,67 +117,13 @@ def test_whole_numbers_stay_whole_numbers(number: int, tmp_path: Path) -> None:
         )
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
-    model.save(tmp_path / "saved")
-    stored = type(model).load(tmp_path / "saved")
+    stored = again
+    if isinstance(model, AdaptiveClassifier):
+        model.save(tmp_path / "saved")
+        stored = AdaptiveClassifier.load(tmp_path / "saved")
     np.testing.assert_allclose(stored.predict_proba(X, domains), probabilities, atol=1e-9)
     assert stored.classes_.tolist() == [9, 10] and stored.classes_.dtype == y.dtype
     assert stored.score(X, y, domains=domains) == model.score(X, y, domains=domains)
-
-
-@pytest.mark.parametrize("combine", ["product", "sum", "shared"])
-@pytest.mark.parametrize("approximate", [True, False])
-def test_a_kernel_classifier_on_disk(combine: str, approximate: bool, tmp_path: Path) -> None:
-    X, y, domains = conditional(domains=3, rows=20)
-    names = np.where(y == 9, "nine", "ten")
-    model = KernelClassifier(combine=combine, approximate=approximate, components=20)
-    model.fit(X, names, domains).save(tmp_path / "kernel.safetensors")
-    again = KernelClassifier.load(tmp_path / "kernel.safetensors")
-    assert again.get_params() == model.get_params()
-    assert again.widths == model.widths and again.classes_.tolist() == ["nine", "ten"]
-    one, two = (m.adapt(X[:9]) for m in (model, again))
-    np.testing.assert_allclose(two.predict_proba(X), one.predict_proba(X), rtol=1e-12)
-    assert one.trust == two.trust
-
-
-def test_a_kernel_file_that_is_none(tmp_path: Path) -> None:
-    with refused(RunError, tmp_path / "none"):
-        KernelClassifier.load(tmp_path / "none")
-    (tmp_path / "bad").write_bytes(b"not this")
-    with refused(RunError, tmp_path / "bad"):
-        KernelClassifier.load(tmp_path / "bad")
-
-
-HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] = {
-    "not finite": lambda facts, arrays: arrays["phi/weights"].fill_(torch.nan),
-    "an offset too many": lambda facts, arrays: arrays.update({"phi/offset": torch.zeros(9)}),
-    "means of others": lambda facts, arrays: arrays.update(means=torch.zeros(2, 8).double()),
-    "coefficients of others": lambda facts, arrays: arrays.update(coef=torch.zeros(1, 3)),
-    "a width of 0": lambda facts, arrays: facts["widths"].update(input=0.0),
-    "a class too many": lambda facts, arrays: facts["classes"].append("x"),
-    "labels of others": lambda facts, arrays: facts.update(labels=["nine", "x"]),
-    "endless labels": lambda facts, arrays: facts.update(dtype="<U99999999"),
-    "objects": lambda facts, arrays: facts.update(dtype="S4"),
-    "other parameters": lambda facts, arrays: facts["parameters"].update(evil=1),
-    "parameters below 0": lambda facts, arrays: facts["parameters"].update(C=-1),
-    "no combination": lambda facts, arrays: facts["parameters"].update(combine="none"),
-    "domains that are numbers": lambda facts, arrays: facts.update(domains=[1, 2, 3]),
-}
-
-
-@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_kernel_file_that_does_not_fit_together(
-    change: Callable[[dict[str, Any], dict[str, torch.Tensor]], object], tmp_path: Path
-) -> None:
-    X, y, domains = conditional(domains=3, rows=20)
-    path = tmp_path / "kernel"
-    model = KernelClassifier(components=20, mean_components=8)
-    model.fit(X, np.where(y == 9, "nine", "ten"), domains).save(path)
-    arrays, metadata = read_tensors(path)
-    facts = json.loads(metadata["kernel"])
-    change(facts, arrays)
-    save_tensors(path, arrays, {"kernel": json.dumps(facts)})
-    with refused(RunError, path):
-        KernelClassifier.load(path)
 
 
 def test_numbers_beyond_measure_give_no_answer() -> None:

@@ -252,6 +252,7 @@ def test_faults(server: str, tmp_path: Path, fault: str) -> None:
     assert sum(Handler.asked.values()) == attempts * (1 if status == "dead" else 2)
     fetched(manifest, retry_dead=True)
     assert sum(Handler.asked.values()) == attempts * (2 if status == "dead" else 3)
+    assert fetched(manifest_of({"a/1.jpg": f"{server}/ok/1"}, tmp_path)).reasons == {}  # mended
 
 
 @pytest.mark.parametrize("fault", ["slow", "drip", "dripping_headers"])
@@ -279,6 +280,9 @@ def test_what_ends_well(server: str, tmp_path: Path, path: str, shade: int, atte
     assert {agent.split("/")[0] for agent in Handler.agents} == {"acclimate"}
     fetched(manifest)
     assert sum(Handler.asked.values()) == attempts  # it is there
+    (manifest.root / "300" / "1.jpg").write_bytes(b"x")  # changed since
+    no_image = "unreadable: not a JPEG, PNG, WebP, BMP, TIFF or GIF image"
+    assert fetched(manifest, check_only=True).reasons == {no_image: 1}
 
 
 def test_the_server_may_ask_for_patience(server: str, tmp_path: Path) -> None:
@@ -297,6 +301,7 @@ def test_the_server_may_ask_for_patience(server: str, tmp_path: Path) -> None:
         ("http://127.0.0.1:99999/", "not an http or https URL"),
         ("http://127.0.0.1/a b", "not an http or https URL"),
         ("http://127.0.0.1/\r\nX: y", "not an http or https URL"),
+        ("http://169.254.169.254/latest/meta-data", "a link-local address, which is never asked"),
     ],
 )
 def test_urls_that_are_none(tmp_path: Path, url: str | None, reason: str) -> None:
@@ -483,20 +488,6 @@ def test_check_only_looks_and_writes_nothing(server: str, tmp_path: Path) -> Non
         assert (loss.there, loss.fetched, loss.missing) == (3, 0, 0)
 
 
-def test_a_file_changed_since_is_looked_at_again(server: str, tmp_path: Path) -> None:
-    manifest = manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path)
-    fetched(manifest)
-    (manifest.root / "1.jpg").write_bytes(b"x")
-    assert fetched(manifest, check_only=True).reasons == {
-        "unreadable: not a JPEG, PNG, WebP, BMP, TIFF or GIF image": 1
-    }
-
-
-def test_a_dead_link_that_is_mended_is_tried(server: str, tmp_path: Path) -> None:
-    fetched(manifest_of({"1.jpg": f"{server}/status/404"}, tmp_path))
-    assert fetched(manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path)).reasons == {}
-
-
 def test_a_torn_line_of_the_journal_is_cut(server: str, tmp_path: Path) -> None:
     manifest = manifest_of(
         {"1.jpg": f"{server}/status/404", "2.jpg": f"{server}/status/410"}, tmp_path
@@ -541,14 +532,13 @@ def test_manifests_without_urls_or_paths_are_refused(tmp_path: Path) -> None:
     ("options", "facts"),
     [
         ({"workers": 0}, ("--workers", 0)),
-        ({"download": DownloadSettings(timeout=0)}, ("--timeout", 0)),
-        ({"download": DownloadSettings(timeout=float("nan"))}, ("--timeout", "nan")),
-        ({"download": DownloadSettings(retries=-1)}, ("--retries", -1)),
+        ({"timeout": float("nan")}, ("--timeout", "nan")),
+        ({"retries": -1}, ("--retries", -1)),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, Any], facts: tuple[object, ...]) -> None:
     with refused(ConfigError, *facts):
-        FetchSettings(**options)
+        (FetchSettings if "workers" in options else DownloadSettings)(**options)
 
 
 @pytest.mark.parametrize("kind", [OSError, WriteError])
@@ -600,21 +590,6 @@ def test_killed_in_the_middle_it_goes_on(server: str, tmp_path: Path) -> None:
     assert sum(Handler.asked.values()) <= count + 2  # those under way are asked for again
     for number in range(count):
         assert (manifest.root / f"{number}.jpg").read_bytes() == picture(number)
-
-
-def test_progress_is_told(server: str, tmp_path: Path) -> None:
-    told = []
-    manifest = manifest_of({"1.jpg": f"{server}/ok/1", "2.jpg": f"{server}/status/404"}, tmp_path)
-    fetch_images(
-        manifest,
-        manifest.root,
-        FetchSettings(workers=1, download=FAST),
-        watch=lambda *facts: told.append(facts),
-    )
-    assert told == [
-        ("images", 1, 2, "1 fetched, 0 gone"),
-        ("images", 2, 2, "1 fetched, 1 gone"),
-    ]
 
 
 def test_the_command(server: str, tmp_path: Path) -> None:
@@ -677,33 +652,6 @@ def test_nothing_left_is_an_error_and_no_file(server: str, tmp_path: Path) -> No
     assert CliRunner().invoke(app, [*arguments, "--check-only"]).exit_code == 0  # only a look
 
 
-def test_the_command_says_that_it_goes_on(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    manifest_of({"1.jpg": f"{server}/ok/1"}, tmp_path).write(tmp_path / "geo.parquet")
-    monkeypatch.setattr(fetching, "_report", interrupted)
-    arguments = ["build", "fetch", str(tmp_path / "geo.parquet"), "--private"]
-    result = CliRunner().invoke(app, [*arguments, "--root", str(tmp_path / "here")])
-    assert result.exit_code == 130
-    assert result.stderr.endswith("stopped; the same command goes on\n")
-
-
-def test_a_link_local_address_is_not_asked_even_where_private_ones_are(tmp_path: Path) -> None:
-    manifest = manifest_of({"1.jpg": "http://169.254.169.254/latest/meta-data"}, tmp_path)
-    assert fetched(manifest).reasons == {"a link-local address, which is never asked": 1}
-
-
-def test_a_name_that_is_too_long_stops_nobody_else(server: str, tmp_path: Path) -> None:
-    long = "x" * 300 + ".jpg"
-    manifest = manifest_of({long: f"{server}/ok/1", "2.jpg": f"{server}/ok/2"}, tmp_path)
-    report = fetched(manifest)
-    assert report.reasons == {"no place for it (file name too long)": 1}
-    assert report.manifest.table["image"].to_pylist() == ["2.jpg"]
-
-
 def test_nothing_is_written_where_a_link_leads_out(server: str, tmp_path: Path) -> None:
     root, outside = tmp_path / "images", tmp_path / "outside"
     outside.mkdir()
@@ -711,9 +659,10 @@ def test_nothing_is_written_where_a_link_leads_out(server: str, tmp_path: Path) 
     (root / "folder").symlink_to(outside)
     (root / "file.jpg").symlink_to(outside / "new.jpg")
     (root / "near").symlink_to("inside")
-    names = ("folder/1.jpg", "file.jpg", "near/1.jpg")
+    names = ("folder/1.jpg", "file.jpg", "near/1.jpg", "x" * 300 + ".jpg")
     report = fetched(manifest_of(dict.fromkeys(names, f"{server}/ok/1"), tmp_path))
-    assert report.reasons == {"a link leads out of the root": 2}
+    too_long = "no place for it (file name too long)"
+    assert report.reasons == {"a link leads out of the root": 2, too_long: 1}
     assert list(outside.iterdir()) == []
     assert (root / "inside" / "1.jpg").is_file()
 

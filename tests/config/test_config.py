@@ -24,7 +24,7 @@ from acclimate.config import (
     read_toml,
     setting,
 )
-from acclimate.config.presets import PRESETS, preset
+from acclimate.config.settings import PRESETS, preset
 from acclimate.core.errors import ConfigError, UnknownName
 from fixtures.errors import refused
 
@@ -53,7 +53,7 @@ def set_(*assignments: str) -> RunConfig:
         (
             {"embedding": {"optimiser": {"zzz": 0}}},
             "'embedding.optimiser.zzz'",
-            "there is embedding.optimiser.accumulate, embedding.optimiser.beta1, ",
+            "there is embedding.optimiser.beta1, embedding.optimiser.clip, ",
         ),
     ],
 )
@@ -75,7 +75,7 @@ def test_unknown_keys_name_the_nearest(values: dict[str, Any], name: str, neares
         ("model.backbone", 50, "text"),
         ("test_domains", 3, "a list of names"),
         ("test_domains", ["a", 3], "a list of names"),
-        ("hparams", 3, "a table of settings"),
+        ("hparams", 3, "a table"),
         ("train", 3, "settings of its own"),
         ("train.optimiser", "sgd", "settings of its own"),
         ("train.optimiser.name", "adamw", "one of adam, sgd"),

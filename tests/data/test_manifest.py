@@ -594,7 +594,7 @@ def test_spellings(one: str, other: str, same: bool) -> None:
 
 def test_the_data_model_does_not_import_torch() -> None:
     code = (
-        "import sys, acclimate.build.folder, acclimate.data.inspection; "
+        "import sys, acclimate.build.files, acclimate.data.inspection; "
         "import acclimate.report.figures.label_shares; "
         "print([m for m in ('torch', 'matplotlib', 'PIL') if m in sys.modules])"
     )

@@ -15,7 +15,6 @@ from torch import Tensor
 from acclimate.adapt.classifier import adapt
 from acclimate.config import (
     EmbeddingConfig,
-    OptimiserConfig,
     RunConfig,
     setting,
 )
@@ -147,12 +146,12 @@ def test_labels_play_no_part_in_a_domain_s_state(name: str, features: Manifest) 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_shares_of_a_batch_average_to_the_whole(name: str) -> None:
-    """Of processes or of accumulation: loss and gradients."""
+    """Of processes: loss and gradients."""
     shares = 4
     whole, parts, batch = build(name), build(name), batch_of()
     loss = whole(batch, 0).risk
     loss.backward()
-    each = [parts(batch.part(index, shares), 0).risk for index in range(shares)]
+    each = [parts(batch.take(slice(rank, None, shares)), 0).risk for rank in range(shares)]
     mean = torch.stack(each).mean()
     mean.backward()
     torch.testing.assert_close(mean, loss)
@@ -185,9 +184,6 @@ class TestSampler:
         assert all(row in rows[d] for row, d in zip(chosen, domain, strict=True))
         seen = np.concatenate([sampler.rows(step)[1] for step in range(3)])
         assert np.bincount(seen).tolist() == [slots * 8] * 3
-        # The prototypes refuse parts of one image; here they are as good as any.
-        config = replace(CONFIG, per_domain=2, optimiser=OptimiserConfig(accumulate=2))
-        assert build(name, config).sampler(rows, config, seed=0).per_domain == 2
 
 
 @pytest.mark.parametrize("name", ["none", "random"])

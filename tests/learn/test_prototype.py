@@ -1,7 +1,6 @@
 """Algorithm 1: Equation 3 against a plain loop, domain mixup row by row, and that it learns."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate.config import EmbeddingConfig, OptimiserConfig
+from acclimate.config import EmbeddingConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch, EpisodeSampler, support_size
 from acclimate.learn.embeddings.prototype import Prototype, prototype_loss
 from acclimate.learn.models import build_backbone
@@ -213,11 +211,3 @@ def test_it_asks_for_episodes() -> None:
     assert isinstance(sampler, EpisodeSampler)
     assert (sampler.per_domain, sampler.support, sampler.slots, sampler.seed) == (10, 8, 2, 4)
     assert Prototype.least_domains == 2
-
-
-@pytest.mark.parametrize(("parts", "enough"), [(1, True), (4, True), (5, False)])
-def test_each_part_of_a_step_has_support_and_query(parts: int, enough: bool) -> None:
-    config = replace(CONFIG, optimiser=OptimiserConfig(accumulate=parts))  # of 8 images a domain
-    rows = [np.arange(20), np.arange(20, 50)]
-    with nullcontext() if enough else pytest.raises(ConfigError, match=f"at least {2 * parts}"):
-        build(config).sampler(rows, config, seed=0)

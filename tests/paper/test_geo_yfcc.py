@@ -19,17 +19,17 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from acclimate.core.errors import AcclimateError, ConfigError, ManifestError
+from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.paper.geo_yfcc import rows, work
 from acclimate.paper.geo_yfcc.funnel import Funnel
 from acclimate.paper.geo_yfcc.labels import Label, read_labels
-from acclimate.paper.geo_yfcc.places import read_places
 from acclimate.paper.geo_yfcc.reading import LOSSES, ODDITIES, Reader
 from acclimate.paper.geo_yfcc.rows import Piece, Rows, blocks, pieces
 from acclimate.paper.geo_yfcc.stages import Photos, once, select, shared_out
 from acclimate.paper.geo_yfcc.tags import Vocabulary, normalise
+from fixtures.command_line import app, command
 from fixtures.errors import refused
 
 pytest.importorskip("shapely")
@@ -66,9 +66,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, answer
 
 
-def sources(folder: Path, pattern: str = "yfcc100m_dataset-*", **more: Any) -> GeoSources:
-    files = tuple(sorted(folder.glob(pattern)))
-    polygons = None if "places" in more else folder / "world.geojson"
+def sources(folder: Path, **more: Any) -> GeoSources:
+    files, polygons = tuple(sorted(folder.glob("yfcc100m_dataset-*"))), folder / "world.geojson"
     return GeoSources(metadata=files, labels=folder / "labels.txt", polygons=polygons, **more)
 
 
@@ -103,7 +102,7 @@ def assert_is_the_answer(built: Made, answer: Any, settings: GeoSettings) -> Non
     assert funnel.rows == answer.rows
     lost = [stage.lost for stage in funnel.stages]
     reading = [answer.lost[name] for name in (*LOSSES, "duplicates of a photo")]
-    assert lost == [*reading, 0, *right["lost"]]
+    assert lost == [*reading, *right["lost"]]
     left = [stage.left for stage in funnel.stages]
     assert left == (funnel.rows - np.cumsum(lost)).tolist()
     assert {name: funnel.odd[name] for name in ODDITIES} == dict(answer.odd)
@@ -171,8 +170,6 @@ def test_the_manifest_and_its_report(made: tuple[Path, Any], tmp_path: Path) -> 
     assert "temple" in manifest.classes and "quokka" not in manifest.classes
     report = json.loads((tmp_path / "geo.report.json").read_text())
     assert report == json.loads(json.dumps(built.funnel.as_dict()))
-    text = (tmp_path / "geo.report.md").read_text()
-    assert "| videos |" in text and f"| rows read |  | {built.funnel.rows:,} |" in text
     assert not (tmp_path / "geo.parquet.work").exists()
 
 
@@ -254,7 +251,7 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
 ) -> None:
     out = tmp_path / "geo.parquet"
     strict = GeoSettings(min_images=5_000, max_images=5_000, test_images=10)
-    with refused(ManifestError, "0 countries", 5000, "--split 40,7,15", "Hostland", " lost to "):
+    with refused(ManifestError, "0 countries", 5000, "--split 40 7 15", "Hostland", " lost to "):
         made_from(sources(made[0]), out, strict)
     reads = []
     read = Reader.read
@@ -264,14 +261,6 @@ def test_parts_are_kept_for_other_thresholds_and_not_for_other_labels(
     assert len(reads) == 2
     made_from(sources(made[0]), out, SMALL)
     assert len(reads) == 2, "thresholds do not concern the first pass"
-
-
-def test_progress_says_rows_and_time(made: tuple[Path, Any], tmp_path: Path) -> None:
-    told: list[tuple[str, int, int, str]] = []
-    made_from(sources(made[0]), tmp_path / "geo.parquet", SMALL, watch=lambda *a: told.append(a))
-    phase, done, total, note = told[-1]
-    assert phase == "reading metadata (MiB)" and done == total
-    assert note.endswith(" rows/s, 0 s left")
 
 
 # Hand-written rows -------------------------------------------------------------------------------
@@ -375,12 +364,12 @@ def test_nasty_rows_are_lost_to_one_thing_and_counted(
         (line(marker="0\r"), "Land"),
         (line(title="%zz%", description="\udcff\udcfe"), "Land"),
         (line(taken="null", uploaded="4501-01-01"), "Land"),
+        (b"\n" + line() + b"\r\n", "Land"),
     ],
 )
 def test_odd_rows_that_are_good(reader: Reader, row: bytes, country: str) -> None:
     table, counts = reader.read(row, 23)
     assert table.num_rows == counts["rows"] == 1
-    assert reader.countries is not None
     assert reader.countries.names[table["country"][0].as_py()] == country
 
 
@@ -389,11 +378,6 @@ def test_odd_tags_are_counted_and_the_others_of_the_photo_match(reader: Reader) 
     table, counts = reader.read(rows, 23)
     assert table["labels"].to_pylist() == [[0], [1], [0]]
     assert [counts[name] for name in ODDITIES] == [1, 1]
-
-
-def test_blank_lines_are_no_rows(reader: Reader) -> None:
-    _, counts = reader.read(b"\n" + line() + b"\r\n" + line() + b"\n", 23)
-    assert counts["rows"] == 2 and not any(counts[name] for name in LOSSES)
 
 
 def test_both_versions_have_the_same_fields(reader: Reader) -> None:
@@ -472,11 +456,8 @@ def test_plurals_are_optional_and_give_way_to_lemmas() -> None:
     assert labels_in(b"berries,toys,glasses", *every, plurals=True) == [1, 2, 3]
     assert labels_in(b"glasses", glass, plurals=True) == [0]
     assert labels_in(b"toies", toy, plurals=True) == []
-
-
-@pytest.mark.parametrize("tags", [b"+toy", b"toy+", b"x,_toy", b"toy-,x", b",toy,", b"+,toy"])
-def test_spare_separators_and_empty_tags(tags: bytes) -> None:
-    assert labels_in(tags, Label("n4", "toy", ("toy",)), plurals=False) == [0]
+    for tags in (b"+toy", b"toy+", b"x,_toy", b"toy-,x", b",toy,", b"+,toy"):
+        assert labels_in(tags, toy, plurals=False) == [0], tags
 
 
 def test_labels_from_the_authors_map_and_from_lists(tmp_path: Path) -> None:
@@ -492,7 +473,8 @@ def test_labels_from_the_authors_map_and_from_lists(tmp_path: Path) -> None:
     assert [(label.synset, label.name) for label in labels] == [("n02131653", "bear")]
     every = read_labels(path, exclude_ilsvrc12=False)
     assert [label.name for label in every] == ["crane (n02012849)", "bear", "crane (n03126707)"]
-    path.write_text("n02131653\n\nn99\tyeti, abominable snowman\n")
+    # With a byte order mark, as some editors put.
+    path.write_text("n02131653\n\nn99\tyeti, abominable snowman\n", encoding="utf-8-sig")
     assert read_labels(path)[1] == Label("n99", "yeti", ("yeti", "abominable snowman"))
 
 
@@ -636,25 +618,6 @@ def test_duplicates_count_once_and_the_first_stays(reader: Reader, tmp_path: Pat
     assert [urls[place] for place in photos.place] == [b"http://first", b"http://six"]
 
 
-def test_countries_from_the_places_file(made: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, answer = made
-    lines = ["1\t24703176:Admiralty:Suburb", "x\t1:Nowhere:Country", "3"]
-    for photo, (country, _) in answer.photos.items():
-        name = country.replace(" ", "+")
-        lines.append(f"{photo}\t{photo % 99}:A+Town:Town,234:{name}:Country,9:Country:Suburb")
-    path = tmp_path / "places.bz2"
-    path.write_bytes(bz2.compress("\n".join(lines).encode()))
-    built = made_from(sources(folder, places=path), tmp_path / "geo.parquet", SMALL)
-    right = yfcc_rows.expected(answer, min_countries=5, min_images=30, max_images=80)
-    assert {d.domain: d.photos for d in built.funnel.domains} == right["photos"]
-    # Photos at sea have no line in the places file; without polygons they are lost to that.
-    lost = {stage.lost_to: stage.lost for stage in built.funnel.stages}
-    assert lost["in no country"] == 0
-    assert lost["country unknown"] == answer.lost["in no country"]
-    with refused(ManifestError, "labels.txt", 37):
-        read_places(folder / "labels.txt", np.array([7]))
-
-
 # The second pass, by hand ------------------------------------------------------------------------
 
 
@@ -672,14 +635,13 @@ def photos_of(rows: list[tuple[int, int, list[int]]]) -> Photos:
 def test_categories_go_before_countries_are_counted() -> None:
     # Label 1 is in one country only: without it country 0 has two photos left, and is too small.
     rows = [(1, 0, [0]), (2, 0, [0, 1]), (3, 0, [1]), *((10 + i, 1, [0]) for i in range(3))]
-    rows += [(20 + i, 2, [0]) for i in range(4)] + [(30, -1, [0])]
+    rows += [(20 + i, 2, [0]) for i in range(4)]
     settings = GeoSettings(
         min_countries=2, min_images=3, max_images=3, test_images=1, split=(1, 0, 1)
     )
     chosen = select(photos_of(rows), ("A", "B", "C"), 2, settings)
     assert chosen.domains == ("B", "C")
     assert [(stage.lost, stage.left) for stage in chosen.stages] == [
-        (1, 10),
         (1, 9),
         (2, 7),
         (1, 6),
@@ -721,8 +683,8 @@ def test_domains_are_shared_out_in_proportion(total: int, parts: tuple[int, int,
     [
         ({"max_images": 9_999}, ("--max-images 9999", "--min-images 10000")),
         ({"test_images": 10_000}, ("--test-images 10000", "--min-images 10000")),
-        ({"val_share": 1.0}, ("--val-share is 1.0",)),
-        ({"split": (0, 1, 1)}, ("--split is 0,1,1",)),
+        ({"val_share": 1.0}, ("--val-share", 1)),
+        ({"split": (0, 1, 1)}, ("--split is 0 1 1",)),
         ({"min_countries": 0}, ("--min-countries",)),
     ],
 )
@@ -733,30 +695,20 @@ def test_settings_are_checked(changed: dict[str, Any], facts: tuple[str, ...]) -
 
 @pytest.mark.slow
 def test_the_command(
-    made: tuple[Path, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from acclimate.cli import app, load_commands
-
-    load_commands()
-    files = sources(made[0])
-    out = tmp_path / "geo.parquet"
-    flags = ["--metadata", *map(str, files.metadata)]  # the second file is an argument
+    files, out = sources(made[0]), tmp_path / "geo.parquet"
+    flags = ["build", "geo-yfcc", "--metadata", *files.metadata]  # the second is an argument
     flags += [f"--labels={files.labels}", f"--polygons={files.polygons}", f"--out={out}"]
     flags += ["--min-images=30", "--max-images=80", "--test-images=10", "--seed=3"]
-    app(["build", "geo-yfcc", *flags, "--split=4,1,2", "--json"], standalone_mode=False)
-    told = json.loads(capsys.readouterr().out)
+    flags += ["--split", 4, 1, 2]
+    told = json.loads(command(*flags, "--json"))
     assert told["funnel"]["rows"] == 8000
     assert told["rows"] == len(Manifest.read(out)) == told["funnel"]["manifest_rows"]
     assert told["digest"] == Manifest.read(out).digest()
-    assert [Path(path).name for path in told["reports"]] == ["geo.report.json", "geo.report.md"]
-    app(["build", "geo-yfcc", *flags, "--split=4,1,2"], standalone_mode=False)
-    shown = capsys.readouterr().out
+    assert told["report"] == str(tmp_path / "geo.report.json")
+    shown = command(*flags)
     assert "no coordinates" in shown and f"manifest: {out}" in shown.replace("\n", "")
-    with refused(AcclimateError, "--split", "'4;1'"):
-        app(["build", "geo-yfcc", *flags, "--split=4;1"], standalone_mode=False)
 
 
 def test_the_command_says_that_it_goes_on(
@@ -765,10 +717,6 @@ def test_the_command_says_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from acclimate.cli import app, load_commands
-
-    load_commands()
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -815,16 +763,8 @@ def test_a_report_of_an_earlier_build_is_not_left_beside_a_failure(
     out = tmp_path / "geo.parquet"
     builder = GeoYfcc(sources=sources(made[0]), out=out, settings=SMALL)
     builder.build(unwatched)
-    reports = [tmp_path / "geo.report.json", tmp_path / "geo.report.md"]
-    assert all(path.exists() for path in reports)
+    report = tmp_path / "geo.report.json"
+    assert report.exists()
     with pytest.raises(ManifestError):
         replace(builder, settings=replace(SMALL, min_images=5000, max_images=5000)).build(unwatched)
-    assert not any(path.exists() for path in reports)
-
-
-def test_labels_that_begin_with_a_byte_order_mark(made: tuple[Path, Any], tmp_path: Path) -> None:
-    plain = (made[0] / "labels.txt").read_text(encoding="utf-8")
-    for encoding in ("utf-8", "utf-8-sig"):
-        (tmp_path / f"{encoding}.txt").write_text(plain, encoding=encoding)
-    found = [read_labels(tmp_path / f"{name}.txt") for name in ("utf-8", "utf-8-sig")]
-    assert found[0] == found[1]
+    assert not report.exists()

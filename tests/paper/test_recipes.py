@@ -1,25 +1,25 @@
 """Every recipe runs small, from the command to the page; what it needs and costs is said before."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from acclimate.cli import main
-from acclimate.config.presets import PRESETS
+from acclimate.config.settings import PRESETS
 from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.data.readers import data_name
 from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.published import TABLES, rows
-from acclimate.paper.recipes.data_sets import DATA_SETS, STAND_IN, find, stand_in
-from acclimate.paper.recipes.plan import Wanted, ready
+from acclimate.paper.recipes.data_sets import DATA_SETS, STAND_IN, find_data, stand_in
+from acclimate.paper.recipes.plan import RecipeRequest, prepare_recipe
 from acclimate.paper.recipes.table import RECIPES, SMALL_SCALE
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep import launchers
 from acclimate.sweep.worker import Task, TaskResult, perform
+from fixtures.command_line import command
+from fixtures.errors import refused
 from fixtures.settings import TINY, as_flags
 
 # The recipes' own small runs take minutes; the same in seconds, without draws and all algorithms.
@@ -32,14 +32,6 @@ FEWER = {
     "figure-4d": ("mmd", "da-erm"),
 }
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["acclimate", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, end.code
 
 
 class InThisProcess:
@@ -61,19 +53,10 @@ class InThisProcess:
         pass
 
 
-def message(error: type[Exception], **wanted: Any) -> str:
-    with pytest.raises(error) as caught:
-        ready(Wanted(**wanted))
-    return str(caught.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_small(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out = RECIPES[name], tmp_path / "out"
     monkeypatch.setattr(
@@ -83,8 +66,7 @@ def test_every_recipe_runs_small(
     asked += ["--out", out, "--max-parallel", 1]
     fewer = FEWER.get(name, ())
     asked += ["--algorithms", ",".join(fewer)] if fewer else []
-    command(monkeypatch, *asked)
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(command(*asked))
     page = (out / "report.html").read_text()
     assert told["left"] == 0
     assert (told["runs"] > 0) == any(part.algorithms for part in recipe.parts)
@@ -107,7 +89,7 @@ def test_every_recipe_runs_small(
         assert "strong sensors" in page  # the map is coloured by the data's groups
         # Once more: nothing is run again, and the page is the same.
         records = {path: path.stat().st_mtime_ns for path in out.rglob("records.jsonl")}
-        command(monkeypatch, *asked)
+        command(*asked)
         assert {path: path.stat().st_mtime_ns for path in out.rglob("records.jsonl")} == records
         assert (out / "report.html").read_text() == page
 
@@ -117,68 +99,54 @@ def test_table_1_is_the_papers(tmp_path: Path) -> None:
     assert (part.trials, part.rule, part.preset) == (8, "leave-one-out", "small-scale")
     assert {row.algorithm for row in rows("1")} == {*part.algorithms}
     assert {row.dataset for row in rows("1")} == {*part.data, "average"}
-    (small,) = ready(Wanted(name="table-1", out=tmp_path, small=True, trials=2))
+    (small,) = prepare_recipe(RecipeRequest(name="table-1", out=tmp_path, small=True, trials=2))
     assert small.plan is not None
     phis = [phi.config["seed"] for phi in small.plan.sweep.embeddings]
     assert sorted(phis) == [0] * 10 + [1] * 10  # Φ is learned anew in each trial
     assert not any(tmp_path.iterdir())
 
 
-def test_a_dry_run_counts_runs_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_runs_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command(monkeypatch, "reproduce", "table-2", "--small", "--dry-run", "--json", "--out", out)
-    told = json.loads(capsys.readouterr().out)["parts"]
-    assert {name: facts["runs"] for name, facts in told.items()} == {
-        "lt-imagenet": 4,
-        "geo-yfcc": 4,
-    }
+    shown = command("reproduce", "table-2", "--small", "--dry-run", "--json", "--out", out)
+    runs = {name: facts["runs"] for name, facts in json.loads(shown)["parts"].items()}
+    assert runs == {"lt-imagenet": 4, "geo-yfcc": 4}
     assert not out.exists()
 
 
-def test_the_list_names_every_recipe_and_its_data(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command(monkeypatch, "reproduce", "--json")
-    told = json.loads(capsys.readouterr().out)
+def test_the_list_names_every_recipe_and_its_data() -> None:
+    told = json.loads(command("reproduce", "--json"))
     assert [row["name"] for row in told["recipes"]] == list(RECIPES)
     needed = {name for row in told["recipes"] for name in row["needs"].split(", ")}
     assert needed == {*told["data"]} == {*DATA_SETS}
 
 
-def test_wanting_both_or_neither_of_data_and_small(tmp_path: Path) -> None:
-    expected = (
-        "'table-2' needs the paper's data or stand-ins for them; give either --data ROOT or --small"
-    )
-    for given in ({}, {"root": tmp_path, "small": True}):
-        assert message(ConfigError, name="table-2", out=tmp_path, **given) == expected
-
-
-def test_data_that_are_missing_are_named_with_what_makes_them(tmp_path: Path) -> None:
+def test_what_cannot_be_reproduced(tmp_path: Path) -> None:
     (tmp_path / "LT_ImageNet.parquet").touch()
-    assert message(ConfigError, name="table-2", out=tmp_path / "out", root=tmp_path) == (
-        f"{tmp_path} lacks geo-yfcc (`acclimate build geo-yfcc-released TABLE --out "
-        f"{tmp_path}/geo-yfcc.parquet`); make what is missing, or try the recipe with --small, "
-        f"which needs no data"
-    )
-    nowhere = tmp_path / "nowhere"
-    assert message(ConfigError, name="table-2", out=tmp_path / "out", root=nowhere) == (
-        f"--data: there is no folder {nowhere}; give the one that holds the data"
-    )
-
-
-def test_an_unknown_recipe(tmp_path: Path) -> None:
-    assert message(UnknownName, name="table-3", out=tmp_path, small=True) == (
-        "there is no recipe 'table-3'; did you mean 'table-4'?"
-    )
+    out = {"out": tmp_path / "out"}
+    requests: list[tuple[dict[str, Any], tuple[object, ...]]] = [
+        ({"name": "table-2"}, ("table-2", "--data ROOT", "--small")),
+        ({"name": "table-2", "root": tmp_path, "small": True}, ("--data ROOT", "--small")),
+        ({"name": "table-2", "root": tmp_path}, (tmp_path, "geo-yfcc", "geo-yfcc-released")),
+        ({"name": "table-2", "root": tmp_path / "none"}, ("--data", tmp_path / "none")),
+        ({"name": "table-3", "small": True}, ("table-3", "table-4")),
+        ({"name": "table-2", "small": True, "algorithms": ("erm", "irm")}, ("irm", "erm")),
+    ]
+    for request, facts in requests:
+        with refused((ConfigError, UnknownName), *facts):
+            prepare_recipe(RecipeRequest(**request, **out))
+    # Fig. 4B to D sample LT-ImageNet's 500 classes from what is given.
+    stand_in("imagenet-5k").write(tmp_path / "imagenet-5k.parquet")
+    for name in ("figure-4b", "figure-4c", "figure-4d"):
+        with refused(ManifestError, "imagenet-5k has 10 classes", 500):
+            prepare_recipe(RecipeRequest(name=name, root=tmp_path, **out))
 
 
 def test_data_are_found_however_they_are_spelt(tmp_path: Path) -> None:
     for name in ("VLCS", "PACS", "office_home", "TerraInc"):
         (tmp_path / name).mkdir()
     (tmp_path / "pacs.parquet").touch()
-    found = find(tmp_path, ["vlcs", "pacs", "office-home", "terra-incognita"])
+    found = find_data(tmp_path, ["vlcs", "pacs", "office-home", "terra-incognita"])
     assert {name: path.name for name, path in found.items()} == {
         "vlcs": "VLCS",
         "pacs": "pacs.parquet",  # a table goes before a folder
@@ -192,29 +160,15 @@ def test_full_scale_runs_with_the_papers_settings(tmp_path: Path) -> None:
     for needed in ("lt-imagenet", "geo-yfcc"):
         stand_in(needed).write(tmp_path / f"{needed}.parquet")
     settings = {"model": {"backbone": "small-cnn"}}
-    wanted = Wanted(name="table-2", out=tmp_path / "out", root=tmp_path, settings=settings)
-    for found in ready(wanted):
-        assert found.plan is not None
-        preset = PRESETS[found.part.preset].settings
-        for job in found.plan.sweep.jobs:
+    request = RecipeRequest(name="table-2", out=tmp_path / "out", root=tmp_path, settings=settings)
+    for prepared in prepare_recipe(request):
+        assert prepared.plan is not None
+        preset = PRESETS[prepared.part.preset].settings
+        for job in prepared.plan.sweep.jobs:
             assert job.config["train"]["epochs"] == preset["train.epochs"]
             assert job.config["adapt"]["points"] == preset["adapt.points"]
             assert job.config["model"]["head"] == "linear"
-        assert {data_name(path) for path in found.plan.paths.values()} == {found.part.name}
-
-
-@pytest.mark.parametrize("name", ["figure-4b", "figure-4c", "figure-4d"])
-def test_curves_sample_lt_imagenet_from_what_is_given(name: str, tmp_path: Path) -> None:
-    stand_in("imagenet-5k").write(tmp_path / "imagenet-5k.parquet")
-    assert message(ManifestError, name=name, out=tmp_path / "out", root=tmp_path) == (
-        "imagenet-5k has 10 classes with images for training, validation and test (0 excluded, "
-        "0 too small), not 500; lower --classes, or add images"
-    )
-
-
-def test_only_some_of_a_recipes_algorithms(tmp_path: Path) -> None:
-    given = {"name": "table-2", "out": tmp_path, "small": True, "algorithms": ("erm", "irm")}
-    assert message(UnknownName, **given) == ("'table-2' does not run 'irm'; did you mean 'erm'?")
+        assert {data_name(path) for path in prepared.plan.paths.values()} == {prepared.part.name}
 
 
 def test_rows_name_what_exists() -> None:

@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were(n: int, tmp_path: Path) -> None:
 def test_damage_is_noticed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert run.predictions() is None
-    run.write_predictions(rows(2000))
+    rows(2000).write(tmp_path / "predictions.parquet")
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     for place in (len(whole) // 3, len(whole) // 2, len(whole) - 2):

@@ -23,7 +23,7 @@ from acclimate.paper.figures import (
 from acclimate.paper.figures import (
     consistency as theory,
 )
-from acclimate.paper.reproduction import beside_grids, looked_at
+from acclimate.paper.reproduction import beside_grids, figures_of_data
 from acclimate.records.records import Loss, Records
 from acclimate.report.figures import (
     FORMATS,
@@ -397,7 +397,7 @@ def test_label_shift_and_shares() -> None:
 def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
     X = np.zeros((6, 1), dtype=np.float32)
     data = Manifest.from_arrays(X, ["a", "b"] * 3, [name] * 2 + ["Chad"] * 4)
-    (found,) = looked_at("labels", "countries", data)
+    (found,) = figures_of_data("labels", "countries", data)
     assert found.caption == f"Share of each class in domains of countries, over those of {over}."
 
 

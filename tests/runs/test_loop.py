@@ -3,19 +3,18 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from acclimate.config import AverageConfig, EmbeddingConfig, OptimiserConfig
+from acclimate.config import AverageConfig, OptimiserConfig, gather
 from acclimate.core.distributed import World, joined, pick_device
 from acclimate.core.errors import ConfigError, RunError, UnknownName
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import Plain, build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
@@ -29,7 +28,7 @@ from acclimate.runs.loop import (
     make_optimiser,
     save_checkpoint,
 )
-from acclimate.runs.plan import check_shares
+from acclimate.runs.plan import check_batches, check_components
 from fixtures.errors import refused
 from fixtures.interruption import Killed
 from fixtures.loops import assert_same_state, make_erm, make_loop, state_of
@@ -124,22 +123,6 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
                 assert torch.equal(two[index][slot], value), (index, slot)
 
 
-def test_parts_hold_every_domain_in_equal_measure() -> None:
-    domain = torch.arange(3).repeat_interleave(6)
-    batch = Batch(torch.arange(18.0)[:, None], torch.arange(18), domain, torch.rand(18, 2))
-    for count in (1, 2, 3, 6):
-        parts = [batch.part(index, count) for index in range(count)]
-        for part in parts:
-            assert part.domain.bincount().tolist() == [6 // count] * 3
-            assert part.mu is not None
-            assert batch.mu is not None
-            assert torch.equal(part.mu, batch.mu[part.y])
-            assert torch.equal(part.x[:, 0].long(), part.y)
-        assert sorted(torch.cat([part.y for part in parts]).tolist()) == list(range(18))
-    assert replace(batch, mu=None).part(0, 2).mu is None
-    assert len(batch.part(1, 3)) == 6
-
-
 def test_means_by_group() -> None:
     values = torch.tensor([1.0, 2.0, 4.0, 10.0, 0.0], requires_grad=True)
     means = mean_by(values, torch.tensor([7, 2, 7, 2, 5]))
@@ -155,24 +138,6 @@ def test_losses_add_up() -> None:
 
 def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:
     return Phase("main", steps, settings, checkpoint_every=1)
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path: Path, parts: int) -> None:
-    # One step of sgd at rate 1: the weights' change is the gradient.
-    changes, risks = [], []
-    for accumulate in (1, parts):
-        settings = OptimiserConfig(name="sgd", lr=1.0, momentum=0.0, accumulate=accumulate)
-        objective = make_erm()
-        before = state_of(objective)
-        folder = tmp_path / str(accumulate)
-        make_loop(folder, objective, phase(settings)).run()
-        changes.append({key: value - before[key] for key, value in state_of(objective).items()})
-        risks.append(read(folder / "records.jsonl").losses[0].risk)
-    for key, whole in changes[0].items():
-        torch.testing.assert_close(changes[1][key], whole, rtol=0, atol=1e-6)
-    assert max(float(change.abs().max()) for change in changes[0].values()) > 1e-2
-    assert risks[0] == pytest.approx(risks[1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -227,29 +192,24 @@ def test_the_last_checkpoint_has_what_is_needed_without_a_step_to_come(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("per_domain", "processes", "parts", "least", "named"),
+    ("algorithm", "settings", "processes", "named"),
     [
-        (8, 1, 3, 1, "divisor of 8"),
-        (4, 3, 1, 1, "multiples of 3"),
-        (4, 1, 4, 2, "2 images"),  # a penalty compares images of a domain
+        ("erm", {"train.per_domain": 4}, 3, ("train.per_domain", "multiples of 3")),
+        ("da-erm", {"embedding.per_domain": 4}, 3, ("embedding.per_domain", "multiples of 3")),
+        ("coral", {"train.per_domain": 1}, 1, ("2 images", "train.per_domain")),
+        ("mldg", {"train.micro_batches": 2}, 1, ("train.micro_batches", "mldg")),
     ],
 )
 def test_batches_that_cannot_be_shared_out(
-    per_domain: int, processes: int, parts: int, least: int, named: str
+    algorithm: str, settings: dict[str, Any], processes: int, named: tuple[str, ...]
 ) -> None:
-    with refused(ConfigError, named):
-        check_shares(
-            per_domain, World(size=processes), OptimiserConfig(accumulate=parts), least_rows=least
-        )
-    check_shares(12, World(size=processes), OptimiserConfig(accumulate=parts), least_rows=least)
+    def check(**values: Any) -> None:
+        config = gather(flags={"algorithm": algorithm, **values})
+        check_batches(config, check_components(config), World(size=processes))
 
-
-def test_parts_of_a_round_need_support_and_query() -> None:
-    config = EmbeddingConfig(per_domain=8, optimiser=OptimiserConfig(accumulate=8))
-    backbone = build_backbone("mlp", in_features=4)
-    embedding = Prototype(backbone, config, domains=2, classes=2, world=World(), seed=0)
-    with refused(ConfigError, "accumulate is 8", "at least 16"):
-        embedding.sampler([np.arange(9), np.arange(9, 20)], config, seed=0)
+    check(**{"train.per_domain": 12, "embedding.per_domain": 12})
+    with refused(ConfigError, *named):
+        check(**({"train.per_domain": 12, "embedding.per_domain": 12} | settings))
 
 
 def test_long_gradients_are_clipped(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A step that does not fit into memory is taken in micro-batches, or refused."""
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,19 @@ import torch
 
 from acclimate.config import RunConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import RunError
 from acclimate.core.tensors import read_metadata
 from acclimate.data.batches import Batch, Loader
 from acclimate.data.manifest import Manifest
-from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses
 from acclimate.rehearse.training import train
-from acclimate.runs import device as devices
 from acclimate.runs import training
-from acclimate.runs.device import (
-    available_bytes,
-    fitting_micro_batches,
-    step_memory,
-    trained_backbones,
-)
+from acclimate.runs.device import cpu_micro_batches, trained_backbones
 from acclimate.runs.loop import Loop
-from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable, weights
 from fixtures.objectives import on_images
 
 Tiny = Callable[..., RunConfig]
-GIB = 1 << 30
 SMALL_RUN: dict[str, Any] = {
     "embedding.steps": 4,
     "train.steps": 4,
@@ -41,40 +31,16 @@ SMALL_RUN: dict[str, Any] = {
 }
 
 
-def test_activations_are_counted() -> None:
-    """Twice the side, four times the activations; weights are counted four times over."""
-    backbone = build_backbone("small-cnn").train()
-    before = [buffer.clone() for buffer in backbone.buffers()]
-    (fixed, small), (also_fixed, large) = (step_memory([backbone], size) for size in (32, 64))
-    weights = sum(p.nbytes for p in backbone.parameters())
-    assert fixed == also_fixed == devices.BESIDE + 4 * weights
-    assert 3.5 < large / small < 4.5
-    assert backbone.training
-    assert all(torch.equal(*pair) for pair in zip(before, backbone.buffers(), strict=True))
-
-
-def test_a_cpu_divides_refuses_or_does_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, lines = on_images(), list[str]()
-    fixed, per_image = step_memory(trained_backbones(objective), 96)
-
-    def fitting(free: float, size: int = 96, device: str = "cpu") -> int:
-        monkeypatch.setattr(devices, "available_bytes", lambda: free)
+def test_a_cpu_takes_large_images_a_few_at_a_time() -> None:
+    def chosen(images: int, size: int = 96, device: str = "cpu", algorithm: str = "erm") -> int:
         world = World(device=torch.device(device))
-        return fitting_micro_batches(objective, 8, size, world, lines.append)
+        return cpu_micro_batches(on_images(algorithm), images, size, world, lines.append)
 
-    assert (
-        fitting(fixed + 8 * per_image + 1) == fitting(1, size=64) == fitting(1, device="cuda") == 1
-    )
-    assert lines == []
-    assert fitting(fixed + 7 * per_image) == fitting(fixed + 4 * per_image) == 2
-    lines.clear()
-    assert fitting(fixed + 2 * per_image + 1) == 4
-    assert "4 micro-batches" in lines[0] and "8 images of 96 px" in lines[0]
-    with refused(ConfigError, 8, 96, "train.per_domain"):
-        fitting(fixed + 1 * per_image)
-    monkeypatch.setattr(type(objective), "divisible", False)
-    with refused(ConfigError, 8, 96, "train.per_domain"):
-        fitting(fixed + 4 * per_image)
+    lines = list[str]()
+    assert chosen(32) == chosen(99, size=64) == chosen(99, device="cuda") == 1
+    assert chosen(99, algorithm="mldg") == 1 and lines == []
+    assert (chosen(33), chosen(99)) == (2, 4)
+    assert "2 micro-batches" in lines[0] and "train.micro_batches=1" in lines[0]
 
 
 def test_a_run_in_micro_batches_ends_as_one_without(tree: Path, tiny: Tiny, tmp_path: Path) -> None:
@@ -94,7 +60,7 @@ def test_a_resumed_run_keeps_its_micro_batches_whatever_is_free(
     tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, data = tiny("erm", **SMALL_RUN), Manifest.from_folder(tree)
-    monkeypatch.setattr("acclimate.runs.session.fitting_micro_batches", lambda *given: 3)
+    monkeypatch.setattr("acclimate.runs.session.cpu_micro_batches", lambda *given: 3)
     with monkeypatch.context() as patch:
         seen = count_writes(patch)
         train(config, data, tmp_path / "whole", device="cpu")
@@ -104,7 +70,7 @@ def test_a_resumed_run_keeps_its_micro_batches_whatever_is_free(
         train(config, data, tmp_path / "killed", device="cpu")
     checkpoint = tmp_path / "killed" / "checkpoint-main.safetensors"
     assert json.loads(read_metadata(checkpoint)["position"])["micro_batches"] == 3
-    monkeypatch.setattr("acclimate.runs.session.fitting_micro_batches", lambda *given: 1)
+    monkeypatch.setattr("acclimate.runs.session.cpu_micro_batches", lambda *given: 1)
     train(config, data, tmp_path / "killed", device="cpu")
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
     assert stable(tmp_path / "killed") == stable(tmp_path / "whole")
@@ -215,25 +181,3 @@ def test_weights_that_moved_are_not_moved_again(
 
 def _fail() -> Any:
     raise torch.OutOfMemoryError("too much")
-
-
-def test_a_limit_below_the_machines_memory_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (tmp_path / "proc").mkdir()
-
-    def left(path: Path, text: str) -> float:
-        path.write_text(text)
-        return available_bytes(tmp_path)
-
-    assert available_bytes(tmp_path) == math.inf
-    assert left(group / "memory.max", "1000\n") == 1000
-    assert left(group / "memory.current", "700\n") == 300
-    stat = "anon 200\ninactive_file 50\nactive_file 100\n"
-    assert left(group / "memory.stat", stat) == 450
-    assert left(tmp_path / "proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    3 kB\n") == 450
-    assert left(group / "memory.max", "max\n") == 3072
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert available_bytes(tmp_path) == 1536

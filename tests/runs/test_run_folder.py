@@ -71,8 +71,8 @@ IDENTITY = {
     "weights": "",
 }
 LINES = (
-    '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", "config_digest": "c", '
-    '"data_digest": "d1", "device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
+    '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", '
+    '"device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
     '{"format": 1, "kind": "loss", "phase": "main", "step": 5, "risk": 0.5, "penalty": null, '
     '"lr": 0.1, "images_per_second": 9.0}',
     '{"format": 1, "kind": "score", "moment": "final", "step": 5, "domain": "clip", '
@@ -122,12 +122,12 @@ def test_a_damaged_identity_is_named(run: RunFolder, text: str) -> None:
 def test_a_part_of_the_settings_that_is_no_table_is_damage(run: RunFolder, part: str) -> None:
     config = {"model": {}, **IDENTITY["config"]}
     run.identity_file.write_text(json.dumps({**IDENTITY, "config": config}))
-    assert run.comparable()["config"] == config
+    assert run.identity()["config"] == config
     for value in (5, None):
         hostile = {**IDENTITY, "config": {**config, part: value}}
         run.identity_file.write_text(json.dumps(hostile))
         with refused(RunError, run.identity_file):
-            run.comparable()
+            run.identity()
 
 
 def test_without_a_checkpoint_what_was_left_behind_is_cleared(run: RunFolder) -> None:

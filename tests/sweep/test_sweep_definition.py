@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.config import RunConfig, Search, choice, flat, from_dict, log2, log10, nested
-from acclimate.config.presets import PRESETS
+from acclimate.config.settings import PRESETS
 from acclimate.core.errors import (
     AcclimateError,
     ConfigError,
@@ -692,14 +692,9 @@ class TestErrors:
             ({"settings": {"embedding.name": "prototyp"}}, UnknownName, ("prototype",)),
             ({"settings": {"model.backbone": "small-cnn"}}, ConfigError, ("small-cnn", 3, "mlp")),
             (
-                {"settings": {"train.per_domain": 4, "train.optimiser.accumulate": 3}},
+                {"algorithms": ("erm", "mldg"), "settings": {"train.micro_batches": 2}},
                 ConfigError,
-                (4, 3, "accumulate"),
-            ),
-            (
-                {"settings": {"embedding": {"per_domain": 4, "optimiser": {"accumulate": 3}}}},
-                ConfigError,
-                (4, 3, "accumulate"),
+                (2, "mldg"),
             ),
             ({"settings": {"model.weights": "/no/r50.pth"}}, WeightsError, ("/no/r50.pth",)),
             (

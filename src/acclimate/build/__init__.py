@@ -21,9 +21,9 @@ class Row:
 
 
 BUILDERS: dict[str, Row] = {
-    "folder": Row("acclimate.build.folder:Folder", "From a tree of folders: domain/class/image."),
+    "folder": Row("acclimate.build.files:Folder", "From a tree of folders: domain/class/image."),
     "table": Row(
-        "acclimate.build.table:Table",
+        "acclimate.build.files:Table",
         "From a table with columns image, label, domain and, if you have them, split and role.",
     ),
     "digits": Row(
@@ -35,11 +35,11 @@ BUILDERS: dict[str, Row] = {
         "Domains with head and tail classes, sampled from any data, as LT-ImageNet was.",
     ),
     "shift": Row(
-        "acclimate.build.shift.builder:Shift",
+        "acclimate.build.shift.builder:ShiftBuilder",
         "Domains with label, covariate and conditional shift of known size, from any images.",
     ),
     "domainbed": Row(
-        "acclimate.build.domainbed.builder:DomainBed",
+        "acclimate.build.domainbed:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",
     ),
     "fetch": Row(
@@ -54,5 +54,5 @@ def builder(name: str, rows: Mapping[str, Row] = BUILDERS) -> type[Builder]:
     if name not in rows:
         raise unknown(f"there is no builder '{name}'", name, rows)
     module, _, attribute = rows[name].where.partition(":")
-    found: type[Builder] = getattr(import_module(module), attribute)
-    return found
+    cls: type[Builder] = getattr(import_module(module), attribute)
+    return cls

@@ -5,6 +5,7 @@ Fields say their purpose, as settings of algorithms do, and the command line is 
 dataclass of settings itself adds its own.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -48,7 +49,8 @@ class Built:
     manifest: Manifest
     out: Path | None  # where it was written, if it was
     facts: Mapping[str, object] = field(default_factory=dict)  # beside those of every manifest
-    told: Sequence[str | Listing] = ()  # in the order to be read; nothing: the manifest in short
+    # What the command prints, in the order to be read; nothing: the manifest in short.
+    summary: Sequence[str | Listing] = ()
     files: Sequence[tuple[str, Path]] = ()  # what else was written: (kind, path)
     problem: AcclimateError | None = None  # to be raised once the rest has been said
 
@@ -81,7 +83,23 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Builder(ABC):
+class Limited:
+    """Settings that refuse a number outside the limits beside its default."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            low, high = one.metadata.get("at_least"), one.metadata.get("at_most")
+            value = getattr(self, one.name)
+            if low is None or value is None:
+                continue
+            if not low <= value <= (math.inf if high is None else high):
+                allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+                option = one.name.replace("_", "-")
+                raise ConfigError(f"--{option} must be {allowed}, not {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder(Limited, ABC):
     """One data set, asked for. `build` writes its manifest, whole or not at all."""
 
     example: ClassVar[str]  # a command, as --help and the documentation show it
@@ -93,19 +111,3 @@ class Builder(ABC):
     def when_stopped(self) -> str:
         """What becomes of one that `resumes`, said to whoever stops it."""
         return "stopped; the same command goes on"
-
-
-def option(name: str) -> str:
-    """A field as it is written on the command line, which is also how errors name it."""
-    return f"--{name.replace('_', '-')}"
-
-
-def require_limits(settings: Any, builder: str) -> None:
-    """Refuses a number that lies outside the limits beside its default."""
-    for one in fields(settings):
-        low, high = one.metadata.get("at_least"), one.metadata.get("at_most")
-        value = getattr(settings, one.name)
-        if low is None or (value >= low and (high is None or value <= high)):
-            continue
-        allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
-        raise ConfigError(f"{builder}: {option(one.name)} must be {allowed}, not {value:g}")

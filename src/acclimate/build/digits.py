@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, require_limits, required
+from acclimate.build.base import OUT, Builder, Built, Limited, required
 from acclimate.config import setting
 from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
@@ -22,7 +22,7 @@ LOWEST, HIGHEST = -2.0, 3.0  # the range of intensities that 0..255 stands for
 
 
 @dataclass(frozen=True, kw_only=True)
-class DigitsSettings:
+class DigitsSettings(Limited):
     train_domains: int = setting(150, "Domains to train on.", at_least=2)
     test_domains: int = setting(20, "Unseen domains.", at_least=1)
     train_images: int = 200  # of which a fifth is for validation
@@ -38,7 +38,6 @@ class DigitsSettings:
 def build_digits(settings: DigitsSettings | None = None) -> Manifest:
     """Domains `train-SEED-000`… and `test-SEED-000`… with these roles; images are in the table."""
     settings = settings or DigitsSettings()
-    require_limits(settings, "digits")
     images, labels, pools = _pools(settings)
     parts = []
     for role, count, size in (

@@ -39,17 +39,6 @@ def open_pool(path: str | Path, allowed: Allowed = every) -> Manifest:
     return Manifest(table, classes, root.resolve(), source)
 
 
-def not_in_data(names: Sequence[str], path: str | Path, base: Manifest) -> list[str]:
-    """Those of `names` that are no classes of the data at `path`, opened as `base`.
-
-    Of a folder class/image all folders count, also those that were not looked into.
-    """
-    root = Path(path).expanduser()
-    folders = readers.class_folders(root) if root.is_dir() else None
-    known = set(base.classes if folders is None else folders)
-    return [name for name in names if name not in known]
-
-
 def split_into_pools(
     base: Manifest, shares: tuple[float, float], seed: int
 ) -> dict[str, np.ndarray]:

@@ -49,8 +49,8 @@ def command(name: str) -> TyperCommand:
 
     cls = builder(name, rows())
 
-    def build(*, json: bool, **values: Any) -> None:
-        request = _assembled(cls, values)
+    def build(*, json: bool, **options: Any) -> None:
+        request = _assembled(cls, options)
         stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar() as watch:
             built = request.build(watch)
@@ -83,9 +83,7 @@ def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
 def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
     meta, about = one.metadata, one.metadata["about"]
     default: Any = inspect.Parameter.empty if one.default is MISSING else one.default
-    if _is_split(hint):
-        hint, default = str, ",".join(map(str, default))
-    elif get_origin(hint) is tuple:
+    if _is_list(hint):
         hint = list[Path]
     if meta.get("argument"):
         info = typer.Argument(help=about, metavar=meta["metavar"], show_default=False)
@@ -97,14 +95,12 @@ def _parameter(one: Field[Any], hint: Any) -> inspect.Parameter:
     return parameter(one.name, Annotated[hint, info], default)
 
 
-def _is_split(hint: Any) -> bool:
-    return get_args(hint) == (int, int, int)
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
 
 
 def _assembled(cls: Any, options: Mapping[str, Any]) -> Any:
     """The builder with the values of its options; whatever is no option keeps its default."""
-    from acclimate.build.splits import parse_split
-
     hints, values = get_type_hints(cls), {}
     for one in fields(cls):
         hint = hints[one.name]
@@ -112,18 +108,14 @@ def _assembled(cls: Any, options: Mapping[str, Any]) -> Any:
             values[one.name] = _assembled(hint, options)
         elif "about" in one.metadata:
             value = options[one.name]
-            if _is_split(hint):
-                value = parse_split(value)
-            elif get_origin(hint) is tuple:
-                value = tuple(value or ())
-            values[one.name] = value
+            values[one.name] = tuple(value or ()) if _is_list(hint) else value
     return cls(**values)
 
 
 def _show(built: "Built") -> None:
     from acclimate.build.base import in_short
 
-    for part in built.told or [in_short(built.manifest)]:
+    for part in built.summary or [in_short(built.manifest)]:
         if isinstance(part, str):
             say(part)
         else:

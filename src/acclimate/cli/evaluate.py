@@ -93,7 +93,7 @@ def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested:
     """What to expect at a new site, as far as that is known."""
     from acclimate.records.rehearsal import unrehearsed
 
-    known = run.comparable()
+    known = run.identity()
     domains = len(known["train_domains"])
     if rehearsal is not None:
         _show_rehearsal(rehearsal, run.path)

@@ -13,7 +13,7 @@ Catalogue = Literal["algorithms", "embeddings", "methods", "backbones", "presets
 TABLES = {  # of rows that say what they are about
     "embeddings": "acclimate.learn.embeddings:EMBEDDINGS",
     "methods": "acclimate.adapt.methods:METHODS",
-    "presets": "acclimate.config.presets:PRESETS",
+    "presets": "acclimate.config.settings:PRESETS",
     "ablations": ABLATIONS,
 }
 HINTS = {

@@ -1,7 +1,7 @@
 """Every setting of a run, the presets, and how files and flags become one configuration."""
 
-from acclimate.config.presets import RECIPE, gather, layered, parse_assignments, read_toml
 from acclimate.config.settings import (
+    RECIPE,
     AdaptConfig,
     AlgorithmName,
     AverageConfig,
@@ -12,6 +12,7 @@ from acclimate.config.settings import (
     RunConfig,
     SiteConfig,
     TrainConfig,
+    gather,
 )
 from acclimate.config.values import (
     NoSettings,
@@ -21,12 +22,16 @@ from acclimate.config.values import (
     component_settings,
     flat,
     from_dict,
+    layered,
     log2,
     log10,
     merged,
     nested,
+    parse_assignments,
+    read_toml,
     setting,
     settings_of,
+    with_settings,
 )
 
 __all__ = [
@@ -58,4 +63,5 @@ __all__ = [
     "read_toml",
     "setting",
     "settings_of",
+    "with_settings",
 ]

@@ -1,12 +1,26 @@
-"""Every setting of a run as frozen dataclasses.
+"""Every setting of a run as frozen dataclasses, and presets: the paper's settings by name.
 
 Each field says its default, its limits, what it is for and, where sweeps draw it, its search range.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from acclimate.config.values import COMPONENTS, log2, log10, setting
+from acclimate.config.values import (
+    COMPONENTS,
+    Search,
+    choice,
+    from_dict,
+    layered,
+    log2,
+    log10,
+    nested,
+    read_toml,
+    setting,
+)
+from acclimate.core.errors import unknown
 
 _ADAPTIVE = "da-"
 OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
@@ -116,9 +130,6 @@ class OptimiserConfig:
     schedule: Literal["constant", "cosine"] = setting("constant", "learning rate over the run")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
-    accumulate: int = setting(
-        1, "parts whose gradients are accumulated; penalties are then per part", at_least=1
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,3 +271,141 @@ class RunConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
+
+
+# The PyTorch Model Zoo's weights, as the paper says: timm's plain `resnet50` means others.
+RESNET_50 = "resnet50.tv_in1k"
+
+
+@dataclass(frozen=True)
+class Preset:
+    about: str
+    settings: Mapping[str, Any]
+    grids: Mapping[str, Search]  # where the paper searched; draws take these settings from here
+    # By algorithm: what the paper did not search for it, though its range is declared.
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+RECIPE = "rehearsed"  # for those who name neither a preset nor an algorithm
+
+_PAPER: dict[str, Any] = {
+    "model.backbone": RESNET_50,
+    "model.freeze": "none",
+    "data.image_size": 224,
+    "data.augment": "domainbed",
+    "embedding.dim": 1024,
+    "embedding.domains_per_step": 4,
+    "embedding.optimiser.weight_decay": 1e-5,
+}
+_LARGE = _PAPER | {
+    "embedding.steps": 1300,
+    "embedding.mixup": "off",
+    "embedding.optimiser.name": "sgd",
+    "train.optimiser.name": "sgd",
+    "train.optimiser.weight_decay": 1e-5,
+    "adapt.source": "held-out",
+}
+
+PRESETS: dict[str, Preset] = {
+    "rehearsed": Preset(
+        about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
+        settings={"algorithm": "erm", "adapt.rehearse": True, "model.dropout": 0.5},
+        grids={},
+    ),
+    "small-scale": Preset(
+        about="DomainBed's five image benchmarks: ResNet-50, Adam, domain mixup in Step A",
+        settings={
+            **_PAPER,
+            "model.freeze_batch_norm": "statistics",
+            "embedding.steps": 1000,
+            "embedding.per_domain": 32,
+            "embedding.support": 0.5,
+            "embedding.mixup": "on",
+            "embedding.points": 200,
+            "embedding.optimiser.name": "adam",
+            "embedding.optimiser.lr": 1e-6,
+            "train.steps": 5000,
+            "train.per_domain": 32,
+            "train.domains_per_step": 0,
+            "train.evaluate_every": 300,
+            "train.optimiser.name": "adam",
+            "train.optimiser.lr": 5e-5,
+            "train.optimiser.weight_decay": 0.0,
+            "adapt.points": 200,
+            "adapt.source": "test",
+        },
+        grids={},
+        fixed={"da-mmd": ("hparams.penalty",), "da-coral": ("hparams.penalty",)},  # γ = 1
+    ),
+    "lt-imagenet": Preset(
+        about="LT-ImageNet(50, 100, 350, 0.1): ResNet-50, SGD with momentum, 5 epochs",
+        settings={
+            **_LARGE,
+            "embedding.per_domain": 100,
+            "embedding.support": 0.5,
+            "embedding.points": 300,
+            "embedding.optimiser.lr": 1e-3,
+            "train.epochs": 5.0,
+            "train.per_domain": 100,
+            "train.domains_per_step": 8,
+            "train.optimiser.lr": 5e-3,
+            "adapt.points": 300,
+        },
+        grids={
+            "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+            "hparams.penalty": Search("uniform", 0.0, 5.0),
+        },
+    ),
+    "geo-yfcc": Preset(
+        about="Geo-YFCC (40 training, 7 validation, 15 test countries): ResNet-50, SGD, 6 epochs",
+        settings={
+            **_LARGE,
+            "embedding.per_domain": 80,
+            "embedding.support": 0.8,
+            "embedding.points": 5000,
+            "embedding.optimiser.lr": 2e-2,
+            "train.epochs": 6.0,
+            "train.per_domain": 80,
+            "train.domains_per_step": 0,
+            "train.optimiser.lr": 0.04,
+            "adapt.points": 5000,
+        },
+        grids={
+            "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
+            "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
+            "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
+            "hparams.penalty": Search("uniform", 0.0, 1.5),
+        },
+    ),
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The settings of a preset, nested, ready to be merged below the user's own."""
+    if name not in PRESETS:
+        raise unknown(f"there is no preset '{name}'", name, PRESETS)
+    return nested(PRESETS[name].settings)
+
+
+def gather(
+    name: str | None = None,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    recipe: str | None = None,
+    where: str = "settings",
+) -> RunConfig:
+    """Defaults < preset `name` < file < flags < changes.
+
+    `flags` are by dotted name, and one that is None or empty was not given; `changes` are nested.
+    `recipe` is the preset where neither a preset nor an algorithm is named anywhere.
+    `where` is what errors call the whole; those of a file name the file.
+    """
+    written = {} if file is None else read_toml(file)
+    from_dict(RunConfig, written, where=str(file))
+    given = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
+    values = layered(written, nested(given), changes or {})
+    if name is None and "algorithm" not in values:
+        name = recipe
+    return from_dict(RunConfig, layered(preset(name) if name else {}, values), where=where)

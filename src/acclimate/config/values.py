@@ -1,4 +1,4 @@
-"""Settings as nested values, as JSON and TOML hold them, and as checked dataclasses.
+"""Settings as nested values, as JSON, TOML and --set hold them, and as checked dataclasses.
 
 Unknown keys are refused with the nearest valid one.
 """
@@ -6,9 +6,12 @@ Unknown keys are refused with the nearest valid one.
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from types import UnionType
 from typing import (
     Any,
@@ -67,9 +70,12 @@ class Setting(NamedTuple):
     facts: Mapping[str, Any]  # what `setting` was told
 
 
+_hints = lru_cache(get_type_hints)  # a file of records asks for them line by line
+
+
 def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
     """Every setting of a dataclass of settings, with the values of `config` as defaults."""
-    hints = get_type_hints(type(config))
+    hints = _hints(config.__class__)
     for entry in dataclasses.fields(config):
         name, value = f"{prefix}{entry.name}", getattr(config, entry.name)
         if dataclasses.is_dataclass(value):
@@ -100,8 +106,8 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: str = "") -> T:
     """Build `cls` from nested values; every unknown key, wrong type or limit is an error."""
-    hints = get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    kind = cast(Any, cls)
+    hints, fields = _hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     tables = next((key for key, f in fields.items() if f.metadata.get(COMPONENTS)), None)
     fields.pop(tables or "", None)
     checked: dict[str, Any] = {}
@@ -132,12 +138,10 @@ def component_settings(
     `kinds` are the dataclasses that check them; a table of no component is an error.
     """
     groups = [f.name for f in dataclasses.fields(config) if f.default is dataclasses.MISSING]
-    for name, table in config.components.items():
+    for name in config.components:
         if name not in kinds:
             known = {*kinds, *groups} - {COMPONENTS}
             raise unknown(f"there is no setting '{prefix}{name}'", name, known, prefix=prefix)
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"'{prefix}{name}' holds settings of its own, not {table!r}")
     return {
         name: from_dict(
             kind, config.components.get(name, {}), where=name, prefix=f"{prefix}{name}."
@@ -154,6 +158,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         nested = isinstance(value, Mapping) and isinstance(below, Mapping)
         result[key] = merged(below, value) if nested else value  # type: ignore[arg-type]
     return result
+
+
+def with_settings(config: T, changes: Mapping[str, Any]) -> T:
+    """`config` with other values of some settings, by dotted name."""
+    values = merged(as_dict(config), nested(changes))
+    return from_dict(type(config), values, where="settings")
 
 
 def nested(assignments: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +185,53 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def layered(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested `sources`, later ones over earlier ones.
+
+    Steps that a source names end the epochs of those before it, which would replace them.
+    """
+    values: dict[str, Any] = {}
+    for source in sources:
+        earlier, values = flat(values), merged(values, source)
+        named = flat(source)
+        if "train.epochs" in earlier and "train.steps" in named and "train.epochs" not in named:
+            values = merged(values, {"train": {"epochs": 0.0}})
+    return values
+
+
+def parse_assignments(
+    assignments: Iterable[str], *, only: str = "", flag: str = "--set"
+) -> dict[str, Any]:
+    """`["train.steps=5", "model.backbone=small-cnn"]` -> nested values, of one group if asked."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            example = ", e.g. --set train.steps=500" if flag == "--set" else ""
+            raise ConfigError(f"{flag} {assignment}: write it as key=value{example}")
+        if not key.strip().startswith(only and f"{only}."):
+            raise ConfigError(f"{flag} {assignment}: only settings of '{only}' play a part here")
+        values[key.strip()] = _literal(text.strip())
+    return nested(values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"{path}: cannot be read as a settings file ({reason})") from None
+    except (ValueError, RecursionError) as error:  # of the TOML, its numbers, or its encoding
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend it") from None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text  # bare words are strings: `--set model.backbone=resnet50` needs no quotes
+
+
 def _plain(config: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for entry in dataclasses.fields(config):
@@ -190,7 +247,7 @@ def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: s
     value = _typed(value, hint, name, where)
     low, high = limits.get("at_least"), limits.get("at_most")
     allowed = ""
-    if isinstance(value, float) and not math.isfinite(value):
+    if limits and isinstance(value, float) and not math.isfinite(value):
         allowed = "a finite number"
     elif isinstance(value, int | float) and low is not None:
         if high is None and value > LARGEST:
@@ -217,8 +274,10 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
         names = [value] if isinstance(value, str) else value
         fits = isinstance(names, list | tuple) and all(isinstance(one, str) for one in names)
         value, kind = tuple(names) if fits else value, "a list of names"
-    elif origin is dict:
-        fits, kind = isinstance(value, Mapping), "a table of settings"
+    elif origin in (dict, Mapping):
+        fits, kind = isinstance(value, Mapping), "a table"
+        if fits and options[1] is not Any:
+            value = {key: _typed(one, options[1], name, where) for key, one in value.items()}
     else:
         if hint is float and type(value) is int:
             with suppress(OverflowError):  # an integer of hundreds of digits stays one

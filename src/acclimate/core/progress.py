@@ -44,28 +44,21 @@ class Lines:
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.write, self.clock = write, clock
-        self._began: dict[str, tuple[float, int]] = {}  # when a phase was first heard of, and where
-        self._said: dict[str, float] = {}
-        self._ended: dict[str, int] = {}
+        self._phase, self._done = "", 0  # as last heard
+        self._began, self._first, self._told = 0.0, 0, 0.0
 
     def __call__(self, phase: str, done: int, total: int, note: str) -> None:
         if not total:  # nothing to do, such as a rehearsal of too few images
             return
-        now = self.clock()
-        if self._ended.get(phase) == total and done < total:  # it begins again
-            for known in (self._began, self._said, self._ended):
-                known.pop(phase)
-        if phase in self._ended:
-            return
-        began, first = self._began.setdefault(phase, (now, done))
-        said = self._said.setdefault(phase, now)
-        pause = max(SECONDS_BETWEEN, SHARE_BETWEEN * (now - began))
-        if done < total and now - said < pause:
-            return
-        self._said[phase] = now
-        if done >= total:
-            self._ended[phase] = total
-        self.write(_line(phase, done, total, note, now - began, done - first))
+        now, before = self.clock(), self._done
+        if phase != self._phase or done < before:  # it begins, or begins again
+            self._began, self._first, self._told = now, done, now
+            before = 0
+        self._phase, self._done = phase, done
+        pause = max(SECONDS_BETWEEN, SHARE_BETWEEN * (now - self._began))
+        if before < total and (done >= total or now - self._told >= pause):
+            self._told = now
+            self.write(_line(phase, done, total, note, now - self._began, done - self._first))
 
 
 def _line(phase: str, done: int, total: int, note: str, seconds: float, worked: int) -> str:

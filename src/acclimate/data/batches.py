@@ -57,10 +57,6 @@ class Batch:
         parts = (self.x, self.y, self.domain, self.mu, self.shift)
         return Batch(*(None if part is None else some(part) for part in parts))  # type: ignore[arg-type]
 
-    def part(self, index: int, count: int) -> "Batch":
-        """Every `count`-th row, so that each part holds every domain in equal measure."""
-        return self.take(slice(index, None, count))
-
 
 def label_counts(labels: np.ndarray, domains: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """Rows of each class in each domain, whose rows `domains` lists: [N, C]"""

@@ -23,7 +23,6 @@ from acclimate.config import (
     from_dict,
 )
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch, EpisodeSampler, Sampler
 from acclimate.data.source import sent
 from acclimate.learn.models import Backbone, Output, Predictor
@@ -194,12 +193,6 @@ class Embedding(Objective):
 
     def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
         """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
-        parts = config.optimiser.accumulate
-        if config.per_domain < 2 * parts:
-            raise ConfigError(
-                f"embedding.optimiser.accumulate is {parts}, and each part needs a support and a "
-                f"query image of a domain; make embedding.per_domain at least {2 * parts}"
-            )
         return EpisodeSampler(
             domains,
             per_domain=config.per_domain,

@@ -13,7 +13,7 @@ from acclimate.core.files import Fields
 from acclimate.learn.consistency import mean_radius
 from acclimate.paper.consistency import as_adapt_says, unit_of_adapt
 from acclimate.paper.theorems import best_split, images_needed, risk_terms
-from acclimate.records.folder import RunFolder
+from acclimate.records.folder import CONSISTENCY, RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def read_consistency(run: Path) -> dict[str, Any]:
             f"{run}: {algorithm} has no domain embedding to speak of; "
             f"name a run of an adaptive algorithm, such as {name.adaptive_version}"
         )
-    path = folder.consistency_file
+    path = run / CONSISTENCY
     if not path.exists():
         raise RunError(f"{run} has no {path.name}; finish the run by repeating its command")
     stored = folder.consistency() or {}

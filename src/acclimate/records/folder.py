@@ -2,14 +2,14 @@
 process works in it. The one reader and writer of its files; free of torch."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from acclimate.config import RunConfig, flat
+from acclimate.config import RunConfig, flat, with_settings
 from acclimate.core.errors import AcclimateError, DamagedFile, RunError, damage_is
 from acclimate.core.files import (
     Fields,
@@ -97,23 +97,14 @@ def is_pruned(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a folder may hold: how it is called, and the file that says which one it is."""
-
-    name: str
-    folder: str
-    file: str
-    place: str  # how a message calls the setting that names the folder
-
-
-RUN_KIND = Kind("run", "a run folder", RUN, "--out")
-SHARED = Kind("embedding", "an embedding folder", EMBEDDING, "folder")
-
-
-@dataclass(frozen=True)
 class RunFolder:
     path: Path
-    kind: Kind = RUN_KIND
+    shared: bool = False  # the folder of a Φ that runs share
+
+    @property
+    def name(self) -> str:
+        """What it holds, in a word."""
+        return "embedding" if self.shared else "run"
 
     @property
     def exists(self) -> bool:
@@ -122,11 +113,7 @@ class RunFolder:
 
     @property
     def identity_file(self) -> Path:
-        return self.path / self.kind.file
-
-    @property
-    def records_file(self) -> Path:
-        return self.path / RECORDS
+        return self.path / (EMBEDDING if self.shared else RUN)
 
     @property
     def quarantine(self) -> Path:
@@ -135,14 +122,6 @@ class RunFolder:
     @property
     def phi(self) -> Path:
         return self.path / PHI
-
-    @property
-    def consistency_file(self) -> Path:
-        return self.path / CONSISTENCY
-
-    @property
-    def domain_map(self) -> Path:
-        return self.path / DOMAINS
 
     def rehearsal(self) -> dict[str, Any] | None:
         """What a rehearsal measured; None where there was none."""
@@ -165,13 +144,9 @@ class RunFolder:
     def identity(self) -> dict[str, Any]:
         """What the run is: its settings, data, domains and classes."""
         try:
-            return stored(self.identity_file)
+            identity = stored(self.identity_file)
         except FileNotFoundError:
             raise RunError(f"{self.path}: no run in it; train one with `acclimate train`") from None
-
-    def comparable(self) -> dict[str, Any]:
-        """`identity`, of which all that tells it from another one is there."""
-        identity = self.identity()
         with damage_is(RunError, AGAIN):
             facts = Fields(identity, self.identity_file)
             facts.text("data"), facts.texts("train_domains")
@@ -184,17 +159,16 @@ class RunFolder:
     @property
     def algorithm(self) -> str:
         with damage_is(RunError, AGAIN):
-            config = Fields(self.identity(), self.identity_file).table("config")
-            return Fields(config, self.identity_file).text("algorithm")
+            return Fields(self.identity()["config"], self.identity_file).text("algorithm")
 
     def records(self) -> Records:
         """All of them; those of a finished run are compared with its checksums first."""
         if (self.path / CHECKSUMS).exists():
             check(self.path)
-        return read(self.records_file)
+        return read(self.path / RECORDS)
 
     def append(self, record: Record) -> None:
-        append(self.records_file, record)
+        append(self.path / RECORDS, record)
 
     @property
     def finished(self) -> Finished | None:
@@ -202,11 +176,11 @@ class RunFolder:
         was written by a process that was killed before it could write them."""
         if not (self.path / CHECKSUMS).exists():
             return None
-        return read(self.records_file, first=check(self.path)).finished
+        return read(self.path / RECORDS, first=check(self.path)).finished
 
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""
-        return self.phi.exists() if self.kind is SHARED else self.finished is not None
+        return self.phi.exists() if self.shared else self.finished is not None
 
     def predictions(self) -> Predictions | None:
         """The rows behind the final scores; None where there are none yet."""
@@ -214,53 +188,43 @@ class RunFolder:
         with damage_is(RunError, AGAIN):
             return Predictions.read(path) if path.exists() else None
 
-    def write_predictions(self, rows: Predictions) -> None:
-        rows.write(self.path / PREDICTIONS)
-
     def quarantined(self) -> tuple[tuple[str, str], ...]:
-        """(image, reason) of what could not be read; a damaged line is an entry of its own."""
+        """(image, reason) of what could not be read; damaged lines are left out."""
         if not self.quarantine.exists():
             return ()
         entries = []
         text = self.quarantine.read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.split("\n")[:-1], start=1):
-            try:
+        for line in text.split("\n")[:-1]:
+            with suppress(ValueError, KeyError, TypeError):
                 entry = parse_json(line)
                 entries.append((str(entry["image"]), str(entry["reason"])))
-            except (ValueError, KeyError, TypeError):
-                place = f"{self.quarantine.name}, line {number}"
-                entries.append((place, "the entry itself cannot be read"))
         return tuple(entries)
 
     def consistency(self) -> dict[str, Any] | None:
         """What was measured of μ's error; a damaged file is as good as none."""
         try:
-            return stored(self.consistency_file)
+            return stored(self.path / CONSISTENCY)
         except (OSError, RunError):
             return None
-
-    def write_consistency(self, measured: Mapping[str, Any]) -> None:
-        write_document(self.consistency_file, measured)
 
     def refuse_others(self, wanted: dict[str, Any]) -> None:
         """An error where it holds another one of its kind, or something else."""
         if self.exists:
-            other = difference(self.comparable(), wanted) if self._has_progress else None
+            other = difference(self.identity(), wanted) if self._has_progress else None
             if other is not None:
                 raise RunError(
-                    f"{self.path} holds another {self.kind.name} ({other}); "
-                    f"choose another {self.kind.place}, or repeat the command that made it"
+                    f"{self.path} holds another {self.name} ({other}); choose another --out, or "
+                    f"repeat the command that made it"
                 )
         elif holds_something(self.path):
             raise RunError(
-                f"{self.path} is not empty and not {self.kind.folder}; "
-                f"choose another {self.kind.place}"
+                f"{self.path} is not empty and holds no {self.name}; choose another --out"
             )
 
     def take(self, wanted: dict[str, Any]) -> None:
         """Make it this one's folder; what was left behind without a checkpoint is cleared."""
         if not self._has_progress:
-            for path in (self.records_file, self.quarantine):
+            for path in (self.path / RECORDS, self.quarantine):
                 path.unlink(missing_ok=True)
             write_document(self.identity_file, wanted)
 
@@ -289,13 +253,12 @@ class RunFolder:
         """`config` with what a run that began here decided by its device, wherever it goes on."""
         if not self.exists or not self._has_progress:
             return config
-        began = self.comparable()["config"]
+        began, decided = self.identity()["config"], {}
         if config.model.freeze == "auto":
-            config = replace(config, model=replace(config.model, freeze=began["model"]["freeze"]))
-        if config.adapt.depth == "auto":
-            depth = began.get("adapt", {}).get("depth", "auto")  # a folder of Φ alone has none
-            config = replace(config, adapt=replace(config.adapt, depth=depth))
-        return config
+            decided["model.freeze"] = began["model"]["freeze"]
+        if config.adapt.depth == "auto" and "adapt" in began:  # a folder of Φ alone has none
+            decided["adapt.depth"] = began["adapt"].get("depth", "auto")
+        return with_settings(config, decided)
 
     @property
     def _has_progress(self) -> bool:

@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple
 
-from acclimate.core.errors import RecordError
+from acclimate.config import from_dict
+from acclimate.core.errors import ConfigError, RecordError, UnknownName
 from acclimate.core.files import FORMAT, append_line, parse_json, require_format
 
 
@@ -24,8 +25,6 @@ class Started:
     key: ClassVar[tuple[str, ...]] = ("time",)
     time: str
     version: str
-    config_digest: str
-    data_digest: str
     device: str
     processes: int
     resumed_at: str | None  # the last phase and step recorded before, as "main 300"
@@ -103,20 +102,6 @@ Record = Started | Loss | Score | Finished
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
 
 
-_NUMBER = float | int | None  # 1.0 may have been written as 1
-_WIDER = {float: float | int, float | None: _NUMBER, Mapping[str, float | None]: Mapping}
-
-
-def _may_hold(record: type[Any]) -> dict[str, Any]:
-    """What each field may hold."""
-    hints = get_type_hints(record)
-    names = [field.name for field in dataclasses.fields(record)]
-    return {name: _WIDER.get(hints[name], hints[name]) for name in names}
-
-
-_FIELDS = {kind: _may_hold(record) for kind, record in _KINDS.items()}
-
-
 def append(path: Path, record: Record) -> None:
     values = {"format": FORMAT, "kind": record.kind, **dataclasses.asdict(record)}
     _mend_torn_line(path)
@@ -171,24 +156,12 @@ def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
             ) from None
         require_format(version, f"{path}, line {number}")
         try:
-            record = _KINDS[kind](**values)
-            _require_kinds(record)
-        except (KeyError, TypeError):
+            record: Record = from_dict(_KINDS[kind], values, where=kind)
+        except (KeyError, TypeError, ConfigError, UnknownName):
             raise RecordError(
                 f"{path}, line {number}: no known '{kind}' record; restore or delete the line"
             ) from None
         yield record
-
-
-def _require_kinds(record: Record) -> None:
-    """A TypeError where a field holds what does not belong there."""
-    if isinstance(record, Started):
-        return  # for people alone
-    pairs = [(getattr(record, name), kind) for name, kind in _FIELDS[record.kind].items()]
-    if isinstance(record, Score) and isinstance(record.metrics, Mapping):
-        pairs += [(value, _NUMBER) for value in record.metrics.values()]
-    if not all(isinstance(value, kind) for value, kind in pairs):
-        raise TypeError(record.kind)
 
 
 def _mend_torn_line(path: Path) -> None:

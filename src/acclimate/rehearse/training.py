@@ -6,13 +6,12 @@ run, and goes when the run is finished: what it showed is in `rehearsal.json`.
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from acclimate.config import RunConfig
+from acclimate.config import RunConfig, with_settings
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
@@ -67,12 +66,17 @@ def train(
 
 def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> None:
     """Whole models for the rehearsal, each without the domains of a fold."""
-    config = replace(
+    config = with_settings(
         plan.config,
-        test_domains=(),
-        adapt=replace(plan.config.adapt, rehearse=False, depth="heads", methods=()),
-        # What was decided for the whole run must not stop a part of it.
-        data=replace(plan.config.data, min_images=0, unseen_classes="drop"),
+        {
+            "test_domains": [],
+            "adapt.rehearse": False,
+            "adapt.depth": "heads",
+            "adapt.methods": [],
+            # What was decided for the whole run must not stop a part of it.
+            "data.min_images": 0,
+            "data.unseen_classes": "drop",
+        },
     )
     folds = make_folds(rehearsal_data(plan), plan.config.seed)[1]
     if folds:

@@ -56,7 +56,7 @@ def label(algorithm: str) -> str:
 
 def domain_name(dataset: str, env: int) -> str:
     """Its environments are the folders of a data set in alphabetical order."""
-    from acclimate.build.domainbed.expected import BENCHMARKS  # few reports are of DomainBed
+    from acclimate.build.domainbed import BENCHMARKS  # few reports are of DomainBed
 
     names = {one.title: sorted(one.domains) for one in BENCHMARKS.values()}.get(dataset, [])
     return names[env] if env < len(names) else f"env {env}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
 from acclimate.core.files import clear_temporary, locked, read_document, write_document
-from acclimate.records.folder import CHECKSUMS, LOCK, SHARED, RunFolder, check, write_checksums
+from acclimate.records.folder import CHECKSUMS, LOCK, RunFolder, check, write_checksums
 from acclimate.records.folder import SWEEP as DEFINITION
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 
@@ -96,7 +96,7 @@ class SweepFolder:
         return RunFolder(self.path / "runs" / job)
 
     def embedding(self, embedding: str) -> RunFolder:
-        return RunFolder(self.embeddings / embedding, SHARED)
+        return RunFolder(self.embeddings / embedding, shared=True)
 
     def failure_file(self, job: str) -> Path:
         return self.failures / f"{job}.json"

@@ -1,7 +1,7 @@
 """What the device allows: a training step that fits into its memory, and steps that are faster.
 
-On a CPU, where the system kills a process that takes too much without a word, memory is checked by
-arithmetic; a GPU raises an error, and the loop then divides the batch.
+A CPU, where the system kills a process that takes too much without a word, sees a few images at a
+time; a GPU raises an error, and the loop then divides the batch.
 
 On one GPU, steps are made faster by PyTorch's own means. A step of ResNet-50 is some thousand
 kernels, which the host launches hardly faster than a GPU runs them. A CUDA graph launches a
@@ -10,27 +10,20 @@ backbone's forward and backward passes in one call each, with the same kernels a
 training as it is, and says so.
 """
 
-import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from acclimate.core.distributed import World, local_processes
-from acclimate.core.errors import ConfigError
+from acclimate.core.distributed import World
 from acclimate.learn.models import Backbone, may_draw
 from acclimate.learn.models.backbones import SMALL, keep_buffers, keep_layout
 from acclimate.learn.objective import Objective
 
-GIB = 1 << 30
 LEAST = 2  # images of a micro-batch: batch norm takes no single one
-COPIES = 4  # of the weights: gradients and Adam's two moments beside them
-# Batches that lie ready, the allocator's gaps, validation and checkpoints beside a step: measured
-# on EfficientNet-Lite0 and ResNet-50 at 224 px, 24 to 64 images.
-BESIDE, SLACK = 0.3 * GIB, 1.2
+AT_A_TIME = 32  # images on a CPU: their activations take 1 to 4 GB at 224 px
 LOWER = "lower train.per_domain, embedding.per_domain or data.image_size"
 # Below, capturing or compiling takes longer than it saves. The whole run counts, not what is left
 # of it: a resumed run must compute as before.
@@ -50,58 +43,16 @@ def trained_backbones(objective: Objective) -> list[Backbone]:
     ]
 
 
-def step_memory(backbones: Sequence[Backbone], size: int) -> tuple[float, float]:
-    """Bytes that training `backbones` on images of `size` px takes, counted on a pass of two
-    images: a fixed number, and those for each image of a micro-batch."""
-    fixed, per_image = BESIDE, 0.0
-    for backbone in backbones:
-        weights = sum(p.nbytes for p in backbone.parameters())
-        fixed += COPIES * weights
-        per_image += max(_saved_bytes(backbone, size) - weights, 0) / 2 * SLACK
-    return fixed, per_image
-
-
-def _saved_bytes(backbone: Backbone, size: int) -> int:
-    """Bytes that autograd keeps of a forward pass of two images, weights among them."""
-    saved: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        saved[tensor.data_ptr()] = tensor
-        return tensor
-
-    x = torch.zeros(2, 3, size, size, device=backbone.mean.device)
-    was_training = backbone.training
-    with keep_buffers(backbone), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        backbone.train()
-        backbone.normalised_body(x.contiguous(memory_format=torch.channels_last))
-    backbone.train(was_training)
-    return sum(tensor.nbytes for tensor in saved.values())
-
-
-def fitting_micro_batches(
+def cpu_micro_batches(
     objective: Objective, images: int, size: int, world: World, say: Callable[[str], None]
 ) -> int:
-    """The fewest micro-batches in which steps of `images` fit into the memory of a CPU; 1
-    elsewhere, and for small images. An error where none do."""
-    backbones = trained_backbones(objective)
-    if world.device.type != "cpu" or not backbones or size <= SMALL:
+    """In how many micro-batches a CPU takes steps of `images` of `size` px; 1 elsewhere."""
+    large = world.device.type == "cpu" and size > SMALL
+    count = -(-images // AT_A_TIME) if large else 1
+    if count == 1 or not (objective.divisible and trained_backbones(objective)):
         return 1
-    free = torch.tensor([available_bytes()], dtype=torch.float64)
-    world.broadcast(free)  # processes refuse together, or not at all
-    fixed, per_image = step_memory(backbones, size)
-    needed = fixed + per_image * images
-    if needed <= free.item():
-        return 1
-    told = (
-        f"a step of {images} images of {size} px needs about {needed / GIB:.1f} GiB and "
-        f"{free.item() / GIB:.1f} GiB are free"
-    )
-    if objective.divisible:
-        for count in range(2, images // LEAST + 1):
-            if fixed + per_image * -(-images // count) <= free.item():
-                say(f"{told}: {micro_batch_note(count)}")
-                return count
-    raise ConfigError(f"{told}; {LOWER}, or train on a GPU")
+    say(f"{micro_batch_note(count)}; to see all at once, --set train.micro_batches=1")
+    return count
 
 
 def micro_batch_note(count: int) -> str:
@@ -109,26 +60,6 @@ def micro_batch_note(count: int) -> str:
         f"training in {count} micro-batches, with one more forward pass each; losses are those of "
         f"the whole batch, and batch norm takes each micro-batch's statistics"
     )
-
-
-def available_bytes(root: Path = Path("/")) -> float:
-    """Bytes that this process may still take, by the machine and by its container's limit;
-    infinity where the system does not say."""
-    machine = _numbers(root / "proc/meminfo").get("MemAvailable", float("inf")) * 1024
-    group = root / "sys/fs/cgroup"
-    limit = _numbers(group / "memory.max").get("", float("inf"))
-    # Cached files count as used in a container, but give way.
-    used, cached = _numbers(group / "memory.current"), _numbers(group / "memory.stat")
-    left = limit - used.get("", 0) + cached.get("active_file", 0) + cached.get("inactive_file", 0)
-    # Processes of one run on one machine share it equally.
-    return max(min(machine, left), 0) / local_processes()
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """The whole numbers in a file of the system, by the name that stands before each."""
-    text = path.read_text() if path.is_file() else ""
-    pairs = re.findall(r"^([A-Za-z_]*):?[ \t]*(\d+)\b", text, re.MULTILINE)
-    return {name: int(number) for name, number in pairs}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
-from acclimate.config import RunConfig, as_dict, from_dict, merged, nested
+from acclimate.config import RunConfig, with_settings
 from acclimate.core.distributed import World, joined
 from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
 from acclimate.core.progress import Watch, unwatched
@@ -51,8 +51,7 @@ def evaluate_run(
         trained = Trained.load(run, world.device)
         if not trained.adaptive and any(chain.embedding for chain in asked):
             raise nothing_to_embed(trained.config.algorithm)
-        values = merged(as_dict(trained.config), nested(changes or {}))
-        config = from_dict(RunConfig, values, where="evaluate")
+        config = with_settings(trained.config, changes or {})
         manifest = data if isinstance(data, Manifest) else Manifest.open(data)
         manifest, _ = without_small(manifest, config.data.min_images)
         manifest.check()

@@ -89,13 +89,6 @@ def embedding_identity(
     }
 
 
-def settings_digest(identity: dict[str, Any]) -> str:
-    """Of the settings, with the weights by content."""
-    config = identity["config"]
-    model = {**config["model"], "weights": identity.get("weights", "")}
-    return json_digest({**config, "model": model})
-
-
 def _weights(config: RunConfig) -> dict[str, str]:
     """Left out where the file is gone: a finished run may outlive it."""
     path = config.model.weights
@@ -152,7 +145,7 @@ def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
         raise RunError(
             f"{shared.path}: there is no finished embedding; make one with `train_embedding`"
         )
-    differs = difference(shared.comparable(), learned_identity(plan))
+    differs = difference(shared.identity(), learned_identity(plan))
     if differs is not None:
         raise RunError(
             f"{shared.path} holds another embedding than this run would learn ({differs}); "

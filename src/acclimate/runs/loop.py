@@ -1,5 +1,5 @@
-"""The one loop, and its checkpoints. It owns optimiser, schedule, precision, accumulation,
-clipping and validation; objectives only score batches. Each step is a pure function of (weights,
+"""The one loop, and its checkpoints. It owns optimiser, schedule, precision, clipping and
+validation; objectives only score batches. Each step is a pure function of (weights,
 seed, step), so that a checkpoint needs no random state and a killed run resumes to the same
 weights."""
 
@@ -284,24 +284,22 @@ class Loop:
         for group in groups:
             group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
         gradients = self._divided_gradients if may_divide else self._gradients
-        parts = gradients(batch, step)
+        losses = gradients(batch, step)
         turn = adversary is not None and adversary.moves(step)
         for parameter in (p for i, g in enumerate(groups) if i != turn for p in g["params"]):
             parameter.grad = None  # optimisers leave parameters without a gradient alone
         if self.phase.optimiser.clip:
             nn.utils.clip_grad_norm_(self.objective.parameters(), self.phase.optimiser.clip)
         self._optimiser.step()
-        images = len(batch) / len(parts)
-        for losses in parts:
-            self._sums[0] += losses.risk * images
-            self._sums[3] += images
-            if losses.penalty is not None and not turn:  # an adversary's own loss is no penalty
-                self._sums[1] += losses.penalty * images
-                self._sums[2] += images
+        self._sums[0] += losses.risk * len(batch)
+        self._sums[3] += len(batch)
+        if losses.penalty is not None and not turn:  # an adversary's own loss is no penalty
+            self._sums[1] += losses.penalty * len(batch)
+            self._sums[2] += len(batch)
         if self._average is not None:
             self._average.update(step + 1)
 
-    def _divided_gradients(self, batch: Batch, step: int) -> list[Losses]:
+    def _divided_gradients(self, batch: Batch, step: int) -> Losses:
         """Gradients, in twice as many micro-batches as often as a GPU runs out of memory.
 
         What a failed attempt has changed, statistics and the like, is put back: the next one is a
@@ -328,23 +326,21 @@ class Loop:
                 self.say(f"the GPU's memory is too small for {len(batch)} images: {note}")
             torch.cuda.empty_cache()
 
-    def _gradients(self, batch: Batch, step: int) -> list[Losses]:
-        """Gradients, and what each part of the batch cost; no parameter has moved yet."""
-        device, parts = self.world.device, self.phase.optimiser.accumulate
+    def _gradients(self, batch: Batch, step: int) -> Losses:
+        """Gradients, and what the batch cost; no parameter has moved yet."""
+        device = self.world.device
         self.objective.train()
         self._optimiser.zero_grad(set_to_none=True)
         if self._faster is not None:
             self._faster.begin_step()
         # Dropout is seeded per step and process, so that nothing of it needs saving.
-        name, costs = self.phase.seeded_as or self.phase.name, []
+        name = self.phase.seeded_as or self.phase.name
         seed = derive(self.seed, name, "step", step, self.world.rank)
         with own_generator(seed, device):
-            for part in range(parts):
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                    losses: Losses = self._module(batch.part(part, parts), step)
-                (losses.total / parts).backward()  # type: ignore[no-untyped-call]
-                costs.append(losses.detached())
-        return costs
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                losses: Losses = self._module(batch, step)
+            losses.total.backward()  # type: ignore[no-untyped-call]
+        return losses.detached()
 
     def _after(self, position: Position, done: int) -> Position:
         """Validation, records and checkpoint that are due after `done` steps."""

@@ -1,13 +1,15 @@
 """What a run will do, worked out and checked before any of it starts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from acclimate.adapt.methods import method_settings, scored_chains
-from acclimate.config import AlgorithmName, ModelConfig, OptimiserConfig, RunConfig
+from acclimate.config import AlgorithmName, ModelConfig, RunConfig, with_settings
 from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
 from acclimate.core.randomness import stream
@@ -211,40 +213,29 @@ def check_batches(
     config: RunConfig, algorithm: ChosenAlgorithm, world: World, *, main: bool = True
 ) -> None:
     """Refuse batches that cannot be shared out; without `main`, only those of Step A."""
-    train = config.train
+    train, shares = config.train, []
     if main:
-        check_shares(train.per_domain, world, train.optimiser, algorithm.build.least_rows)
+        shares.append(train.per_domain)
+        least_rows = algorithm.build.least_rows
+        if train.per_domain < least_rows:
+            raise ConfigError(
+                f"the penalty needs {least_rows} images of a domain at a time, and gets "
+                f"{train.per_domain}; raise train.per_domain"
+            )
         if train.micro_batches > 1 and not algorithm.build.divisible:
             raise ConfigError(
                 f"train.micro_batches is {train.micro_batches}, and {algorithm.name} cannot divide "
                 f"a batch; leave train.micro_batches at 0"
             )
     if algorithm.adaptive:
-        learn = find_embedding(config.embedding.name).build.budget(config)
-        check_shares(learn.per_domain, world, learn.optimiser)
-
-
-def check_shares(
-    per_domain: int, world: World, optimiser: OptimiserConfig, least_rows: int = 1
-) -> None:
-    """Refuse a batch unless every process and every part gets equally many images of each domain,
-    and a part at least the `least_rows` that the objective compares."""
-    share, parts = per_domain // world.size, optimiser.accumulate
-    if per_domain % world.size:
-        raise ConfigError(
-            f"{per_domain} images of a domain cannot be shared equally by {world.size} processes; "
-            f"make train.per_domain and embedding.per_domain multiples of {world.size}"
-        )
-    if share % parts:
-        raise ConfigError(
-            f"{share} images of a domain cannot be divided into {parts} equal parts; make the "
-            f"optimiser's accumulate a divisor of {share}"
-        )
-    if per_domain // parts < least_rows:
-        raise ConfigError(
-            f"the penalty needs {least_rows} images of a domain at a time, and gets "
-            f"{per_domain // parts}; raise train.per_domain or lower train.optimiser.accumulate"
-        )
+        shares.append(find_embedding(config.embedding.name).build.budget(config).per_domain)
+    for per_domain in shares:
+        if per_domain % world.size:
+            raise ConfigError(
+                f"{per_domain} images of a domain cannot be shared equally by {world.size} "
+                f"processes; make train.per_domain and embedding.per_domain multiples of "
+                f"{world.size}"
+            )
 
 
 def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> Manifest:
@@ -275,11 +266,9 @@ def _typical_side(
     rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
     sides: list[int] = []
     for row in rows:
-        try:
-            source = manifest.image_source(int(row))
-            sides.append(max(decode(source, max_pixels=config.data.max_pixels).size))
-        except ImageError:
-            continue
+        with suppress(ImageError):
+            image = decode(manifest.image_source(int(row)), max_pixels=config.data.max_pixels)
+            sides.append(max(image.size))
         if len(sides) == sample:
             break
     if not sides:
@@ -296,7 +285,7 @@ def settled(config: RunConfig, manifest: Manifest, device: str | None) -> RunCon
         return config
     side = _typical_side(config, manifest, manifest.domains)
     model, _ = choose_model(config, side, device)
-    return replace(config, model=replace(config.model, freeze=model.freeze))
+    return with_settings(config, {"model.freeze": model.freeze})
 
 
 def choose_model(
@@ -313,27 +302,30 @@ def choose_model(
         name = default_backbone(side)
     model = replace(config.model, backbone=name)
     weights = model.weights or (model.pretrained and name not in WITHOUT_WEIGHTS)
+    freeze, why = model.freeze, ""
     if side is None:
-        return replace(model, freeze="none"), ""  # features already
-    if model.freeze == "backbone" and not weights:
+        freeze = "none"  # features already
+    elif freeze == "backbone" and not weights:
         raise ConfigError(
             f"model.freeze is backbone, and '{name}' has no pretrained weights to keep; "
             f"give --weights FILE, or use --set model.freeze=none"
         )
-    if model.freeze != "auto":
-        return model, ""
-    if not weights or side <= SMALL:
-        return replace(model, freeze="none"), ""
-    if device is None or pick_device(device).type != "cpu":
-        return replace(model, freeze="none"), (
+    elif freeze == "auto" and (not weights or side <= SMALL):
+        freeze = "none"
+    elif freeze == "auto" and (device is None or pick_device(device).type != "cpu"):
+        freeze = "none"
+        why = (
             f"all of {name} is trained, as there is a GPU; for heads on its features alone, "
             f"--set model.freeze=backbone"
         )
-    return replace(model, freeze="backbone"), (
-        f"{name} keeps its pretrained weights, as this is a CPU and images have {side} px: its "
-        f"features are extracted once and the rest is trained on them; to train all of it, "
-        f"--set model.freeze=none"
-    )
+    elif freeze == "auto":
+        freeze = "backbone"
+        why = (
+            f"{name} keeps its pretrained weights, as this is a CPU and images have {side} px: its "
+            f"features are extracted once and the rest is trained on them; to train all of it, "
+            f"--set model.freeze=none"
+        )
+    return replace(model, freeze=freeze), why
 
 
 def _resolve(
@@ -364,38 +356,31 @@ def _resolve(
     # Never 1, which is no setting: a plain run of one domain must load again.
     slots_a = max(2, min(phi.domains_per_step, len(train)))
     slots_b = min(main.domains_per_step or MOST_DOMAINS_PER_STEP, len(train))
-    steps = main.steps or _passes(rows, slots_b * main.per_domain, STEPS_B)
+    batch = slots_b * main.per_domain
+    steps = main.steps or _passes(rows, batch, STEPS_B)
     if main.epochs:
-        steps = max(1, round(main.epochs * rows / (slots_b * main.per_domain)))
-    return replace(
-        config,
-        data=replace(data, image_size=size, augment=augment),
-        model=model,
-        embedding=replace(
-            phi,
-            mixup=mixup,
-            domains_per_step=slots_a,
-            steps=phi.steps or _passes(rows, slots_a * phi.per_domain, STEPS_A),
-            optimiser=_with_rate(phi.optimiser, rate),
-        ),
-        train=replace(
-            main,
-            steps=steps,
-            domains_per_step=slots_b,
-            evaluate_every=min(main.evaluate_every, steps),
-            optimiser=_with_rate(main.optimiser, rate),
-        ),
-    ), why
+        steps = max(1, round(main.epochs * rows / batch))
+    decided: dict[str, Any] = {
+        "data.image_size": size,
+        "data.augment": augment,
+        "model.backbone": model.backbone,
+        "model.freeze": model.freeze,
+        "embedding.mixup": mixup,
+        "embedding.domains_per_step": slots_a,
+        "embedding.steps": phi.steps or _passes(rows, slots_a * phi.per_domain, STEPS_A),
+        "train.steps": steps,
+        "train.domains_per_step": slots_b,
+        "train.evaluate_every": min(main.evaluate_every, steps),
+    }
+    for name, optimiser in (("embedding", phi.optimiser), ("train", main.optimiser)):
+        decided[f"{name}.optimiser.lr"] = rate if optimiser.lr is None else optimiser.lr
+    return with_settings(config, decided), why
 
 
 def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
     """Steps of a number of passes over the rows, within limits."""
     least, most = limits
     return min(max(PASSES * rows // batch, least), most)
-
-
-def _with_rate(optimiser: OptimiserConfig, rate: float) -> OptimiserConfig:
-    return optimiser if optimiser.lr is not None else replace(optimiser, lr=rate)
 
 
 def _resolve_rehearsal(
@@ -423,7 +408,7 @@ def _resolve_rehearsal(
         fits = adapt.rehearse and learns and others >= max(least, 2) and len(train) <= FEW_TO_TRAIN
         fast = device is not None and pick_device(device).type == "cuda"
         depth = "whole" if fits and fast else "heads"
-    config = replace(config, adapt=replace(adapt, depth=depth))
+    config = with_settings(config, {"adapt.depth": depth})
     if not adapt.rehearse or depth == "heads" or others < 1:
         return config, ""
     if others < least:

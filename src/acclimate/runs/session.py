@@ -24,10 +24,9 @@ from acclimate.learn.model import build_embedding, build_extractor, build_networ
 from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.backbones import TORCH
 from acclimate.learn.objective import Objective
-from acclimate.records.folder import SHARED, RunFolder
+from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started
-from acclimate.runs.device import fitting_micro_batches
-from acclimate.runs.identity import settings_digest
+from acclimate.runs.device import cpu_micro_batches
 from acclimate.runs.loop import Loop, Phase, Validate, seconds_worked
 from acclimate.runs.plan import Plan, check_batches
 
@@ -92,7 +91,7 @@ class Session:
             say=self.say,
             clock=self.seconds,
             micro_batches=train.micro_batches
-            or fitting_micro_batches(objective, images, self.size, world, self.say),
+            or cpu_micro_batches(objective, images, self.size, world, self.say),
         )
 
 
@@ -115,12 +114,12 @@ def session(
     with joined(device) as world:
         if world.device.type == "cpu":
             keep_freed_memory()
-        check_batches(plan.config, plan.algorithm, world, main=folder.kind is not SHARED)
+        check_batches(plan.config, plan.algorithm, world, main=not folder.shared)
         folder.refuse_others(identity)
         if folder.complete():
             yield None
         else:
-            networks = _build(plan, world, phi_alone=folder.kind is SHARED)
+            networks = _build(plan, world, phi_alone=folder.shared)
             with folder.locked() if world.main else nullcontext():
                 world.wait()
                 folder.refuse_others(identity)  # another process may have been here
@@ -170,7 +169,7 @@ def _begin(now: Session, identity: dict[str, Any]) -> None:
         extraction = Extraction(now.extractor, plan.config.model.backbone, now.size)
         extraction.on(world.device)
     if world.main:
-        _announce(folder, identity, world, TORCH if extraction is None else extraction.engine)
+        _announce(folder, world, TORCH if extraction is None else extraction.engine)
     share = data.max_unreadable
     now.quarantine = Quarantine(folder.quarantine, total=len(manifest), max_share=share)
     if extraction is None:
@@ -184,7 +183,7 @@ def _begin(now: Session, identity: dict[str, Any]) -> None:
         _set_statistics(now)
 
 
-def _announce(folder: RunFolder, identity: dict[str, Any], world: World, engine: str) -> None:
+def _announce(folder: RunFolder, world: World, engine: str) -> None:
     device = f"{world.device.type}, {count(torch.get_num_threads(), 'thread')}"
     if world.device.type == "cuda":
         device = torch.cuda.get_device_name(world.device)
@@ -193,8 +192,6 @@ def _announce(folder: RunFolder, identity: dict[str, Any], world: World, engine:
         Started(
             time=datetime.now(UTC).isoformat(timespec="microseconds"),
             version=__version__,
-            config_digest=settings_digest(identity),
-            data_digest=identity["data"],
             device=device if engine == TORCH else f"{device}, features by {engine}",
             processes=world.size,
             resumed_at=f"{losses[-1].phase} {losses[-1].step}" if losses else None,

@@ -15,6 +15,7 @@ from torch import Tensor
 from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
+from acclimate.core.files import write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import derive
 from acclimate.data.batches import Batch, DomainSampler, fit_ratios, label_prior, label_shifts
@@ -33,7 +34,13 @@ from acclimate.learn.embeddings.state import (
 from acclimate.learn.model import StartingPoint, Trained, put_on
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
-from acclimate.records.folder import SHARED, RunFolder, write_checksums
+from acclimate.records.folder import (
+    CONSISTENCY,
+    DOMAINS,
+    PREDICTIONS,
+    RunFolder,
+    write_checksums,
+)
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
@@ -87,7 +94,7 @@ def train(
     `rehearse.training`.
     """
     folder, config = RunFolder(out), plan.config
-    shared = None if embedding is None else RunFolder(embedding, SHARED)
+    shared = None if embedding is None else RunFolder(embedding, shared=True)
     if shared is not None and not (folder.phi.exists() or folder.complete()):
         check_shared_embedding(shared, plan)
     identity = run_identity(plan)
@@ -131,7 +138,7 @@ def train_embedding(
 
     It resumes by itself, and a finished one is left alone.
     """
-    folder = RunFolder(out, SHARED)
+    folder = RunFolder(out, shared=True)
     plan = make_plan(folder.settled(config), manifest, device=device)
     refuse_plain(plan)
     with session(plan, folder, learned_identity(plan), device=device, watch=watch) as now:
@@ -204,7 +211,7 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         consistency = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        session.folder.write_consistency(consistency)
+        write_document(session.folder.path / CONSISTENCY, consistency)
     return DomainTable(states)
 
 
@@ -302,8 +309,8 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
     now.quarantine.refresh()
     if now.world.main:
         if subject.start.table is not None:
-            save_domain_map(now.folder.domain_map, _states(subject))
-        now.folder.write_predictions(Predictions.joined([rows for _, rows in scores]))
+            save_domain_map(now.folder.path / DOMAINS, _states(subject))
+        Predictions.joined([rows for _, rows in scores]).write(now.folder.path / PREDICTIONS)
         for score, _ in scores:
             now.folder.append(score)
         judges = "validation domains" if now.plan.val_domains else "validation splits"

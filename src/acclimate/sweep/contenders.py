@@ -26,7 +26,7 @@ from acclimate.config import (
     nested,
     settings_of,
 )
-from acclimate.config.presets import PRESETS, preset
+from acclimate.config.settings import PRESETS, preset
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream

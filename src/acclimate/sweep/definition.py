@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acclimate.config import RunConfig, flat, from_dict, layered, merged, nested, read_toml
-from acclimate.config.presets import preset
+from acclimate.config.settings import preset
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.randomness import stream
 from acclimate.core.text import count

@@ -1,16 +1,9 @@
 """`build fetch`: the manifest of the images that exist, and what is lost."""
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
-from acclimate.build.base import (
-    Builder,
-    Built,
-    Listing,
-    argument,
-    in_short,
-    required,
-)
+from acclimate.build.base import Builder, Built, Listing, argument, in_short, required
 from acclimate.build.fetch.images import FetchReport, FetchSettings, fetch_images
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
@@ -33,38 +26,29 @@ class Fetch(Builder):
     settings: FetchSettings = field(default_factory=FetchSettings)
 
     def build(self, watch: Watch) -> Built:
-        if self.out is not None:
-            self._require_file(self.out)
+        if self.out is not None:  # refused now, and not after the work
+            require_name(self.out)
+            if self.out.is_dir():
+                folder = f"'{self.out}' is a folder"
+                raise ManifestError(f"--out: {folder}; name a file that ends in .parquet")
         report = fetch_images(Manifest.open(self.data), self.root, self.settings, watch=watch)
-        left = report.manifest
-        out = self.out if len(left) else None
+        manifest, summary, problem = report.manifest, _summary(report), None
+        out = self.out if len(manifest) else None
         if out is not None:
-            left.write(out)
-        wanted = self.out is not None or not self.settings.check_only
-        return Built(
-            manifest=left,
-            out=out,
-            facts=report.as_dict(),
-            told=[*_told(report), *([in_short(left)] if out is not None else [])],
-            problem=_nothing_left(report) if wanted and not len(left) else None,
-        )
-
-    def _require_file(self, out: Path) -> None:
-        """Refuses a name that could only be refused after the work."""
-        require_name(out)
-        if out.is_dir():
-            raise ManifestError(f"--out: '{out}' is a folder; name a file that ends in .parquet")
+            manifest.write(out)
+            summary.append(in_short(manifest))
+        if not len(manifest) and (self.out is not None or not self.settings.check_only):
+            reason, number = next(iter(report.reasons.items()), ("no rows", 0))
+            problem = ManifestError(
+                f"no image of {manifest.source} is there ({number} × {reason}); "
+                "mend its URLs or --root, no manifest was written"
+            )
+        losses = [asdict(loss) | {"lost_share": loss.lost_share} for loss in report.domains]
+        facts = {"losses": losses, "reasons": report.reasons}
+        return Built(manifest=manifest, out=out, facts=facts, summary=summary, problem=problem)
 
 
-def _nothing_left(report: FetchReport) -> ManifestError:
-    reason, number = next(iter(report.reasons.items()), ("no rows", 0))
-    return ManifestError(
-        f"no image of {report.manifest.source} is there ({number} × {reason}); "
-        "mend its URLs or --root, no manifest was written"
-    )
-
-
-def _told(report: FetchReport) -> list[str | Listing]:
+def _summary(report: FetchReport) -> list[str | Listing]:
     rows = [
         (
             *(DASH if value is None else str(value) for value in astuple(loss)[:8]),
@@ -73,8 +57,7 @@ def _told(report: FetchReport) -> list[str | Listing]:
         )
         for loss in report.domains
     ]
-    return [
-        Listing(("domain", "role", *_LOSSES), rows),
-        *(f"gone: {number} × {reason}" for reason, number in report.reasons.items()),
-        *([f"journal: {report.journal}"] if report.journal is not None else []),
-    ]
+    lines = [f"gone: {number} × {reason}" for reason, number in report.reasons.items()]
+    if report.journal is not None:
+        lines.append(f"journal: {report.journal}")
+    return [Listing(("domain", "role", *_LOSSES), rows), *lines]

@@ -11,15 +11,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from acclimate import __version__
-from acclimate.build.base import flag
+from acclimate.build.base import Limited, flag
 from acclimate.config import setting
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -36,7 +34,7 @@ _WAYS_INSIDE = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownloadSettings:
+class DownloadSettings(Limited):
     per_host: int = setting(8, "Connections to one host.", at_least=1)
     # From the name's lookup to the last byte.
     timeout: float = setting(20.0, "Seconds for one attempt.", at_least=0.001)
@@ -52,7 +50,7 @@ class DownloadSettings:
 class Failed(Exception):
     """No image. `dead` when another attempt is pointless; `wait` as the server asked."""
 
-    def __init__(self, reason: str, *, dead: bool, wait: float | None = None) -> None:
+    def __init__(self, reason: str, *, dead: bool, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.dead = dead
@@ -102,7 +100,7 @@ class Downloader:
             except Failed as failure:
                 if failure.dead or attempt == self.settings.retries:
                     raise
-                if self._stopped.wait(max(wait, min(failure.wait or 0.0, 60.0))):
+                if self._stopped.wait(max(wait, min(failure.wait, 60.0))):
                     raise
                 wait *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -121,9 +119,10 @@ class Downloader:
             if answer.status == 200:
                 return answer.body
             if answer.status not in _REDIRECTS:
-                wait = _asked_wait(answer.headers)
+                wait = answer.headers.get("Retry-After", "")  # seconds; a date is not waited for
                 dead = answer.status not in _PASSING
-                raise Failed(f"HTTP {answer.status}", dead=dead, wait=wait)
+                seconds = float(wait[:6]) if wait.isdecimal() else 0.0
+                raise Failed(f"HTTP {answer.status}", dead=dead, wait=seconds)
             target = _redirected(target, answer)
         raise Failed(f"more than {self.settings.max_redirects} redirects", dead=True)
 
@@ -135,22 +134,21 @@ class Downloader:
 
     def _exchange(self, target: SplitResult, deadline: float, refusal: str | None) -> _Answer:
         idle = self._idle.setdefault((target.scheme, target.netloc), [])
-        connection = None
-        with suppress(IndexError):  # another thread may be faster
-            connection = idle.pop()
         try:
-            if connection is not None:
-                try:
-                    answer = self._ask(connection, target, deadline, refusal)
-                except (ConnectionError, ssl.SSLError):
-                    connection.close()  # the server had closed it meanwhile
-                    connection = None
-            if connection is None:
-                connection = _Connection(target, self._tls if target.scheme == "https" else None)
+            connection = idle.pop()
+        except IndexError:  # none, or another thread was faster
+            connection = _Connection(target, self._tls if target.scheme == "https" else None)
+        is_used = connection.sock is not None
+        try:
+            try:
+                answer = self._ask(connection, target, deadline, refusal)
+            except (ConnectionError, ssl.SSLError):
+                if not is_used:
+                    raise
+                connection.close()  # the server had closed it meanwhile; asking opens it anew
                 answer = self._ask(connection, target, deadline, refusal)
         except BaseException as error:
-            if connection is not None:
-                connection.close()
+            connection.close()
             raise _failure(error, self.settings.timeout) from None
         if connection.sock is not None:
             idle.append(connection)
@@ -212,17 +210,6 @@ def _redirected(target: SplitResult, answer: _Answer) -> SplitResult:
         raise Failed("redirect to what is no URL", dead=True) from None
 
 
-def _asked_wait(headers: http.client.HTTPMessage) -> float | None:
-    """Retry-After, in seconds or as a date."""
-    text = (headers.get("Retry-After") or "").strip()
-    if text.isdecimal():
-        return float(text[:6])
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else None
-    except (ValueError, OverflowError):
-        return None
-
-
 def _failure(error: BaseException, timeout: float) -> BaseException:
     """Returns what to raise for `error`; what is no matter of the network stays as it is."""
     if not isinstance(error, OSError | http.client.HTTPException | ValueError):
@@ -247,15 +234,19 @@ def _failure(error: BaseException, timeout: float) -> BaseException:
 class _Deadline:
     """A socket whose every read ends with the attempt, however slowly bytes drip in."""
 
-    until = 0.0
+    deadline = 0.0
 
     def recv_into(self, *arguments: Any, **options: Any) -> int:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.settimeout(left)  # type: ignore[attr-defined]
+        self.settimeout(_seconds_until(self.deadline))  # type: ignore[attr-defined]
         count: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
         return count
+
+
+def _seconds_until(deadline: float) -> float:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
 
 
 class _PlainSocket(_Deadline, socket.socket):
@@ -281,19 +272,12 @@ class _Connection(http.client.HTTPConnection):
         self._deadline, self._refusal = deadline, refusal
         if self.sock is not None:
             self._require_allowed()
-            self.sock.settimeout(self._left())
-        if isinstance(self.sock, _Deadline):
-            self.sock.until = deadline
+            self.sock.settimeout(_seconds_until(deadline))
+            self.sock.deadline = deadline  # type: ignore[union-attr]
 
     def _require_allowed(self) -> None:
         if self.inside and self._refusal is not None:
             raise Failed(self._refusal, dead=True)
-
-    def _left(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
 
     def connect(self) -> None:
         try:
@@ -310,7 +294,7 @@ class _Connection(http.client.HTTPConnection):
             self._require_allowed()
             plain = _PlainSocket(family, kind, protocol)
             try:
-                plain.settimeout(self._left())
+                plain.settimeout(_seconds_until(self._deadline))
                 plain.connect(address)
                 self.sock = plain
                 if self._tls is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from acclimate.build.base import flag, require_limits
+from acclimate.build.base import Limited, flag
 from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
@@ -37,16 +37,16 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errn
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchSettings:
+class FetchSettings(Limited):
     workers: int = setting(16, "Images fetched at a time.", at_least=1)
     download: DownloadSettings = field(default_factory=DownloadSettings)
     check_only: bool = flag("Look which images exist; fetch nothing.")
     retry_dead: bool = flag("Try links again that were found dead.")
     repeats: int = 10  # so many links to one and the same file lead to a placeholder
 
-    def __post_init__(self) -> None:
-        require_limits(self, "fetch")
-        require_limits(self.download, "fetch")
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Entry:
 
     image: str
     status: str
-    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    time: str = field(default_factory=_now)
     url: str | None = None
     reason: str | None = None
     bytes: int | None = None
@@ -136,10 +136,6 @@ class FetchReport:
     reasons: Mapping[str, int]  # why images are gone -> how many
     journal: Path | None
 
-    def as_dict(self) -> dict[str, object]:
-        losses = [asdict(loss) | {"lost_share": loss.lost_share} for loss in self.domains]
-        return {"losses": losses, "reasons": dict(self.reasons)}
-
 
 def fetch_images(
     manifest: Manifest,
@@ -155,7 +151,9 @@ def fetch_images(
     """
     settings = settings or FetchSettings()
     root = Path(root).expanduser()
-    _require_folder(root)
+    nearest = next((path for path in (root, *root.parents) if path.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise ConfigError(f"--root: '{nearest}' is a file; name a folder for the images")
     urls = _urls(manifest, settings)
     if not settings.check_only:
         for folder in {os.path.dirname(image) for image in urls}:  # noqa: PTH120 (millions)
@@ -182,13 +180,6 @@ def fetch_images(
         downloader.close()
         journal.flush()
     return _report(manifest, fetcher, entries, None if settings.check_only else journal.path)
-
-
-def _require_folder(root: Path) -> None:
-    """Refuses a root that is, or would lie below, a file."""
-    nearest = next((path for path in (root, *root.parents) if path.exists()), None)
-    if nearest is not None and not nearest.is_dir():
-        raise ConfigError(f"--root: '{nearest}' is a file; name a folder for the images")
 
 
 def _urls(manifest: Manifest, settings: FetchSettings) -> dict[str, str | None]:
@@ -240,12 +231,12 @@ class _Fetcher:
 
     def _missing(self, image: str) -> Entry | str:
         """The entry of an image that is there, or why it is missing."""
-        path, before = self.root / image, self.known.get(image)
+        path, known = self.root / image, self.known.get(image)
         if not path.is_file():
             return "missing"
         size = path.stat().st_size
-        if before is not None and before.present and before.bytes == size:
-            return before  # decoded when it was written down
+        if known is not None and known.present and known.bytes == size:
+            return known  # decoded when it was written down
         try:
             decode(path, hint=_HINT)
         except ImageError as error:
@@ -254,10 +245,10 @@ class _Fetcher:
 
     def _known_dead(self, image: str) -> bool:
         """Whether there is no point in asking again."""
-        before = self.known.get(image)
-        if before is None or before.status != "dead" or before.url != self.urls[image]:
+        known = self.known.get(image)
+        if known is None or known.status != "dead" or known.url != self.urls[image]:
             return False
-        allowed_now = self.settings.download.private and before.reason == PRIVATE
+        allowed_now = self.settings.download.private and known.reason == PRIVATE
         return not self.settings.retry_dead and not allowed_now
 
     def _fetch(self, image: str, url: str | None) -> Entry:
@@ -319,9 +310,9 @@ def _placeholders(entries: Mapping[str, Entry], repeats: int) -> list[Entry]:
     for entry in entries.values():
         if entry.sha256 is not None and entry.url is not None and entry.present:
             links[entry.sha256].add(entry.url)
-    gone = Entry(image="", status="dead", reason="placeholder: one file for many links")
+    reason = "placeholder: one file for many links"
     return [
-        replace(entry, status=gone.status, time=gone.time, reason=gone.reason)
+        replace(entry, status="dead", time=_now(), reason=reason)
         for entry in entries.values()
         if entry.present and len(links.get(entry.sha256 or "", ())) >= repeats
     ]
@@ -338,22 +329,22 @@ def _report(
 ) -> FetchReport:
     images = manifest.table["image"].to_pylist()
     present = np.array([entries[image].present for image in images], dtype=bool)
-    left = replace(manifest.select(np.flatnonzero(present)), root=fetcher.root.resolve())
+    usable = replace(manifest.select(np.flatnonzero(present)), root=fetcher.root.resolve())
     roles = manifest.roles()
     losses = []
     for domain in manifest.domains:
         rows = manifest.rows(domain=domain)
-        own = {images[row] for row in rows.tolist()}
+        of_domain = {images[row] for row in rows.tolist()}
         labels = manifest.label_index[rows]
         losses.append(
             DomainLoss(
                 domain=domain,
                 role=roles.get(domain),
-                images=len(own),
+                images=len(of_domain),
                 classes=len(np.unique(labels)),
                 classes_left=len(np.unique(labels[present[rows]])),
-                **Counter(fetcher.standing(entries[image]) for image in own),
+                **Counter(fetcher.standing(entries[image]) for image in of_domain),
             )
         )
     reasons = Counter(entry.reason or "" for entry in entries.values() if not entry.present)
-    return FetchReport(left, tuple(losses), dict(reasons.most_common()), journal)
+    return FetchReport(usable, tuple(losses), dict(reasons.most_common()), journal)

@@ -7,7 +7,6 @@ of a domain is in columns of the manifest, so that one can tell what knowing it 
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -27,8 +26,6 @@ from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name, write_parts
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, eq=False)
 class Family:
@@ -40,10 +37,6 @@ class Family:
     pairs: Sequence[Pair]
     domains: Sequence[Domain]
     too_small: Sequence[str]  # classes without images for all three pools
-
-    @property
-    def rows(self) -> int:
-        return sum(len(rows) for domain in self.domains for rows in domain.rows.values())
 
     def true_labels(self, rows: np.ndarray) -> np.ndarray:
         """The classes of rows of the base, by their places in the family's list. [n] -> [n]"""
@@ -68,20 +61,18 @@ def build_shift(
     """
     require_name(out)
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        family = plan_family(base, settings, workers)
-        write_parts(
-            out, _tables(family, out, workers, watch), classes=family.classes, root=base.root
-        )
+        family = _plan_family(base, settings, workers)
+        tables = _tables(family, workers, watch)
+        write_parts(out, tables, classes=family.classes, root=base.root)
     return family, Manifest.read(out)
 
 
-def plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> Family:
+def _plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> Family:
     """Pools, classes, pairs and domains.
 
     Training, validation and test pools share no image. Training domains draw their splits from the
     first two, validation domains from the second, test domains from the third.
     """
-    settings.require_sense()
     if base.has_features:
         raise ManifestError(f"{base.source} holds features; shifts are made from images")
     shares, seed = (settings.val_share, settings.test_share), settings.seed
@@ -110,22 +101,17 @@ def _require_every_class(family: Family) -> None:
         )
 
 
-def _tables(family: Family, out: Path, workers: Executor, watch: Watch) -> Iterator[pa.Table]:
-    note = ""
+def _tables(family: Family, workers: Executor, watch: Watch) -> Iterator[pa.Table]:
     for done, domain in enumerate(family.domains, start=1):
-        part = domain_table(family, domain, workers)
-        if done == 1:  # nothing is written before the first domain is here
-            size = part.nbytes * family.rows / part.num_rows
-            note = f"about {size / MIB:.0f} MiB in all"
-            _require_space(out, size)
-        watch("images of domains", done, len(family.domains), note)
-        yield part
+        table = _domain_table(family, domain, workers)
+        watch("images of domains", done, len(family.domains), "")
+        yield table
 
 
-def domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
+def _domain_table(family: Family, domain: Domain, workers: Executor) -> pa.Table:
     base, settings = family.base, family.settings
     rows = np.concatenate(list(domain.rows.values()))
-    splits = np.repeat(list(domain.rows), [len(found) for found in domain.rows.values()])
+    splits = np.repeat(list(domain.rows), [len(chosen) for chosen in domain.rows.values()])
     names = np.asarray(family.classes, dtype=object)
     columns = _content(family, domain, rows, workers)
     columns |= {
@@ -154,23 +140,13 @@ def _content(
     if family.settings.repaints:
         images = repainted(family.base, domain, rows, family.settings, workers)
         return {"bytes": pa.array(list(images), pa.large_binary())}
-    kept = [name for name in ("image", "bytes") if name in family.base.table.column_names]
-    found = family.base.table.select(kept).take(pa.array(rows)).combine_chunks()
-    return {name: found[name].combine_chunks() for name in kept}
-
-
-def _require_space(out: Path, size: float) -> None:
-    folder = next(one for one in out.expanduser().resolve().parents if one.exists())
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise ManifestError(
-            f"{out.name} would take about {size / MIB:.0f} MiB, and {free / MIB:.0f} MiB are "
-            "free; lower --domains or --per-domain, or write it elsewhere"
-        )
+    names = [name for name in ("image", "bytes") if name in family.base.table.column_names]
+    table = family.base.table.select(names).take(pa.array(rows))
+    return {name: table[name].combine_chunks() for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shift(Builder):
+class ShiftBuilder(Builder):
     example = (
         "acclimate build shift photos.parquet --label 10 --covariate 1 --conditional 25 "
         "--out shifted.parquet"
@@ -183,15 +159,15 @@ class Shift(Builder):
     def build(self, watch: Watch) -> Built:
         base = open_pool(self.data)
         base.check()
-        family, made = build_shift(base, self.settings, self.out, watch)
+        family, manifest = build_shift(base, self.settings, self.out, watch)
         notes = list(_notes(family))
         pairs = [[family.classes[one], family.classes[other]] for one, other in family.pairs]
         facts = {"settings": asdict(self.settings), "pairs": pairs, "notes": notes}
-        told = [*_told(family), *(f"note: {note}" for note in notes), in_short(made)]
-        return Built(manifest=made, out=self.out, facts=facts, told=told)
+        summary = [*_summary(family), *(f"note: {note}" for note in notes), in_short(manifest)]
+        return Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
 
 
-def _told(family: Family) -> Iterator[str]:
+def _summary(family: Family) -> Iterator[str]:
     settings = family.settings
     yield (
         f"{settings.domains} training, {settings.val} validation and {settings.test} test domains "
@@ -199,13 +175,13 @@ def _told(family: Family) -> Iterator[str]:
     )
     heads = settings.head_count(len(family.classes))
     if heads:
-        named = count(heads, "class of each is", "classes of each are")
-        yield f"label shift: {named} {settings.label:g} times as frequent as the others"
+        classes = count(heads, "class of each is", "classes of each are")
+        yield f"label shift: {classes} {settings.label:g} times as frequent as the others"
     if settings.covariate:
         yield f"covariate shift: gain, tint and noise of each, strength {settings.covariate:g}"
     if settings.swaps:
-        shown = [f"{family.classes[one]}:{family.classes[two]}" for one, two in family.pairs]
-        yield f"conditional shift: in half of them labels swap: {listed(shown)}"
+        pairs = [f"{family.classes[one]}:{family.classes[two]}" for one, two in family.pairs]
+        yield f"conditional shift: in half of them labels swap: {listed(pairs)}"
     if not heads and not settings.repaints:
         yield "no shift: the domains differ by chance alone"
 

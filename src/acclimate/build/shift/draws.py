@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from acclimate.build.base import require_limits
+from acclimate.build.base import Limited
 from acclimate.build.pools import Pool
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError
@@ -14,7 +14,7 @@ from acclimate.core.randomness import stream
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShiftSettings:
+class ShiftSettings(Limited):
     label: float = setting(
         1.0, "Label shift: how many times as frequent head classes are; 1: none.", at_least=1
     )
@@ -42,6 +42,11 @@ class ShiftSettings:
     seed: int = setting(0, "Seed of classes, pools, domains and images.")
     val_share: float = 0.2  # of the images, for validation splits and validation domains
     test_share: float = 0.3  # of the images, for test domains
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.conditional and self.pairs is not None:
+            raise ConfigError("shift: --conditional finds pairs and --pairs names them; give one")
 
     @property
     def swaps(self) -> bool:
@@ -72,11 +77,6 @@ class ShiftSettings:
             )
         return max(wanted, 1) if self.conditional else 0
 
-    def require_sense(self) -> None:
-        require_limits(self, "shift")
-        if self.conditional and self.pairs is not None:
-            raise ConfigError("shift: --conditional finds pairs and --pairs names them; give one")
-
 
 # The splits of a domain by its role. Each is drawn from the pool of its name, and pools share no
 # image: what a domain is validated or tested on was trained on nowhere.
@@ -99,13 +99,13 @@ class Domain:
 def draw_domains(pools: Mapping[str, Pool], settings: ShiftSettings) -> list[Domain]:
     """`train-000`…, `val-000`… and `test-000`…, each from a random stream of its own."""
     counts = {"train": settings.domains, "val": settings.val, "test": settings.test}
-    found = []
+    domains = []
     for role, count in counts.items():
         # Half of each role's domains, not each by a coin: few would lie all on one side.
         latents = stream(settings.seed, "latent", role).permutation(np.arange(count) % 2)
         for number, latent in enumerate(latents):
-            found.append(_domain(f"{role}-{number:03d}", role, int(latent), pools, settings))
-    return found
+            domains.append(_domain(f"{role}-{number:03d}", role, int(latent), pools, settings))
+    return domains
 
 
 def _domain(

@@ -93,7 +93,7 @@ def named_pairs(text: str, classes: Sequence[str]) -> list[Pair]:
     [(0, 2), (1, 3)]
     """
     place = {name: number for number, name in enumerate(classes)}
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for pair in text.split(","):
         names = [name.strip() for name in pair.split(":")]
         if len(names) != 2:
@@ -101,14 +101,14 @@ def named_pairs(text: str, classes: Sequence[str]) -> list[Pair]:
         for name in names:
             if name not in place:
                 raise unknown(f"shift: --pairs names '{name}', which is no class", name, classes)
-        found.append((place[names[0]], place[names[1]]))
-    members = [member for pair in found for member in pair]
+        pairs.append((place[names[0]], place[names[1]]))
+    members = [member for pair in pairs for member in pair]
     twice = next((one for one in members if members.count(one) > 1), None)
     if twice is not None:
         raise ConfigError(
             f"shift: --pairs has '{classes[twice]}' twice; a class can be in one pair only"
         )
-    return found
+    return pairs
 
 
 def nearest_pairs(means: np.ndarray, count: int) -> list[Pair]:
@@ -117,15 +117,15 @@ def nearest_pairs(means: np.ndarray, count: int) -> list[Pair]:
     distance = squares[:, None] + squares - 2 * means @ means.T
     one, other = np.triu_indices(len(means), 1)
     taken: set[int] = set()
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for place in np.argsort(distance[one, other], kind="stable"):
         pair = int(one[place]), int(other[place])
         if taken.isdisjoint(pair):
             taken.update(pair)
-            found.append(pair)
-        if len(found) == count:
+            pairs.append(pair)
+        if len(pairs) == count:
             break
-    return sorted(found)
+    return sorted(pairs)
 
 
 def _class_means(base: Manifest, pool: Pool, seed: int, workers: Executor) -> np.ndarray:

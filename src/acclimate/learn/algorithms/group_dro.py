@@ -26,7 +26,7 @@ class GroupDRO(Algorithm):
 
     q sums to 1 over all training domains and is saved with the other state, as logarithms: a weight
     that fell below the smallest number could never rise again. In a batch, the weights of the
-    domains present are scaled to sum to 1. A batch that is accumulated moves q once for each part.
+    domains present are scaled to sum to 1.
     """
 
     Config = GroupDROConfig

@@ -34,7 +34,7 @@ from acclimate.sweep.settings import SweepConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AblationRequest:
     """An ablation as it was asked for; what is empty is decided by the ablation and the data."""
 
     name: str
@@ -52,31 +52,31 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)  # nested
 
 
-def prepare(asked: Asked) -> SweepPlan:
+def prepare_ablation(request: AblationRequest) -> SweepPlan:
     """Check everything, build the data in memory, and list the runs; nothing is written."""
-    ablation = find_ablation(asked.name)
-    _refuse_own(asked, ablation)
-    base = _base(asked, ablation)
-    labels = {_label(value): value for value in _values(asked, ablation, base)}
-    sets = _data_sets(asked, ablation, base, labels)
-    if not asked.one_draw:
-        later = [_later(asked, ablation, base, trial) for trial in range(1, asked.trials)]
-        sets = _drawn_anew(asked, ablation, later, labels, sets)
+    ablation = find_ablation(request.name)
+    _refuse_own(request, ablation)
+    base = _base(request, ablation)
+    labels = {_label(value): value for value in _values(request, ablation, base)}
+    sets = _data_sets(request, ablation, base, labels)
+    if not request.one_draw:
+        later = [_later(request, ablation, base, trial) for trial in range(1, request.trials)]
+        sets = _drawn_anew(request, ablation, later, labels, sets)
     if ablation.data is not None:
         labels = {label: labels[label] for label in sets.of_variant}
-    algorithms = asked.algorithms or ablation.algorithms
+    algorithms = request.algorithms or ablation.algorithms
     config = SweepConfig(
         title=f"Ablation: {ablation.about}",
         data=tuple(str(path) for path in sets.places.values()),
         algorithms=algorithms,
-        test_domains=_groups(asked, ablation, base),
-        val_domains=() if ablation.pool else asked.val_domains,
-        trials=asked.trials,
-        seed=asked.seed,
+        test_domains=_groups(request, ablation, base),
+        val_domains=() if ablation.pool else request.val_domains,
+        trials=request.trials,
+        seed=request.seed,
         baseline="erm" if "erm" in algorithms else algorithms[0],
-        preset=asked.preset,
-        settings=layered(nested(_defaults(asked)), asked.settings),
-        variants={label: _variant(asked, ablation, value) for label, value in labels.items()},
+        preset=request.preset,
+        settings=layered(nested(_defaults(request)), request.settings),
+        variants={label: _variant(request, ablation, value) for label, value in labels.items()},
     )
     places = {
         label: None if isinstance(value, str) else float(value) for label, value in labels.items()
@@ -86,24 +86,27 @@ def prepare(asked: Asked) -> SweepPlan:
     return SweepPlan(sweep=sweep, manifests=sets.manifests, paths=sets.places, notes=sets.notes)
 
 
-def _defaults(asked: Asked) -> dict[str, Any]:
+def _defaults(request: AblationRequest) -> dict[str, Any]:
     """A preset or --set has the last word."""
-    return {**SETTINGS, **(EMBEDDED_SETTINGS if asked.data is None and not asked.preset else {})}
+    return {
+        **SETTINGS,
+        **(EMBEDDED_SETTINGS if request.data is None and not request.preset else {}),
+    }
 
 
-def _variant(asked: Asked, ablation: Ablation, value: Value) -> dict[str, Any]:
-    batch = EMBEDDED_BATCH if asked.data is None else BATCH
+def _variant(request: AblationRequest, ablation: Ablation, value: Value) -> dict[str, Any]:
+    batch = EMBEDDED_BATCH if request.data is None else BATCH
     along = ablation.along(value, batch)
-    if asked.preset or set(along) & set(flat(asked.settings)):
+    if request.preset or set(along) & set(flat(request.settings)):
         along = {}
     return nested({**along, **ablation.settings(value)})
 
 
-def _refuse_own(asked: Asked, ablation: Ablation) -> None:
+def _refuse_own(request: AblationRequest, ablation: Ablation) -> None:
     for key in ablation.settings(ablation.embedded[-1]):
-        if key in flat(asked.settings):
+        if key in flat(request.settings):
             raise ConfigError(
-                f"--set {key}: the ablation '{asked.name}' varies this itself; use --values"
+                f"--set {key}: the ablation '{request.name}' varies this itself; use --values"
             )
 
 
@@ -133,37 +136,37 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
     return replace(parts[-1], jobs=tuple(jobs), embeddings=embeddings)
 
 
-def _base(asked: Asked, ablation: Ablation) -> Base:
-    if asked.base is not None:
-        return asked.base(asked.seed)
-    if asked.data is None:
-        manifest = build_digits(replace(ablation.digits, seed=asked.seed))
-        long_tail = replace(EMBEDDED_LONG_TAIL, seed=asked.seed)
+def _base(request: AblationRequest, ablation: Ablation) -> Base:
+    if request.base is not None:
+        return request.base(request.seed)
+    if request.data is None:
+        manifest = build_digits(replace(ablation.digits, seed=request.seed))
+        long_tail = replace(EMBEDDED_LONG_TAIL, seed=request.seed)
         if ablation.pool:
             manifest = digit_pool(manifest)
     else:
-        manifest = Manifest.open(asked.data)
+        manifest = Manifest.open(request.data)
         manifest.check()
-        long_tail = _scaled(manifest, asked.seed)
+        long_tail = _scaled(manifest, request.seed)
     unseen = {name for name, role in manifest.roles().items() if role != "train"}
-    unseen |= {*asked.test_domains, *asked.val_domains}
+    unseen |= {*request.test_domains, *request.val_domains}
     training = tuple(name for name in manifest.domains if name not in unseen)
-    return Base(manifest=manifest, training=training, long_tail=long_tail, seed=asked.seed)
+    return Base(manifest=manifest, training=training, long_tail=long_tail, seed=request.seed)
 
 
-def _later(asked: Asked, ablation: Ablation, first: Base, trial: int) -> Base:
+def _later(request: AblationRequest, ablation: Ablation, first: Base, trial: int) -> Base:
     """What a later trial starts from: what is drawn follows its seed, data of one's own stay."""
-    seed = asked.seed + trial
-    if asked.base is not None:
-        return asked.base(seed)
-    if asked.data is not None:
+    seed = request.seed + trial
+    if request.base is not None:
+        return request.base(seed)
+    if request.data is not None:
         return replace(first, seed=seed, long_tail=replace(first.long_tail, seed=seed))
-    drawn = _base(replace(asked, seed=seed), ablation)
+    drawn = _base(replace(request, seed=seed), ablation)
     # Named as those of the first trial, with which they are averaged domain by domain.
     return replace(
         drawn,
-        manifest=_renamed(drawn.manifest, f"-{seed}-", f"-{asked.seed}-"),
-        training=tuple(name.replace(f"-{seed}-", f"-{asked.seed}-") for name in drawn.training),
+        manifest=_renamed(drawn.manifest, f"-{seed}-", f"-{request.seed}-"),
+        training=tuple(name.replace(f"-{seed}-", f"-{request.seed}-") for name in drawn.training),
     )
 
 
@@ -200,23 +203,23 @@ def _scaled(manifest: Manifest, seed: int) -> LongTailSettings:
     )
 
 
-def _values(asked: Asked, ablation: Ablation, base: Base) -> list[Value]:
-    if not asked.values:
-        values = list(ablation.embedded if asked.data is None else ablation.values(base))
+def _values(request: AblationRequest, ablation: Ablation, base: Base) -> list[Value]:
+    if not request.values:
+        values = list(ablation.embedded if request.data is None else ablation.values(base))
     else:
-        values = [_parsed(text, asked.name, ablation) for text in asked.values]
+        values = [_parsed(text, request.name, ablation) for text in request.values]
     low, high = ablation.limit(base) if ablation.limit else (0.0, float("inf"))
     for value in values:
         if not isinstance(value, str) and not low <= value <= high:
             allowed = f"from {low:g} to {high:g}" if np.isfinite(high) else f"at least {low:g}"
             raise ConfigError(
-                f"--values: {value:g} for '{asked.name}' is out of reach for "
+                f"--values: {value:g} for '{request.name}' is out of reach for "
                 f"{base.manifest.source}; choose {allowed}"
             )
     distinct = list(dict.fromkeys(values))
     if len(distinct) < 2:
         raise ConfigError(
-            f"{base.manifest.source} leaves fewer than two values to compare for '{asked.name}'; "
+            f"{base.manifest.source} leaves fewer than two values to compare for '{request.name}'; "
             f"give --values"
         )
     return distinct if isinstance(distinct[0], str) else sorted(distinct, key=float)
@@ -239,17 +242,17 @@ def _label(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}" if value < 1e6 else str(value)
 
 
-def _groups(asked: Asked, ablation: Ablation, base: Base) -> tuple[str, ...]:
+def _groups(request: AblationRequest, ablation: Ablation, base: Base) -> tuple[str, ...]:
     """The unseen domains: as asked, else by role, else each in turn where training may change."""
     if ablation.pool:
         return (ROLES,)
-    if asked.test_domains:
-        return (",".join(asked.test_domains),)
+    if request.test_domains:
+        return (",".join(request.test_domains),)
     if "test" in base.manifest.roles().values():
         return (ROLES,)
     if ablation.data is not None:
         raise ConfigError(
-            f"'{asked.name}' takes training domains away and needs others to test on, and "
+            f"'{request.name}' takes training domains away and needs others to test on, and "
             f"{base.manifest.source} gives none the role 'test'; name some with --test-domains"
         )
     return ()
@@ -265,32 +268,32 @@ class _DataSets:
 
 
 def _data_sets(
-    asked: Asked, ablation: Ablation, base: Base, labels: Mapping[str, Value]
+    request: AblationRequest, ablation: Ablation, base: Base, labels: Mapping[str, Value]
 ) -> _DataSets:
     if ablation.data is None:
-        name = base.manifest.source if asked.data is None else data_name(asked.data)
-        place = asked.data
+        name = base.manifest.source if request.data is None else data_name(request.data)
+        place = request.data
         if place is None:
-            place = built_place(asked.out, name, base.manifest)
+            place = built_place(request.out, name, base.manifest)
         return _DataSets(manifests={name: base.manifest}, places={name: place}, of_variant={})
     manifests: dict[str, Manifest] = {}
     places: dict[str, Path] = {}
     of_variant: dict[str, str] = {}
     notes: list[str] = []
     for label, value in labels.items():
-        name = f"{asked.name}-{label}"
+        name = f"{request.name}-{label}"
         built = ablation.data(base, value, list(labels.values()))
         same = next((one for one, m in manifests.items() if m.digest() == built.digest()), None)
         if same is not None:
             notes.append(f"{label} is left out: the data are those of {same}")
             continue
-        places[name] = built_place(asked.out, name, built)
+        places[name] = built_place(request.out, name, built)
         manifests[name], of_variant[label] = built, name
     return _DataSets(manifests=manifests, places=places, of_variant=of_variant, notes=tuple(notes))
 
 
 def _drawn_anew(
-    asked: Asked,
+    request: AblationRequest,
     ablation: Ablation,
     later: Sequence[Base],
     labels: Mapping[str, Value],
@@ -316,7 +319,7 @@ def _drawn_anew(
             drawn[name].append(known or f"{name}-t{trial}")
             if known is None:
                 manifests[drawn[name][-1]] = manifest
-                places[drawn[name][-1]] = built_place(asked.out, drawn[name][-1], manifest)
+                places[drawn[name][-1]] = built_place(request.out, drawn[name][-1], manifest)
     changing = {name: names for name, names in drawn.items() if set(names) != {name}}
     return replace(first, manifests=manifests, places=places, drawn=changing)
 

@@ -8,13 +8,12 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import LAUNCH, DryRun, Json, RetryFailed, grouped, names
-from acclimate.cli.output import remark, say, say_facts, say_json, say_table, stoppable
+from acclimate.cli.output import say, say_facts, say_json, say_table
+from acclimate.paper.commands.studies import RunSettings, run_study
 from acclimate.sweep.settings import LaunchOptions
 
 if TYPE_CHECKING:
-    from acclimate.paper.ablations.verdict import Level
     from acclimate.sweep.driver import SweepPlan
-    from acclimate.sweep.launchers import Launch
 
 
 @app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
@@ -48,10 +47,7 @@ def ablate(
         ),
     ] = False,
     preset: Annotated[str, typer.Option(help="See `acclimate list presets`.")] = "",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run."),
-    ] = None,
+    settings: RunSettings = None,
     launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
@@ -63,97 +59,72 @@ def ablate(
     """
     from acclimate.cli.sweep import announcement
     from acclimate.config import parse_assignments
-    from acclimate.paper.ablations.study import Asked, prepare
+    from acclimate.paper.ablations.study import AblationRequest, prepare_ablation
     from acclimate.sweep.launchers import chosen_launcher
 
-    launcher = chosen_launcher(LaunchOptions(**launch))
-    asked = Asked(
-        name=name,
-        data=data,
-        out=out,
-        values=names(values),
-        algorithms=names(algorithms),
-        test_domains=names(test_domains),
-        val_domains=names(val_domains),
-        trials=trials,
-        seed=seed,
-        one_draw=one_draw,
-        preset=preset,
-        settings=parse_assignments(settings or []),
+    launcher = chosen_launcher(LaunchOptions(**launch))  # a mistake shows before any data are read
+    study = prepare_ablation(
+        AblationRequest(
+            name=name,
+            data=data,
+            out=out,
+            values=names(values),
+            algorithms=names(algorithms),
+            test_domains=names(test_domains),
+            val_domains=names(val_domains),
+            trials=trials,
+            seed=seed,
+            one_draw=one_draw,
+            preset=preset,
+            settings=parse_assignments(settings or []),
+        )
     )
-    study = prepare(asked)
     if dry_run:
         say_facts(announcement(out, study), json=json)
         return
-    _run(out, study, launcher, retry_failed=retry_failed)
+    run_study(out, study, launcher, retry_failed=retry_failed)
     _show(out, study, json=json)
 
 
-def _run(out: Path, study: "SweepPlan", launch: "Launch", *, retry_failed: bool) -> None:
-    from acclimate.cli.sweep import progress_shown
-    from acclimate.paper.ablations.study import write_data
-    from acclimate.sweep.driver import claim, conduct
-
-    for note in study.notes:
-        remark(f"note: {note}")
-    with claim(out, study.sweep):  # before anything is written into a folder of something else
-        write_data(study, out)
-    with stoppable(), progress_shown(study.sweep) as listener:
-        conduct(out, study, launch, retry_failed=retry_failed, listener=listener)
-
-
 def _show(out: Path, study: "SweepPlan", *, json: bool) -> None:
-    from acclimate.paper.ablations.verdict import levels, verdict
-    from acclimate.paper.figures import FIGURES, ablation
-    from acclimate.report.figures import illustrations
-    from acclimate.report.figures.canvas import write_figure
+    from acclimate.paper.ablations.verdict import level_table, levels, verdict
+    from acclimate.paper.figures import FIGURES
+    from acclimate.report.figures import write_figures
     from acclimate.report.page import write_page
     from acclimate.results.load import load_report
 
-    found = levels(out, study.sweep)
-    said = verdict(found, study.sweep.baseline)
+    scores, axis = levels(out, study.sweep), study.sweep.axis
+    sentences = verdict(scores, study.sweep.baseline)
     report = load_report(out)
-    written = [write_page(report, out / "report.html", intro="\n\n".join(said), figures=FIGURES)]
-    for figure in illustrations(report, {"ablation": ablation.illustrate}):
-        written += [out / "ablation.png", out / "ablation.pdf"]
-        write_figure(figure.drawing, written[-2], "png")
-        write_figure(figure.drawing, written[-1], "pdf")
+    page = write_page(report, out / "report.html", intro="\n\n".join(sentences), figures=FIGURES)
+    figures = write_figures(report, out, ("png", "pdf"), {"ablation": FIGURES["ablation"]})
     failures = [f"{failure.job}: {failure.error}" for failure in report.failures]
     if json:
         say_json(
             {
                 "sweep": str(out),
-                "axis": asdict(study.sweep.axis) if study.sweep.axis else None,
+                "axis": asdict(axis) if axis else None,
                 "levels": [
                     asdict(one) | {"mean": one.estimate.mean, "error": one.estimate.se}
-                    for one in found
+                    for one in scores
                 ],
-                "verdict": said,
+                "verdict": sentences,
                 "failures": failures,
                 "notes": list(study.notes),
-                "report": str(written[0]),
-                "written": [str(path) for path in written[1:]],
+                "report": str(page),
+                "written": [str(path) for path in figures],
             }
         )
     else:
-        _show_levels(found, study)
-        for sentence in said:
+        heads, rows = level_table(scores, axis.places if axis else ())
+        say_table((axis.label if axis else "", *heads), rows, title="top-1 on unseen domains, %")
+        say("± is the standard error over trials (sample standard deviation / √n).\n")
+        for sentence in sentences:
             say(sentence)
         for failure in failures:
             say(f"failed {failure}")
-        say(f"report: {written[0]}")
-        for path in written[1:]:
+        say(f"report: {page}")
+        for path in figures:
             say(f"figure: {path}")
     if failures:
         raise typer.Exit(1)
-
-
-def _show_levels(found: "list[Level]", study: "SweepPlan") -> None:
-    """A row per value, a column per algorithm and use."""
-    from acclimate.paper.ablations.verdict import level_table
-
-    axis = study.sweep.axis
-    heads, rows = level_table(found, axis.places if axis else ())
-    say_table((axis.label if axis else "", *heads), rows, title="top-1 on unseen domains, %")
-    say("± is the standard error over trials (sample standard deviation / √n).")
-    say()

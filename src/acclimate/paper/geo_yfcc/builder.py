@@ -27,31 +27,29 @@ from acclimate.build.base import (
     argument,
     flag,
     in_short,
-    require_limits,
     required,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
-from acclimate.core.files import write_json, write_text
+from acclimate.core.files import write_json
 from acclimate.core.progress import Watch
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name
 from acclimate.paper.geo_yfcc.continents import continent_of
-from acclimate.paper.geo_yfcc.countries import Countries, packaged_countries, read_polygons
+from acclimate.paper.geo_yfcc.countries import packaged_countries, read_polygons
 from acclimate.paper.geo_yfcc.funnel import Funnel, funnel
 from acclimate.paper.geo_yfcc.labels import Label, read_labels
-from acclimate.paper.geo_yfcc.places import read_places
 from acclimate.paper.geo_yfcc.reading import Reader
 from acclimate.paper.geo_yfcc.rows import compressed
 from acclimate.paper.geo_yfcc.stages import GeoSettings, Photos, Selection, once, select
 from acclimate.paper.geo_yfcc.tags import Vocabulary
-from acclimate.paper.geo_yfcc.work import PIECE, Part, layouts, read_all
+from acclimate.paper.geo_yfcc.work import PIECE, StoredPiece, layouts, read_all
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeoSources:
-    """What is read. Countries come from `places`, else from `polygons`, else are packaged."""
+    """What is read. Countries come from `polygons`, else are packaged."""
 
     metadata: tuple[Path, ...] = required(
         "A metadata file of YFCC100M, plain, .bz2 or .gz; others may follow."
@@ -63,12 +61,9 @@ class GeoSources:
     country_property: str | None = setting(
         None, "Property of the polygons that names their country."
     )
-    places: Path | None = setting(None, "YFCC100M's places file, instead of polygons.")
     keep_damaged: bool = flag("Take what can be read of damaged files.")
 
     def __post_init__(self) -> None:
-        if self.places and self.polygons:
-            raise ConfigError("--places and --polygons both name countries; give one of them")
         if self.country_property and not self.polygons:
             raise ConfigError("--country-property is of --polygons; give both or neither")
 
@@ -99,12 +94,10 @@ class GeoYfcc(Builder):
     piece_size: int = PIECE
 
     def build(self, watch: Watch) -> Built:
-        require_limits(self, "geo-yfcc")
         try:
             made = self.made(watch)
         except ManifestError:
-            for path in self._reports:  # of an earlier build, of which this is not the outcome
-                path.unlink(missing_ok=True)
+            self._report.unlink(missing_ok=True)  # of an earlier build, of which it is the outcome
             raise
         return self.write(*made)
 
@@ -118,9 +111,7 @@ class GeoYfcc(Builder):
 
     def write(self, manifest: Manifest, funnel: Funnel) -> Built:
         out = self.out.expanduser()
-        reports = self._reports
-        write_json(reports[0], funnel.as_dict())
-        write_text(reports[1], funnel.markdown())
+        write_json(self._report, funnel.as_dict())
         manifest.write(out)
         shutil.rmtree(self._work, ignore_errors=True)
         stages = [(stage.lost_to, str(stage.lost), str(stage.left)) for stage in funnel.stages]
@@ -128,19 +119,18 @@ class GeoYfcc(Builder):
         return Built(
             manifest=manifest,
             out=self.out,
-            facts={"reports": [str(path) for path in reports], "funnel": funnel.as_dict()},
-            told=[
+            facts={"report": str(self._report), "funnel": funnel.as_dict()},
+            summary=[
                 Listing(("lost to", "lost", "left"), rows),
                 f"{funnel.photos} photos, {in_short(manifest)}",
                 *(f"note: {note}" for note in funnel.notes),
             ],
-            files=[("report", path) for path in reports],
+            files=[("report", self._report)],
         )
 
     @property
-    def _reports(self) -> tuple[Path, Path]:
-        out = self.out.expanduser()
-        return out.with_suffix(".report.json"), out.with_suffix(".report.md")
+    def _report(self) -> Path:
+        return self.out.expanduser().with_suffix(".report.json")
 
     @property
     def _work(self) -> Path:
@@ -155,7 +145,10 @@ class GeoYfcc(Builder):
         metadata = [path.expanduser() for path in sources.metadata]
         files = layouts(metadata, keep_damaged=sources.keep_damaged)
         labels = read_labels(sources.labels, exclude_ilsvrc12=settings.exclude_ilsvrc12)
-        countries = _countries(sources)
+        if sources.polygons is None:
+            countries = packaged_countries()
+        else:
+            countries = read_polygons(sources.polygons, name_property=sources.country_property)
         reader = Reader(Vocabulary.of(labels, plurals=settings.plurals), countries)
         parts = read_all(
             files,
@@ -167,35 +160,35 @@ class GeoYfcc(Builder):
             piece_size=self.piece_size,
             watch=watch,
         )
-        selection, counts = _selected(parts, sources, countries, len(labels), settings, watch)
+        counts = sum((part.counts for part in parts), Counter())
         counts["files without rows"] = len(sources.metadata) - len(files)
-        told = funnel(counts, selection, settings, _described(sources, countries, labels))
+        selection = _selected(parts, countries.names, len(labels), settings, counts)
+        facts: dict[str, object] = {
+            "metadata": [path.name for path in sources.metadata],
+            "labels": sources.labels.name,
+            "label_count": len(labels),
+            "countries": countries.source,
+        }
         root = out.parent / "images" if self.images is None else self.images.expanduser()
         manifest = _manifest(selection, labels, parts, root, out.name)
         manifest.check(check_files=False)
-        return manifest, told
+        return manifest, funnel(counts, selection, settings, facts)
 
 
 def _selected(
-    parts: Sequence[Part],
-    sources: GeoSources,
-    countries: Countries | None,
+    parts: Sequence[StoredPiece],
+    names: Sequence[str],
     labels: int,
     settings: GeoSettings,
-    watch: Watch,
-) -> tuple[Selection, Counter[str]]:
-    """The second pass, and the counts of the first."""
+    counts: Counter[str],
+) -> Selection:
+    """The second pass, after which `counts` of the first also has the duplicates."""
     photos = once(_candidates(parts))
-    names = countries.names if countries else ()
-    if sources.places is not None:
-        names, country = read_places(sources.places, photos.photo_id, watch=watch)
-        photos = replace(photos, country=country)
-    counts = sum((part.counts for part in parts), Counter())
     counts["duplicates of a photo"] = counts["candidates"] - len(photos)
     held = [photos]
     del photos  # or this function would keep them all while `select` goes on with fewer
     try:
-        return select(held.pop(), names, labels, settings), counts
+        return select(held.pop(), names, labels, settings)
     except ManifestError as error:
         raise ManifestError(f"{error} ({_where_rows_went(counts)})") from None
 
@@ -209,27 +202,17 @@ def _where_rows_went(counts: Counter[str]) -> str:
     return f"of {counts['rows']} rows {counts['candidates']} have a place and a label; {lost}"
 
 
-def _countries(sources: GeoSources) -> Countries | None:
-    if sources.places is not None:
-        if not sources.places.expanduser().is_file():
-            raise ManifestError(f"there is no file '{sources.places}'; check the path")
-        return None
-    if sources.polygons is not None:
-        return read_polygons(sources.polygons, name_property=sources.country_property)
-    return packaged_countries()
-
-
 def _key(labels: Sequence[Label], reader: Reader, settings: GeoSettings) -> str:
     """A digest of everything that decides what the first pass makes of a row."""
     facts = (
         [(label.synset, label.lemmas) for label in labels],
         settings.plurals,
-        reader.countries.digest() if reader.countries else None,
+        reader.countries.digest(),
     )
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _candidates(parts: Sequence[Part]) -> Photos:
+def _candidates(parts: Sequence[StoredPiece]) -> Photos:
     """What the second pass needs of all candidates; the texts stay on disk."""
     columns = ["photo_id", "country", "labels"]
     table = pa.concat_tables([pq.read_table(part.path, columns=columns) for part in parts])
@@ -243,7 +226,7 @@ def _candidates(parts: Sequence[Part]) -> Photos:
     )
 
 
-def _texts(parts: Sequence[Part], place: np.ndarray) -> pa.Table:
+def _texts(parts: Sequence[StoredPiece], place: np.ndarray) -> pa.Table:
     """Coordinates and addresses of the chosen candidates, in their order; one part at a time."""
     order = np.argsort(place)
     columns = ["longitude", "latitude", "url", "page"]
@@ -260,7 +243,11 @@ def _texts(parts: Sequence[Part], place: np.ndarray) -> pa.Table:
 
 
 def _manifest(
-    selection: Selection, labels: Sequence[Label], parts: Sequence[Part], root: Path, source: str
+    selection: Selection,
+    labels: Sequence[Label],
+    parts: Sequence[StoredPiece],
+    root: Path,
+    source: str,
 ) -> Manifest:
     """One row for each photo and label of it, by domain, photo id and synset."""
     photos = selection.photos
@@ -299,14 +286,3 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     except pa.ArrowInvalid:
         texts = [value.decode("utf-8", errors="replace") for value in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-
-
-def _described(
-    sources: GeoSources, countries: Countries | None, labels: Sequence[Label]
-) -> dict[str, object]:
-    return {
-        "metadata": [path.name for path in sources.metadata],
-        "labels": sources.labels.name,
-        "label_count": len(labels),
-        "countries": countries.source if countries else sources.places and sources.places.name,
-    }

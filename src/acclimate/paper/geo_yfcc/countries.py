@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acclimate.core.errors import ConfigError, ManifestError, unknown
-from acclimate.paper.geo_yfcc.grid import NOWHERE, Grid
+from acclimate.paper.geo_yfcc.grid import NOWHERE, BorderGrid
 
 if TYPE_CHECKING:  # an extra, which only looking up countries needs
     import shapely
@@ -34,7 +34,7 @@ _PROPERTIES = (
     *((name,) for name in ("ISO_A2", "iso_a2", "ISO2", "ISO_A3", "iso_a3", "ISO3", "A3")),
 )
 _NO_NAME = (None, "", "-99", -99)  # Natural Earth writes -99 where there is no code
-_REMEDY = "pip install 'acclimate[geo]', or give --places FILE"
+_REMEDY = "pip install 'acclimate[geo]'"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +85,8 @@ class Countries:
         return shapely.STRtree(self.polygons)
 
     @cached_property
-    def _grid(self) -> Grid:
-        return Grid(self.polygons, self.exactly)
+    def _grid(self) -> BorderGrid:
+        return BorderGrid(self.polygons, self.exactly)
 
     def digest(self) -> str:
         """SHA-256 (hex) of names and polygons."""

@@ -1,4 +1,4 @@
-"""What became of every row: the stages, the domains and what was odd, as data and as Markdown."""
+"""What became of every row: the stages, the domains and what was odd."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -45,29 +45,6 @@ class Funnel:
             "domains": [domain._asdict() for domain in self.domains],
         }
 
-    def markdown(self) -> str:
-        stages = [(stage.lost_to, _n(stage.lost), _n(stage.left)) for stage in self.stages]
-        domains = [(domain.domain, domain.role, *map(_n, domain[2:])) for domain in self.domains]
-        parts = [
-            "# Geo-YFCC: what became of every row",
-            *("", "## Sources and settings", ""),
-            _table(("what", "value"), _facts({**self.sources, **asdict(self.settings)})),
-            *("", "## Stages", ""),
-            _table(("lost to", "lost", "left"), [("rows read", "", _n(self.rows)), *stages]),
-            f"\n{_n(self.photos)} photos make {_n(self.manifest_rows)} rows: a photo has one for "
-            "each of its labels, all in one split.",
-            *("", "## Categories", ""),
-            _table(("categories", "number"), [(k, _n(v)) for k, v in self.categories.items()]),
-            *("", "## Domains", ""),
-            _table(("domain", "role", "found", "photos", *SPLITS, "rows"), domains),
-            *("", "## Odd, and kept", ""),
-            _table(("what", "number"), [(what, _n(number)) for what, number in self.odd.items()]),
-            *("", "## Countries with too few photos", ""),
-            _table(("country", "photos"), [(k, _n(v)) for k, v in self.too_small.items()]),
-            *("", *(f"Note: {note}." for note in self.notes)),
-        ]
-        return "\n".join(parts).rstrip() + "\n"
-
 
 def funnel(
     counts: Counter[str],
@@ -113,22 +90,3 @@ def _domains(selection: Selection) -> tuple[DomainCounts, ...]:
         numbers = (before, photos, train, val, test, int(rows[i]))
         counts.append(DomainCounts(name, selection.roles[i], *numbers))
     return tuple(counts)
-
-
-def _n(number: int) -> str:
-    return f"{number:,}"
-
-
-def _facts(values: dict[str, Any]) -> list[tuple[str, ...]]:
-    listed = {
-        name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        for name, value in values.items()
-    }
-    return [(name.replace("_", " "), value) for name, value in listed.items()]
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, tuple("---" for _ in header), *rows]
-    # A country may well be called "A|B"; that is no column.
-    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)

@@ -16,7 +16,7 @@ _UNKNOWN, _BORDER, _FIRST = 0, -1, 2  # a cell holds its country + _FIRST
 Locate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class Grid:
+class BorderGrid:
     def __init__(self, polygons: np.ndarray, exactly: Locate) -> None:
         self._exactly = exactly
         # Zeros take no memory until they are written to, and most of the Earth is never asked for.

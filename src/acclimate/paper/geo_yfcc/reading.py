@@ -50,10 +50,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """What turns a block of metadata into candidates. `countries` is None if others will tell."""
+    """What turns a block of metadata into candidates."""
 
     vocabulary: Vocabulary
-    countries: Countries | None
+    countries: Countries
 
     def read(self, block: bytes, columns: int) -> tuple[pa.Table, Counter[str]]:
         """The candidates in SCHEMA, and counts: `rows`, `candidates`, what was lost and odd."""
@@ -62,13 +62,11 @@ class Reader:
         losses["rows"] = len(rows) + rows.too_few + rows.too_many
         keep = _photos(rows, losses)
         keep, longitude, latitude = _coordinates(rows, keep, losses)
-        country = np.full(len(keep), NOWHERE, dtype=np.int16)
-        if self.countries is not None:
-            country = self.countries.locate(longitude, latitude)
-            losses["in no country"] += int(np.sum(country == NOWHERE))
-            inside = country != NOWHERE
-            keep, country = keep[inside], country[inside]
-            longitude, latitude = longitude[inside], latitude[inside]
+        country = self.countries.locate(longitude, latitude)
+        inside = country != NOWHERE
+        losses["in no country"] += int(np.sum(~inside))
+        keep, country = keep[inside], country[inside]
+        longitude, latitude = longitude[inside], latitude[inside]
         chosen, labels = self._labels(rows, keep, losses)
         table = pa.table(
             {

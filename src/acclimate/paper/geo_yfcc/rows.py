@@ -30,7 +30,6 @@ _FIELDS = (
 )
 # The longer version has a line number before the photo id and a hash after it.
 METADATA = {23: _FIELDS, 25: ("line", "photo_id", "hash", *_FIELDS[1:])}
-LAYOUTS = {**METADATA, 2: ("photo_id", "places")}
 
 
 class Piece(NamedTuple):
@@ -166,7 +165,7 @@ class Rows:
             text,
             ends,
             first[fields == columns],
-            LAYOUTS[columns],
+            METADATA[columns],
             int(np.sum((fields < columns) & ~blank)),
             int(np.sum(fields > columns)),
         )

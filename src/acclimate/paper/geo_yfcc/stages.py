@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from acclimate.build.splits import Split, require_share, require_split
+from acclimate.build.base import Limited
+from acclimate.build.splits import MOST_SHARE, Split, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
@@ -21,23 +22,24 @@ from acclimate.paper.geo_yfcc.grid import NOWHERE
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeoSettings:
+class GeoSettings(Limited):
     """The paper's Geo-YFCC. Its text says 45 training domains; 62 countries leave 40."""
 
-    min_countries: int = setting(5, "Countries that a category must be found in.")
-    min_images: int = setting(10_000, "Photos that a country must have.")
+    min_countries: int = setting(5, "Countries that a category must be found in.", at_least=1)
+    min_images: int = setting(10_000, "Photos that a country must have.", at_least=1)
     max_images: int = setting(20_000, "Photos sampled from a country.")
     test_images: int = setting(3_000, "Photos of a domain's test split.")
     # The paper does not say.
-    val_share: float = setting(0.2, "Share of a domain's other photos kept for validation.")
+    val_share: float = setting(
+        0.2, "Share of a domain's other photos kept for validation.", at_least=0, at_most=MOST_SHARE
+    )
     split: Split = setting((40, 7, 15), "Domains to train, validate and test on; in proportion.")
     plurals: bool = setting(False, "Let regular plurals of a lemma match.")
     exclude_ilsvrc12: bool = True
     seed: int = setting(0, "Seed of samples, roles and splits.")
 
     def __post_init__(self) -> None:
-        if self.min_countries < 1 or self.min_images < 1:
-            raise ConfigError("--min-countries and --min-images must be at least 1; raise them")
+        super().__post_init__()
         if self.max_images < self.min_images:
             raise ConfigError(
                 f"--max-images {self.max_images} is less than --min-images {self.min_images}; "
@@ -48,7 +50,6 @@ class GeoSettings:
                 f"--test-images {self.test_images} leaves nothing of a country with --min-images "
                 f"{self.min_images}; lower the one or raise the other"
             )
-        require_share(self.val_share)
         require_split(self.split)
 
 
@@ -119,8 +120,6 @@ def select(photos: Photos, names: Sequence[str], labels: int, settings: GeoSetti
     """photos: distinct and sorted by id; names: of the countries; labels: how many there are."""
     # One name for what is left: with a hundred million rows, two generations are all that fit.
     left = [len(photos)]
-    photos = photos.take(np.flatnonzero(photos.country != NOWHERE))
-    left.append(len(photos))
     categories = {"with a photo in a country": _distinct(photos)}
     spread = _countries_of_labels(photos, len(names), labels) >= settings.min_countries
     photos = photos.with_labels(spread)
@@ -159,7 +158,6 @@ def _distinct(photos: Photos) -> int:
 
 def _stages(left: Sequence[int], settings: GeoSettings) -> tuple[Stage, ...]:
     lost_to = (
-        "country unknown",
         f"only categories in fewer than {settings.min_countries} countries",
         f"countries with fewer than {settings.min_images} photos",
         f"beyond a sample of {settings.max_images} per country",
@@ -201,7 +199,7 @@ def _require_domains(found: dict[str, int], settings: GeoSettings) -> None:
         have = count(kept, "country has", "countries have")
         raise ManifestError(
             f"{have} at least {settings.min_images} labelled photos, and --split "
-            f"{','.join(map(str, settings.split))} needs {needed}; the largest are "
+            f"{' '.join(map(str, settings.split))} needs {needed}; the largest are "
             f"{largest or 'none'}: lower --min-images or give more metadata"
         )
 

@@ -31,7 +31,7 @@ _COUNTS = b"acclimate.counts"
 _SECONDS = 0.5  # between two words on how it goes
 
 
-class Part(NamedTuple):
+class StoredPiece(NamedTuple):
     """The candidates of a piece, on disk, and the counts of what was lost on the way."""
 
     path: Path
@@ -97,17 +97,17 @@ def read_all(
     workers: int = 2,
     piece_size: int = PIECE,
     watch: Watch = unwatched,
-) -> list[Part]:
+) -> list[StoredPiece]:
     """The parts of all pieces, in the order of the files; `key` tells apart what readers do."""
     todo = [piece for path in files for piece in pieces(path, piece_size)]
     progress = _Progress({piece: _size(piece) for piece in todo})
-    kept: dict[Piece, Part] = {}
+    kept: dict[Piece, StoredPiece] = {}
     paths = {piece: work / _name(piece, files[piece.path], key, keep_damaged) for piece in todo}
     clear_temporary(work)
     for piece, path in paths.items():
         counts = _stored_counts(path)
         if counts is not None:
-            kept[piece] = Part(path, counts)
+            kept[piece] = StoredPiece(path, counts)
             progress.done[piece] = progress.sizes[piece]
     progress.resumed = sum(progress.done.values())
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
@@ -128,9 +128,9 @@ def read_all(
 
 
 def _awaited(
-    running: "dict[Future[Part], Piece]", progress: _Progress, watch: Watch
-) -> dict[Piece, Part]:
-    finished: dict[Piece, Part] = {}
+    running: "dict[Future[StoredPiece], Piece]", progress: _Progress, watch: Watch
+) -> dict[Piece, StoredPiece]:
+    finished: dict[Piece, StoredPiece] = {}
     waiting = set(running)
     progress.tell(watch)
     while waiting:
@@ -147,7 +147,7 @@ def _read(
     path: Path,
     keep_damaged: bool,
     progress: _Progress,
-) -> Part:
+) -> StoredPiece:
     tables = [SCHEMA.empty_table()]
     counts: Counter[str] = Counter()
     try:
@@ -166,7 +166,7 @@ def _read(
     table = pa.concat_tables(tables).replace_schema_metadata({_COUNTS: json.dumps(counts)})
     options = {"compression": "zstd", "write_page_checksum": True}
     write_atomically(path, lambda file: pq.write_table(table, file, **options))
-    return Part(path, counts)
+    return StoredPiece(path, counts)
 
 
 def _damaged(path: Path, rows: int, error: Damage) -> ManifestError:

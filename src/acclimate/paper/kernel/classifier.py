@@ -1,18 +1,17 @@
 """The classifier in the space of κ: fit on domains, adapt to another, predict."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
 from acclimate.adapt.labels import Labels
-from acclimate.core.errors import ConfigError, NotFinite, RunError, UnknownName, unknown
+from acclimate.core.errors import ConfigError, NotFinite, unknown
 from acclimate.core.randomness import derive, stream
+from acclimate.data.columns import require_finite
 from acclimate.learn.consistency import mean_radius
 from acclimate.paper.kernel import maps
-from acclimate.paper.kernel.fitted import REMEDY, Fitted, load_fitted, numbers, save_fitted
 from acclimate.paper.kernel.maps import COMBINATIONS, Exact, NystroemMap, Widths, mapped
 from acclimate.paper.theorems import images_needed
 
@@ -37,6 +36,26 @@ class KernelTrust:
     typical_distance: float  # how far a domain like those in training may lie: see `Reach`
     warned_share: float  # of domains like those in training, how many lie farther and are warned of
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit in the space of κ gives."""
+
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    means: np.ndarray  # [N, d]
+    phi: Any  # φ′
+    widths: Widths
+    map: Exact | NystroemMap  # Ψ
+    regression: Any
+
+    def features_of(self, rows: Any) -> np.ndarray:
+        """Checked float64 [n, f]."""
+        rows, width = np.asarray(rows), self.phi.n_features_in_
+        if rows.ndim != 2 or rows.shape[1] != width:
+            raise ConfigError(f"this model takes features [n, {width}], not shape {rows.shape}")
+        return _numbers(rows)
 
 
 class KernelClassifier(DomainClassifier):
@@ -108,27 +127,9 @@ class KernelClassifier(DomainClassifier):
         weights = 1 / (len(means) * np.bincount(owner)[owner])
         regression = LogisticRegression(C=self.C, fit_intercept=False, tol=1e-6, max_iter=10_000)
         regression.fit(mapped(psi, means, owner, rows), codes, sample_weight=weights)
-        fitted = Fitted(classes, domain_names, means, phi, widths, psi, regression)
-        return self._knowing(fitted, Labels.of(labels))
-
-    def save(self, path: str | Path) -> Path:
-        """One file, safetensors, which `load` opens."""
-        return save_fitted(self._known, self.get_params(), Labels(self.classes_), Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "KernelClassifier":
-        parameters, fitted, labels = load_fitted(Path(path))
-        try:
-            loaded = cls(**parameters)
-            loaded._check_parameters()
-            loaded.n_features_in_ = fitted.phi.n_features_in_
-            return loaded._knowing(fitted, labels)
-        except (TypeError, ConfigError, UnknownName):
-            raise RunError(f"{path} is damaged; {REMEDY}") from None
-
-    def _knowing(self, fitted: Fitted, labels: Labels) -> "KernelClassifier":
-        self._fitted, self._labels = fitted, labels.ordered(fitted.classes)
-        self.classes_ = labels.values
+        self._fitted = Fitted(classes, domain_names, means, phi, widths, psi, regression)
+        self._labels = Labels.of(labels).ordered(classes)
+        self.classes_ = self._labels.values
         return self
 
     def _check_parameters(self) -> None:
@@ -317,6 +318,14 @@ def _evenly(owner: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
     return shuffled[np.argsort(turn[shuffled], kind="stable")][:count]
 
 
+def _numbers(rows: np.ndarray) -> np.ndarray:
+    if rows.dtype.kind not in "fiub":
+        raise ConfigError(f"the features are {rows.dtype}; give numbers")
+    rows = rows.astype(np.float64)
+    require_finite(rows)
+    return rows
+
+
 def _check_arrays(X: Any, y: Any, domains: Any) -> None:
     """What can be said more plainly than scikit-learn says it; the rest is left to that."""
     rows, labels = np.asarray(X), np.asarray(y)
@@ -329,7 +338,7 @@ def _check_arrays(X: Any, y: Any, domains: Any) -> None:
         if domains is not None:
             shapes = f"{shapes}, domains {list(names.shape)}"
         raise ConfigError(f"the arrays are {shapes}; give features [n, f] and one entry per row")
-    numbers(rows)
+    _numbers(rows)
     if any(value is None or value != value for value in labels.tolist()):
         raise ConfigError("y has rows without a value; drop them")
 

@@ -20,7 +20,7 @@ STAND_IN = "digits-for-"  # before the name of what it stands in for
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class PaperData:
     made_by: str  # a command; ROOT is the folder that recipes are given
     stand_in: Callable[[], Manifest]
 
@@ -30,10 +30,10 @@ def _sensors(seed: int) -> Callable[[], Manifest]:
 
     def build() -> Manifest:
         settings = DigitsSettings(train_domains=4, test_domains=1, train_images=120, seed=seed)
-        made = build_digits(replace(settings, concentration=1.0))
-        unseen = [name for name, role in made.roles().items() if role == "test"]
-        kept = made.without_domains(*unseen)
-        return replace(kept, table=kept.table.drop_columns(["role"]))
+        digits = build_digits(replace(settings, concentration=1.0))
+        unseen = [name for name, role in digits.roles().items() if role == "test"]
+        seen = digits.without_domains(*unseen)
+        return replace(seen, table=seen.table.drop_columns(["role"]))
 
     return build
 
@@ -54,42 +54,38 @@ def _long_tail() -> Manifest:
 
 def _countries() -> Manifest:
     """Training, validation and test domains, grouped by how strongly their sensors respond."""
-    made = build_digits(
+    digits = build_digits(
         DigitsSettings(train_domains=15, test_domains=5, train_images=80, test_images=80)
     )
-    names, table = made.domain_names, made.table
-    last = sorted(name for name, role in made.roles().items() if role == "train")[-3:]
+    names, table = digits.domain_names, digits.table
+    last = sorted(name for name, role in digits.roles().items() if role == "train")[-3:]
     roles = np.where(np.isin(names, last), "val", table["role"].to_numpy(zero_copy_only=False))
     gains = np.digitize(table["gain"].to_numpy(), (0.8, 1.2))
     groups = np.array(["weak sensors", "medium sensors", "strong sensors"])[gains]
     table = table.set_column(table.column_names.index("role"), "role", pa.array(roles))
-    return replace(made, table=table.append_column("continent", pa.array(groups)))
+    return replace(digits, table=table.append_column("continent", pa.array(groups)))
 
 
-def _domainbed(name: str, folder: str, seed: int) -> tuple[str, DataSet]:
+def _domainbed(name: str, folder: str, seed: int) -> PaperData:
     command = f"acclimate build domainbed --dataset {name} {folder} --out ROOT/{name}.parquet"
-    return name, DataSet(made_by=command, stand_in=_sensors(seed))
+    return PaperData(made_by=command, stand_in=_sensors(seed))
 
 
-DATA_SETS: Mapping[str, DataSet] = {
-    **dict(
-        [
-            _domainbed("vlcs", "VLCS", 1),
-            _domainbed("pacs", "PACS", 2),
-            _domainbed("office-home", "office_home", 3),
-            _domainbed("domainnet", "domain_net", 4),
-            _domainbed("terra-incognita", "terra_incognita", 5),
-        ]
-    ),
-    "imagenet-5k": DataSet(
+DATA_SETS: Mapping[str, PaperData] = {
+    "vlcs": _domainbed("vlcs", "VLCS", 1),
+    "pacs": _domainbed("pacs", "PACS", 2),
+    "office-home": _domainbed("office-home", "office_home", 3),
+    "domainnet": _domainbed("domainnet", "domain_net", 4),
+    "terra-incognita": _domainbed("terra-incognita", "terra_incognita", 5),
+    "imagenet-5k": PaperData(
         made_by="acclimate build folder IMAGENET --out ROOT/imagenet-5k.parquet", stand_in=_pool
     ),
-    "lt-imagenet": DataSet(
+    "lt-imagenet": PaperData(
         made_by="acclimate build long-tail ROOT/imagenet-5k.parquet --preset lt-imagenet "
         "--out ROOT/lt-imagenet.parquet",
         stand_in=_long_tail,
     ),
-    "geo-yfcc": DataSet(
+    "geo-yfcc": PaperData(
         made_by="acclimate build geo-yfcc-released TABLE --out ROOT/geo-yfcc.parquet",
         stand_in=_countries,
     ),
@@ -100,7 +96,7 @@ def stand_in(name: str) -> Manifest:
     return replace(DATA_SETS[name].stand_in(), source=STAND_IN + name)
 
 
-def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
+def find_data(root: Path, names: Iterable[str]) -> dict[str, Path]:
     """Where each data set lies in `root`, however its name is spelt; all that are missing are named
     at once, each with the command that makes it."""
     if not root.is_dir():
@@ -109,12 +105,12 @@ def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
     there: dict[str, Path] = {}
     for path in entries:
         there.setdefault(plain(data_name(path)), path)
-    found, missing = {}, []
+    places, missing = {}, []
     for name in names:
         spelt = map(plain, (name, *DATASETS.get(name, ())))
         place = next((there[one] for one in spelt if one in there), None)
         if place is not None:
-            found[name] = place
+            places[name] = place
         else:
             missing.append(f"{name} (`{DATA_SETS[name].made_by.replace('ROOT', str(root))}`)")
     if missing:
@@ -122,4 +118,4 @@ def find(root: Path, names: Iterable[str]) -> dict[str, Path]:
             f"{root} lacks {', '.join(missing)}; make what is missing, or try the recipe with "
             f"--small, which needs no data"
         )
-    return found
+    return places

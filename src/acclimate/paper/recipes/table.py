@@ -36,7 +36,7 @@ _SMALL_TAIL = LongTailSettings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RecipePart:
     """Runs under one preset, in a folder of their own: a sweep, or an ablation where it names one.
     Without algorithms the data are only looked at."""
 
@@ -53,7 +53,7 @@ class Part:
     settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)
     small: Mapping[str, Any] = field(default_factory=dict)  # fields of --small, over these
 
-    def made_small(self) -> "Part":
+    def made_small(self) -> "RecipePart":
         """The same on stand-ins for the data, without what takes hours."""
         settings = {**SMALL, **({} if self.ablation else {"train.per_domain": 8})}
         if self.ablation:  # what it varies it sets itself
@@ -67,19 +67,19 @@ class Part:
 class Recipe:
     paper: str  # what the paper calls it
     about: str
-    parts: tuple[Part, ...]
+    parts: tuple[RecipePart, ...]
     published: str = ""  # the table of `results.published` that stands beside ours
     figures: tuple[str, ...] = ()  # what is drawn: of the runs, or of the data
 
 
-def _large_scale(name: str, **fields: Any) -> Part:
-    return Part(name=name, data=(name,), preset=name, **fields)
+def _large_scale(name: str, **fields: Any) -> RecipePart:
+    return RecipePart(name=name, data=(name,), preset=name, **fields)
 
 
-def _curves(name: str, ablation: str, values: tuple[str, ...], few: tuple[str, ...]) -> Part:
+def _curves(name: str, ablation: str, values: tuple[str, ...], few: tuple[str, ...]) -> RecipePart:
     """Fig. 4B-D: LT-ImageNet with one of its numbers varied, all four algorithms."""
     most = int(values[-1]) if ablation != "tail" else LT_IMAGENET.domains
-    return Part(
+    return RecipePart(
         name=name,
         data=("imagenet-5k",),
         preset="lt-imagenet",
@@ -99,7 +99,7 @@ RECIPES: Mapping[str, Recipe] = {
         paper="Table 1",
         about="11 algorithms on DomainBed's five image benchmarks, leave-one-domain-out, 8 trials",
         parts=(
-            Part(
+            RecipePart(
                 name="small-scale",
                 data=SMALL_SCALE,
                 preset="small-scale",
@@ -175,13 +175,13 @@ RECIPES: Mapping[str, Recipe] = {
     "figure-2a": Recipe(
         paper="Figure 2A",
         about="label distributions of the most shifted countries, over the USA's if there is one",
-        parts=(Part(name="geo-yfcc", data=("geo-yfcc",)),),
+        parts=(RecipePart(name="geo-yfcc", data=("geo-yfcc",)),),
         figures=("labels",),
     ),
     "figure-2b": Recipe(
         paper="Figure 2B",
         about="sample images of three classes in several countries",
-        parts=(Part(name="geo-yfcc", data=("geo-yfcc",)),),
+        parts=(RecipePart(name="geo-yfcc", data=("geo-yfcc",)),),
         figures=("samples",),
     ),
     "figure-4a": Recipe(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
-from acclimate.build.splits import SEED, Split, require_share, require_split
+from acclimate.build.base import OUT, Builder, Built, Limited, argument, in_short, required
+from acclimate.build.splits import MOST_SHARE, SEED, Split, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import parse_json
@@ -45,15 +45,18 @@ MAX_LISTED = 200_000_000  # and takes time each time that it is made
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleasedSettings:
+class ReleasedSettings(Limited):
     # Country ids 0-39, 40-46 and 47-61.
     split: Split = setting((40, 7, 15), "Countries to train, validate and test on, by their ids.")
-    val_share: float = setting(0.2, "Share of a domain's training photos kept for validation.")
+    val_share: float = setting(
+        0.2, "Share of a domain's training photos kept for validation.", at_least=0,
+        at_most=MOST_SHARE,
+    )  # fmt: skip
     seed: int = setting(0, SEED)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_split(self.split)
-        require_share(self.val_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +104,11 @@ class Released(Builder):
         manifest = _manifest(photos, self.settings, root, out.name)
         manifest.check(check_files=False)
         manifest.write(out)
-        told = [f"left out: {number} × {reason}" for reason, number in lost.items()]
-        told += [f"note: {number} × {reason}" for reason, number in notes.items()]
+        summary = [f"left out: {number} × {reason}" for reason, number in lost.items()]
+        summary += [f"note: {number} × {reason}" for reason, number in notes.items()]
         facts = {"photos": len(photos), "lost": lost, "notes": notes}
-        told += [f"{len(photos)} photos", in_short(manifest)]
-        return Built(manifest=manifest, out=self.out, facts=facts, told=told)
+        summary += [f"{len(photos)} photos", in_short(manifest)]
+        return Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
 
 
 def _numbered(path: Path) -> dict[int, tuple[str, str]]:

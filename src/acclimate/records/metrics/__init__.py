@@ -4,15 +4,19 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from acclimate.records.metrics.accuracy import top_1, top_5, worst_domain
-from acclimate.records.metrics.by_class import (
+from acclimate.records.metrics.classification import (
     balanced_accuracy,
+    brier,
+    calibration_error,
     confusion,
     macro_f1,
+    nll,
     precision,
     recall,
+    top_1,
+    top_5,
+    worst_domain,
 )
-from acclimate.records.metrics.probabilities import brier, calibration_error, nll
 from acclimate.records.predictions import Predictions
 
 __all__ = ["METRICS", "Metric", "metric_values"]

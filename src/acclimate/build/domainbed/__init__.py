@@ -1,1 +1,0 @@
-"""The five image benchmarks of DomainBed, from their folders."""
