@@ -4,34 +4,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from acclimate import __version__
 from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.classifier import Adapted, apply_state
-from acclimate.adapt.labels import Labels
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import RunError
-from acclimate.core.files import read_document, write_text
+from acclimate.core.errors import DamagedFile, RunError
+from acclimate.core.files import read_document, write_document, write_text
 from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.learn.models.weights import weights_licence
-from acclimate.records.folder import CARD, EXAMPLE, MODEL, RUN, SITE
+from acclimate.records.folder import CARD, EXAMPLE, LABELS, MODEL, RUN, SITE
 from acclimate.records.rehearsal import verdict
 
+NUMBERS = "iufb"  # kinds of numpy's types
 SHOWN = 20  # names in one line of the card
 NOT_REHEARSED = "Nothing was rehearsed: how it fares at a new domain is not known from this folder."
 
 
 def save_model(
-    trained: Trained, folder: Path, labels: Labels | None, site: Adapted | None = None
+    trained: Trained, folder: Path, labels: np.ndarray | None, site: Adapted | None = None
 ) -> Path:
     """A folder that `AdaptiveClassifier.load` opens, or, with the state of a `site`,
     `Adapted.load`."""
     _refuse_others(folder, trained)
     folder.mkdir(parents=True, exist_ok=True)
     if labels is not None:
-        labels.write(folder)
+        write_labels(folder, labels)
     if site is not None and site.state is not None:
         site.state.save(folder / SITE)
     else:
@@ -46,9 +48,30 @@ def load_site(folder: Path, device: str) -> Adapted:
     trained = Trained.load(folder, pick_device(device))
     path = folder / SITE
     state = DomainState.load(path) if path.exists() else None
-    labels = Labels.read(folder, trained.classes)
-    ordered = None if labels is None else labels.ordered(trained.classes)
-    return replace(apply_state(trained, state), labels=ordered)
+    return replace(apply_state(trained, state), labels=read_labels(folder, trained.classes))
+
+
+def write_labels(folder: Path, labels: np.ndarray) -> None:
+    """Write the labels of a model's classes. Names need no file: they are the classes."""
+    if labels.dtype.kind in NUMBERS:
+        facts = {"values": labels.tolist(), "dtype": str(labels.dtype)}
+        write_document(folder / LABELS, facts)
+
+
+def read_labels(folder: Path, classes: Sequence[str]) -> np.ndarray | None:
+    """The labels of `classes`, in their order; None where they are the names."""
+    path = folder / LABELS
+    if not path.exists():
+        return None
+    facts = read_document(path)
+    try:
+        if np.dtype(facts["dtype"]).kind in NUMBERS:
+            labels = np.asarray(facts["values"], dtype=facts["dtype"])
+            if [str(value) for value in labels.tolist()] == list(classes):
+                return labels
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise DamagedFile(path)
 
 
 def _refuse_others(folder: Path, trained: Trained) -> None:
