@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,28 +66,23 @@ def adapt(
             watch=watch,
         )
         assert site.state is not None
-        facts = _facts(site)
-        site.state.save(out, notes=facts)
+        site.state.save(out)
     if json:
-        say_json({"state": str(out), "unreadable": quarantine.as_dicts(), **facts})
+        facts = {
+            "state": out,
+            "method": site.method,
+            "n": site.state.count,
+            "engine": site.engine,
+            "notes": site.notes,
+            "label_prior": site.label_prior,
+            "changes": site.changes,
+            "unreadable": quarantine.as_dicts(),
+        }
+        say_json(facts | ({} if site.trust is None else asdict(site.trust)))
         return
     for line in _lines(site):
         say(line)
     say_facts({"state": out, "skipped": quarantine.as_dicts()})
-
-
-def _facts(site: "Adapted") -> dict[str, Any]:
-    assert site.state is not None
-    facts = {
-        "method": site.method,
-        "n": site.state.count,
-        "engine": site.engine,
-        "notes": list(site.notes) or None,
-        "label_prior": site.label_prior,
-        "changes": site.changes and site.changes.to_dict(),
-    }
-    known = {name: value for name, value in facts.items() if value is not None}
-    return known if site.trust is None else known | asdict(site.trust)
 
 
 def _lines(site: "Adapted") -> Iterator[str]:
