@@ -115,8 +115,7 @@ def work(job: Job, folder: Path) -> list[dict[str, Any]]:
         methods = ADAPTIVE_METHODS if job.algorithm == "da-erm" else PLAIN_METHODS
         more = [part for method in methods for part in ("--method", method)]
         text = command("evaluate", run, data, "--json", "--device", "cpu", *more)
-        wanted = {*methods, "black-box-prior"}
-        scores += [s for s in json.loads(text)["scores"] if s["method"] in wanted]
+        scores += [s for s in json.loads(text)["scores"] if s["method"] in methods]
     return scores
 
 
@@ -191,7 +190,7 @@ def render(table: Table, seeds: int) -> str:
         "Accuracy in percent on 20 unseen domains a seed, mean ± standard error over seeds. Gap:",
         "how much is closed of the gap between ERM and the oracle, ERM told the true label",
         "frequencies. DANN and CDANN spend every second step on their discriminator. The method bn",
-        "is not here: this backbone has no batch norm. black-box-prior checks prior. The last rows",
+        "is not here: this backbone has no batch norm. The last rows",
         "work on the 64 pixels as features (an MLP), so that a model told the true domain (gain,",
         "offset and label frequencies) can be shown beside one that is not.",
         "",

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from acclimate.adapt.choice import rehearsal_of
 from acclimate.config import RunConfig, merged, nested
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
@@ -32,7 +31,7 @@ from acclimate.data.source import (
 )
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, head_alone, takes_features
+from acclimate.learn.models import takes_features
 from acclimate.records.records import Score
 from acclimate.records.rehearsal import Promise, Rehearsal, verdict
 from acclimate.results.comparison import Comparison, Observation, compare, expected_of_runs
@@ -56,16 +55,16 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     scored as shipped, too."""
     with joined(device) as world:
         trained = Trained.load(run, world.device)
-        found = rehearsal_of(trained)
+        found = trained.rehearsal
         if found is None or not trained.test_domains:
             raise SystemExit(f"{run} was not rehearsed, or no domain is left to score it on")
         kept = np.concatenate([manifest.rows(domain=name) for name in trained.test_domains])
         part = replace(manifest.select(np.sort(kept)), classes=trained.classes)
-        source, light = _on_features(run, trained, part, world)
+        source = _on_features(run, trained, part, world)
         rows = [
             row
             for n in dict.fromkeys(points)
-            for row in _scored(light, found, part, source, world, n, shipped=n == points[0])
+            for row in _scored(trained, found, part, source, world, n, shipped=n == points[0])
         ]
     return {
         "rows": rows,
@@ -77,32 +76,27 @@ def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = 
     }
 
 
-def _on_features(
-    run: Path, trained: Trained, part: Manifest, world: World
-) -> tuple[Source, Trained]:
-    """All rows as the lowest backbone sees them, and the same model for that."""
+def _on_features(run: Path, trained: Trained, part: Manifest, world: World) -> Source:
+    """All rows as features of the model's backbone, which hands them on as they come."""
     quarantine, config = Quarantine(), trained.config
-    plain = trained.predictor
-    if takes_features(plain):
-        return open_source(part, trained.size, config.data, quarantine), trained
-    assert isinstance(plain, Plain)
-    extractor = plain.backbone.extractor
-    if extractor is not None:
+    backbone = trained.predictor.backbone
+    if takes_features(trained.predictor):
+        return open_source(part, trained.size, config.data, quarantine)
+    if config.model.freeze == "backbone":
         every = np.arange(len(part))
-        extraction = Extraction(extractor, config.model.backbone, trained.size)
+        extraction = Extraction(backbone, config.model.backbone, trained.size)
         there = extraction.extract(part, every, config.data, quarantine, beside=run, world=world)
         there.features = there.features.to(world.device)
-        return there, replace(trained, predictor=Plain.of(plain.backbone.alone(), plain.head))
+        return there
     source = open_source(part, trained.size, config.data, quarantine, world.device)
     first, image = numbered(source.image)
-    x = torch.zeros(len(first), plain.backbone.features, device=world.device)
+    x = torch.zeros(len(first), backbone.features, device=world.device)
     good = np.zeros(len(first), dtype=bool)
     with torch.no_grad():
         for places, stored in readable(source, first):
-            made = plain.backbone(to_float(stored, world.device)).float()
+            made = backbone(to_float(stored, world.device)).float()
             x[torch.from_numpy(places)], good[places] = made, True
-    features = FeatureSource(source.labels, x, image, good)
-    return features, replace(trained, predictor=head_alone(plain))
+    return FeatureSource(source.labels, x, image, good)
 
 
 def _scored(

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.classifier import Changes, changes_on
-from acclimate.data.source import Images
-from acclimate.learn.models import Backbone, Plain, build_backbone
-from acclimate.learn.models.predictors import BatchFeatures
+from acclimate.learn.images import Images
+from acclimate.learn.models import Backbone, Head, Predictor, build_backbone
+from acclimate.learn.models.predictors import LinearHead
+from fixtures.predictors import plain_on
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -58,31 +59,32 @@ def counted() -> tuple[Backbone, Counted]:
     return backbone.eval(), body
 
 
+def pixels() -> Images:
+    stored = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
+    return Images(stored, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @torch.no_grad()
 def test_what_two_classifiers_share_sees_the_images_once(frozen: bool) -> None:
-    lowest, body = counted()
-    backbones = [lowest, lowest]
+    backbone, body = counted()
+    heads: list[Head] = [LinearHead(backbone.features, 3) for _ in range(2)]
     if frozen:
-        backbones = [build_backbone("mlp", in_features=lowest.features) for _ in range(2)]
-        for own in backbones:
-            own.put_on(lowest)
-    one, two = (Plain(backbone, 3).eval() for backbone in backbones)
-    x = torch.rand(5, 3, 16, 16)
-    apart = [one(x).logits, two(x).logits]
+        layers = [build_backbone("mlp", in_features=backbone.features) for _ in range(2)]
+        heads = [plain_on(own, 3) for own in layers]
+    one, two = (Predictor(backbone, head).eval() for head in heads)
+    images = pixels()
+    apart = [predictor(x).logits for predictor in (one, two) for x in images.batches()]
     body.seen = 0
-    batch = BatchFeatures(x)
     for predictor, expected in zip((one, two), apart, strict=True):
-        torch.testing.assert_close(batch.logits(predictor), expected)
-    assert body.seen == 5
+        torch.testing.assert_close(images.outputs(predictor).logits, expected)
+    assert body.seen == len(images)
 
 
 @torch.no_grad()
 def test_classifiers_that_share_nothing_are_compared_too() -> None:
-    (first, _), (second, _) = counted(), counted()
-    one, two = Plain(first, 3).eval(), Plain(second, 3).eval()
-    pixels = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
-    images = Images(pixels, torch.device("cpu"))
-    x = torch.cat(list(images.batches()))
+    one, two = (plain_on(counted()[0], 3).eval() for _ in range(2))
+    images = pixels()
+    (x,) = images.batches()
     moved = (one(x).logits.argmax(1) != two(x).logits.argmax(1)).sum()
     assert changes_on(images, one, two, CLASSES).changed == moved

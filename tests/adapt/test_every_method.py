@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from acclimate.adapt.methods import METHODS, Method, chain_of, find_chain, method_settings
+from acclimate.adapt.methods.chain import adapt_model, apply_chain
 from acclimate.config import AdaptConfig, settings_of
 from acclimate.core.errors import ConfigError, UnknownName
-from acclimate.data.source import Images
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.models import Plain, Predictor
+from acclimate.learn.images import Images
+from acclimate.learn.model import Model
+from acclimate.learn.models import Predictor
 from acclimate.rehearse.rehearsal import _candidates
 from fixtures.errors import refused
 from fixtures.predictors import UNIFORM, batch_normed, logits_of, pixels, weights_of
@@ -33,13 +35,14 @@ OTHER = {
 }
 
 
+MODEL = Model(batch_normed(), label_prior=[1 / 3] * 3, ratios=UNIFORM.ratios.tolist())
+
+
 def adapted(
-    name: str, images: Images, predictor: Plain | None = None, **settings: Any
+    name: str, images: Images, predictor: Predictor | None = None, **settings: Any
 ) -> tuple[Predictor, DomainState]:
     chain = find_chain(name, AdaptConfig(components={name: settings}))
-    found, payloads = chain.adapt(predictor or batch_normed(), images, UNIFORM)
-    state = dataclasses.replace(DomainState.empty("model", 0), payloads=payloads)
-    return found, state
+    return adapt_model(MODEL._replace(predictor=predictor or batch_normed()), images, chain)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,7 +50,7 @@ class TestMethod:
     def test_numbers_are_finite(self, name: str) -> None:
         found, state = adapted(name, pixels(40))
         assert logits_of(found, pixels(40)).isfinite().all()
-        assert all(t.isfinite().all() for t in state.payloads[name].tensors.values())
+        assert all(t.isfinite().all() for t in state.payloads[name].values())
 
     def test_the_models_weights_are_untouched(self, name: str) -> None:
         predictor = batch_normed()
@@ -62,7 +65,7 @@ class TestMethod:
         found, state = adapted(name, pixels(40), **OTHER[name])
         state.save(tmp_path / "site.safetensors")
         stored = DomainState.load(tmp_path / "site.safetensors")
-        again = chain_of(stored).apply(batch_normed(), stored.payloads)
+        again = apply_chain(MODEL._replace(predictor=batch_normed()), chain_of(stored), stored)
         assert torch.equal(logits_of(found, pixels(9)), logits_of(again, pixels(9)))
 
     def test_one_image_is_enough_or_is_refused(self, name: str) -> None:
@@ -118,7 +121,6 @@ def test_settings_that_are_none(
 
 
 def test_a_new_method_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from acclimate.adapt.methods.base import last_layer, with_last_layer
     from acclimate.config import setting
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,21 +135,21 @@ def test_a_new_method_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) 
         def rehearsed(cls, *, many_domains: bool) -> Any:
             return [{"factor": 2.0}, {"factor": 3.0}]
 
-        def observe(self, predictor, images, context):  # type: ignore[no-untyped-def]
+        def observe(self, classifier, images, context):  # type: ignore[no-untyped-def]
             return {"factor": torch.tensor(self.config.factor)}
 
-        def apply(self, predictor, tensors):  # type: ignore[no-untyped-def]
-            last, factor = last_layer(predictor), tensors["factor"]
-            return with_last_layer(predictor, last.weight * factor, last.bias * factor)
+        def apply(self, classifier, tensors):  # type: ignore[no-untyped-def]
+            last, factor = classifier.last, tensors["factor"]
+            return classifier.with_last(last.weight * factor, last.bias * factor)
 
     monkeypatch.setitem(METHODS, "scaled", METHODS["prior"]._replace(method=Scaled))
     before = logits_of(batch_normed(), pixels(9))
     for settings, factor in (({}, 2.0), ({"factor": 3.0}, 3.0)):
         found, _ = adapted("scaled", pixels(9), **settings)
         torch.testing.assert_close(logits_of(found, pixels(9)), factor * before)
-    tried = [(chain.name, settings) for chain, settings, _ in _candidates(1.0, False)]
+    tried = [(chain.name, settings) for chain, settings, _ in _candidates(1.0, many_domains=False)]
     assert [own for own in tried if own[0] == "scaled"] == [
         ("scaled", (("scaled.factor", factor),)) for factor in (2.0, 3.0)
     ]
     monkeypatch.setattr(Scaled, "changes", "backbone")  # then heads alone cannot rehearse it
-    assert "scaled" not in {chain.name for chain, *_ in _candidates(1.0, False)}
+    assert "scaled" not in {chain.name for chain, *_ in _candidates(1.0, many_domains=False)}

@@ -47,7 +47,7 @@ def opened(path: Path) -> Any:
 def test_the_conditioned_form_is_every_adapted_classifier(kind: str) -> None:
     trained = make_trained(kind)
     network = _Conditioned(trained).eval()
-    (rows, _), found = _examples(trained.predictor, trained.size), []
+    (rows, _), found = _examples(trained), []
     for state in _states(trained):
         about = [torch.from_numpy(value) for value in site_inputs(trained, state).values()]
         with torch.no_grad():
@@ -83,7 +83,9 @@ def test_one_file_serves_all_sites(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "method"), [("linear", "bn+prior"), ("film", "embedding+t3a")])
+@pytest.mark.parametrize(
+    ("kind", "method"), [("linear", "bn+prior"), ("low-rank", "embedding+t3a")]
+)
 def test_a_site_folded_in(kind: str, method: str, tmp_path: Path) -> None:
     trained, rows = make_trained(kind), rows_for(kind)
     site = adapt(trained, rows, method=method, settings=SOFT if "prior" in method else {})

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import torch
 
-from acclimate.adapt.methods.prior import PriorConfig, em_prior, estimated, learned_prior
+from acclimate.adapt.methods.prior import PriorConfig, em_prior, estimate, learned_prior
 from acclimate.core.errors import ConfigError
 from acclimate.data.batches import RATIOS, fit_ratios
 from fixtures.errors import refused
@@ -146,15 +146,15 @@ def test_it_finds_frequencies_better_than_em_where_they_vary_so() -> None:
         labels = rng.choice(classes, 100, p=true)
         logits = rng.normal(size=(100, classes)) + 2 * np.eye(classes)[labels]
         rows = torch.from_numpy(2 * logits).softmax(1)  # Bayes: the two means lie 2 apart
-        for name, estimate in (
+        for name, found in (
             ("learned", learned_prior(rows, prior, WEIGHTS)[0]),
             ("em", em_prior(rows, prior)[0]),
         ):
-            errors[name] += float((estimate - torch.from_numpy(true)).abs().sum())
+            errors[name] += float((found - torch.from_numpy(true)).abs().sum())
     assert errors["learned"] < 0.65 * errors["em"]
 
 
 def test_a_model_that_does_not_know() -> None:
     rows = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     with refused(ConfigError, "adapt.prior.expect"):
-        estimated(rows, torch.from_numpy(PRIOR), PriorConfig(expect="learned"), None)
+        estimate(rows, torch.from_numpy(PRIOR), PriorConfig(expect="learned"), None)

@@ -13,10 +13,9 @@ from acclimate.adapt.many import ManyDomains
 from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
 from acclimate.data.manifest import Manifest
-from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
-from acclimate.learn.models.predictors import _LinearHead, classify_by_domain
+from acclimate.learn.models.predictors import LinearHead, classify_by_domain
 from acclimate.rehearse.training import train
 from fixtures.errors import refused
 
@@ -28,11 +27,11 @@ def models(
     features: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Trained]:
     folder = tmp_path_factory.mktemp("models")
-    for condition in ("concat", "film"):
+    for condition in ("concat", "low-rank"):
         config = tiny("da-erm", test_domains=["site-3", "site-4"], **{"model.condition": condition})
         train(config, features, folder / condition, device="cpu")
     train(tiny("erm", test_domains=["site-3", "site-4"]), features, folder / "erm", device="cpu")
-    return {name: Trained.load(folder / name) for name in ("concat", "film", "erm")}
+    return {name: Trained.load(folder / name) for name in ("concat", "low-rank", "erm")}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def models(
     [
         ("concat", ["embedding"] * 4, True),
         ("concat", ["embedding", "embedding+prior", "embedding", "embedding+prior"], True),
-        ("film", ["embedding"] * 4, False),
+        ("low-rank", ["embedding"] * 4, False),
         ("concat", ["embedding", "embedding+t3a", "none", "prior"], False),
         ("erm", ["none", "prior", "prior", "prior"], True),
         ("erm", ["none", "t3a", "prior", "none"], False),
@@ -86,7 +85,7 @@ def test_each_row_is_predicted_as_in_its_own_domain(
 
 
 def test_biases_are_gathered_by_hand() -> None:
-    heads = [_LinearHead(2, 2, 0.0) for _ in range(2)]
+    heads = [LinearHead(2, 2, 0.0) for _ in range(2)]
     for bias, head in zip(([0.0, 10.0], [5.0, 0.0]), heads, strict=True):
         head.load_state_dict({"last.weight": torch.eye(2), "last.bias": torch.tensor(bias)})
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -112,6 +111,6 @@ def test_what_does_not_go_together(models: dict[str, Trained], features: Manifes
     with refused(StateMismatch, "'south'", "'north'"):
         ManyDomains({"north": site, "south": other})
     assert site.state is not None  # a changed backbone has a pass of its own
-    changed = replace(site, state=replace(site.state, payloads={"bn": Payload({}, False)}))
+    changed = replace(site, state=replace(site.state, payloads={"bn": {}}))
     with refused(ConfigError, "'b'", "'bn'"):
         ManyDomains({"a": site, "b": changed})

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,15 @@ from acclimate import AdaptiveClassifier, DomainState, Manifest
 from acclimate.adapt.classifier import adapt, apply_state
 from acclimate.adapt.methods import (
     METHODS,
-    base_predictor,
     find_chain,
-    holds_mu,
     scored_chains,
 )
-from acclimate.adapt.methods.base import Method, with_tensors
+from acclimate.adapt.methods.base import with_tensors
 from acclimate.adapt.methods.bn import BatchNorm
+from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import (
-    Evidence,
     Prior,
     PriorConfig,
-    black_box_prior,
     em_prior,
     implied_prior,
     log_ratio,
@@ -40,10 +36,11 @@ from acclimate.adapt.methods.tent import Tent, TentConfig, mean_entropy
 from acclimate.cli import main
 from acclimate.config import AdaptConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
-from acclimate.data.source import Images
-from acclimate.learn.embeddings import Payload
-from acclimate.learn.model import Trained
-from acclimate.learn.models import Backbone, Plain, Preprocess, freeze_batch_norm
+from acclimate.learn.embeddings import DomainTable
+from acclimate.learn.images import Images
+from acclimate.learn.model import Model, Trained
+from acclimate.learn.models import Predictor, freeze_batch_norm
+from acclimate.learn.models.predictors import ConditionedHead, identity_backbone
 from acclimate.runs.evaluate import evaluate_run
 from fixtures.errors import refused
 from fixtures.models import make_trained
@@ -60,6 +57,8 @@ from fixtures.predictors import (
     weights_of,
 )
 from fixtures.settings import TINY, as_flags
+
+MODEL = Model(batch_normed(), label_prior=[1 / 3] * 3)
 
 # --- label prior ----------------------------------------------------------------------------------
 
@@ -141,27 +140,10 @@ def test_what_the_prior_keeps() -> None:
     found = Prior(PriorConfig(temperature=0.3)).observe(predictor, images, UNIFORM)
     p = (logits_of(predictor, images).double() / 0.3).softmax(1)
     prior, steps = em_prior(p, UNIFORM.label_prior)
-    assert found.keys() == {
-        *("prior", "base", "temperature", "iterations", "evidence", "evidence_classes")
-    }
+    assert found.keys() == {"prior", "base", "temperature", "iterations"}
     assert torch.equal(found["prior"], prior) and torch.equal(found["base"], UNIFORM.label_prior)
     assert found["temperature"].item() == 0.3  # as it was set, to the last digit
     assert found["iterations"].item() == steps
-    assert torch.equal(found["evidence"], p.sort(1, descending=True).values.half())
-    assert torch.equal(found["evidence_classes"], p.argsort(1, descending=True).short())
-
-
-@pytest.mark.parametrize(
-    ("classes", "kind"), [(40, torch.int16), (2**15 - 1, torch.int16), (2**15, torch.int32)]
-)
-def test_places_of_classes_take_two_bytes_where_they_can(classes: int, kind: torch.dtype) -> None:
-    sure = torch.zeros(1, classes, dtype=torch.float64)
-    sure[0, classes - 1] = 1.0
-    evidence = Evidence.of(sure)
-    assert evidence.places.dtype == kind and evidence.shares.dtype == torch.float16
-    assert evidence.places[0, 0] == classes - 1
-    base = torch.full((classes,), 1 / classes, dtype=torch.float64)
-    assert torch.equal(evidence.posteriors(base), sure)
 
 
 def test_em_recovers_a_known_prior() -> None:
@@ -211,25 +193,37 @@ def test_the_implied_prior_is_read_off() -> None:
 
 
 def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
-    """A classifier whose μ did the whole correction is left as it is, by EM's fixed point."""
+    """A classifier whose μ did the whole correction is left as it is, by EM's fixed point: it says
+    class i more often where μ is the i-th log ratio."""
     posteriors, _ = gaussian_posteriors([0.6, 0.1, 0.3], 5000)
     target, _ = em_prior(torch.from_numpy(posteriors), UNIFORM.label_prior)
-    logits = torch.from_numpy(np.log(posteriors))
-    images = Images(logits.float(), CPU)
-    centre, start = (identity(bias) for bias in (torch.zeros(3), (target * 3).log()))
-    tensors = Prior().observe(start, images, replace(UNIFORM, start=start, centre=centre))
-    torch.testing.assert_close(tensors["base"], target, rtol=0, atol=1e-5)
-    torch.testing.assert_close(tensors["prior"], target, rtol=0, atol=1e-5)
-    twice = Prior().observe(start, images, UNIFORM)["prior"]
-    assert float((twice - target).abs().max()) > 0.05
-
-
-def identity(bias: Tensor) -> Plain:
-    """Three numbers are their own logits, but for the bias."""
-    predictor = Plain(Backbone(nn.Identity(), 3, Preprocess((0.0,) * 3, (1.0,) * 3, 0)), 3).eval()
-    changed = with_tensors(predictor, {"head.last.weight": torch.eye(3), "head.last.bias": bias})
-    assert isinstance(changed, Plain)
-    return changed
+    images = Images(torch.from_numpy(np.log(posteriors)).float(), CPU)
+    head = ConditionedHead(3, 3, 3, 3, mu_dim=3)
+    with torch.no_grad():
+        for layer, weight in (
+            (head.project, torch.eye(3)),
+            (head.first, torch.eye(3).repeat(1, 2)),
+            (head.last, torch.eye(3)),
+        ):
+            layer.weight.copy_(weight)
+        for layer in (head.project, head.first, head.last):
+            layer.bias.zero_()
+        head.first.bias.fill_(100.0)  # so that ReLU cuts nothing off
+    empty, ratios = DomainState.empty("", 3), (target * 3).log()
+    predictor = Predictor(identity_backbone(3), head).eval()
+    model = Model(predictor, table=DomainTable({"a": empty.updated(torch.zeros(2, 3))}))
+    model = model._replace(label_prior=UNIFORM.label_prior.tolist())
+    state = empty.updated(ratios[None])
+    priors = {}
+    for aware in (False, True):
+        known = model._replace(prior_aware=aware)
+        payload = adapt_model(known, images, find_chain("embedding+prior"), state)[1].payloads
+        priors[aware] = payload["prior"]
+    torch.testing.assert_close(priors[False]["base"], target, rtol=0, atol=1e-5)
+    torch.testing.assert_close(priors[False]["prior"], target, rtol=0, atol=1e-5)
+    # A model that stands under training's frequencies in every domain is corrected from those.
+    assert torch.equal(priors[True]["base"], UNIFORM.label_prior)
+    assert float((priors[True]["prior"] - target).abs().max()) > 0.05
 
 
 def test_classes_without_a_prior_are_safe() -> None:
@@ -245,21 +239,6 @@ def test_classes_without_a_prior_are_safe() -> None:
     assert shift[1] < -20
 
 
-def test_black_box_shift_is_exact_on_an_exact_confusion_matrix() -> None:
-    """Predicted given true [3, 3]; prior (.5, .25, .25) in training, (.1, .6, .3) now."""
-    given = torch.tensor([[0.8, 0.1, 0.2], [0.1, 0.7, 0.2], [0.1, 0.2, 0.6]], dtype=torch.float64)
-    train = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    target = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
-    found = black_box_prior(given * train * 400, given @ target)
-    torch.testing.assert_close(found, target)
-    # A class that the held-out images lack, and a mean that no prior explains.
-    lacking = black_box_prior(given * torch.tensor([0.5, 0.5, 0.0]), given @ target)
-    assert lacking[2] == 0
-    extreme = black_box_prior(given * train, torch.tensor([1.0, 0.0, 0.0]))
-    assert extreme.min() >= 0
-    assert float(extreme.sum()) == pytest.approx(1)
-
-
 def test_soft_confusion_by_hand() -> None:
     posteriors = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
     found = soft_confusion(posteriors, torch.tensor([0, 1, 1]))
@@ -272,19 +251,10 @@ def test_a_confusion_matrix_has_a_column_for_classes_without_images() -> None:
     assert found.shape == (3, 3) and not found[:, 1:].any()
 
 
-def test_em_and_black_box_shift_agree() -> None:
-    held_out, labels = gaussian_posteriors([1 / 3] * 3, 20_000)
-    new, _ = gaussian_posteriors([0.6, 0.1, 0.3], 20_000)
-    confusion = soft_confusion(torch.from_numpy(held_out), torch.from_numpy(labels))
-    one = black_box_prior(confusion, torch.from_numpy(new.mean(0)))
-    two, _ = em_prior(torch.from_numpy(new), UNIFORM.label_prior)
-    np.testing.assert_allclose(one.numpy(), two.numpy(), atol=0.02)
-
-
 # --- batch norm -----------------------------------------------------------------------------------
 
 
-def batch_norm_by_hand(predictor: Plain, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def batch_norm_by_hand(predictor: Predictor, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Statistics of all images at once, layer by layer, and the hidden layer they give."""
     found, prefix = {}, "backbone.body"
     x = (x - predictor.backbone.mean) / predictor.backbone.std
@@ -402,12 +372,12 @@ def test_entropy_by_hand() -> None:
 
 
 @pytest.mark.parametrize("make", [batch_normed, group_normed])
-def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], Plain]) -> None:
+def test_tent_lowers_the_entropy_and_leaves_the_model_alone(make: Callable[[], Predictor]) -> None:
     predictor, images = make(), pixels(100)
     before = weights_of(predictor)
     # Under batch norm, what learning started from: the new domain's statistics.
     chain = find_chain("bn" if make is batch_normed else "none")
-    start, _ = chain.adapt(predictor, images, UNIFORM)
+    start, _ = adapt_model(MODEL._replace(predictor=predictor), images, chain)
     tent = Tent(Tent.Config(steps=20, lr=1e-2))
     found = tent.observe(predictor, images, UNIFORM)
     adapted = tent.apply(predictor, found)
@@ -437,14 +407,6 @@ def test_a_step_of_tent_by_hand() -> None:
     for (name, value), slope in zip(learned.items(), slopes, strict=True):
         step = 0.01 * slope / (slope.abs() + 1e-8)
         torch.testing.assert_close(found[name], value.detach() - step, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", [Tent(), BatchNorm()])
-def test_features_that_were_made_before_are_refused(method: Method) -> None:
-    name = "bn" if isinstance(method, BatchNorm) else "tent"
-    frozen: Any = SimpleNamespace(backbone=SimpleNamespace(extractor=nn.Identity()))
-    with refused(ConfigError, name):
-        method.observe(frozen, rows(4), UNIFORM)
 
 
 def test_one_image_is_enough_for_tent_without_batch_norm() -> None:
@@ -492,7 +454,7 @@ def test_gradient_free_methods_record_no_gradient(monkeypatch: pytest.MonkeyPatc
             return o(self, *a)
 
         monkeypatch.setattr(row.method, "observe", watched)
-        find_chain(name).adapt(batch_normed(), pixels(8), UNIFORM)
+        adapt_model(MODEL, pixels(8), find_chain(name))
     assert seen == {"prior": False, "bn": False, "t3a": False, "tent": True}
 
 
@@ -507,15 +469,15 @@ def test_copies_share_what_does_not_change() -> None:
 
 
 def test_chains_go_left_to_right() -> None:
-    predictor, images = batch_normed(), pixels(40)
-    adapted, payloads = find_chain("bn+prior").adapt(predictor, images, UNIFORM)
-    first, _ = find_chain("bn").adapt(predictor, images, UNIFORM)
+    images = pixels(40)
+    adapted, state = adapt_model(MODEL, images, find_chain("bn+prior"))
+    first, _ = adapt_model(MODEL, images, find_chain("bn"))
+    payloads = state.payloads
     expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
-    torch.testing.assert_close(payloads["prior"].tensors["prior"], expected)
+    torch.testing.assert_close(payloads["prior"]["prior"], expected)
     shift = log_ratio(expected, UNIFORM.label_prior).float()
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
     assert list(payloads) == ["bn", "prior"]
-    assert not any(payload.mergeable for payload in payloads.values())
 
 
 @pytest.mark.parametrize(
@@ -558,24 +520,7 @@ def test_the_chains_that_a_run_is_scored_by() -> None:
 
 
 def test_a_state_holds_an_embedding_of_however_few_numbers() -> None:
-    assert [holds_mu(DomainState.empty("m", dim)) for dim in (0, 1, 2)] == [False, True, True]
-
-
-def test_what_a_chain_may_know() -> None:
-    """Where it starts from the embedding, what the model is at the centre of the training domains;
-    not where every domain stands under the training prior."""
-    trained = make_trained("concat")
-    given = (trained.predictor, trained.table, [0.2, 0.8])
-    assert trained.table is not None
-    centre = base_predictor(trained.predictor, trained.table, None)
-    told = find_chain("embedding+prior").context(*given, ratios=[0.5, 0.25, 0.25])
-    assert told.label_prior.tolist() == [0.2, 0.8] and told.label_prior.dtype == torch.float64
-    assert told.start is None and told.centre is not None and told.ratios is not None
-    assert weights_of(told.centre) == weights_of(centre)
-    assert told.ratios.tolist() == [0.5, 0.25, 0.25]
-    aware = find_chain("embedding+prior").context(*given, prior_aware=True)
-    assert aware.centre is None and aware.ratios is None
-    assert find_chain("prior").context(*given).centre is None
+    assert [DomainState.empty("m", dim).holds_mu for dim in (0, 1, 2)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -602,11 +547,11 @@ def test_chains_that_are_none(text: str, facts: tuple[str, ...]) -> None:
     ],
 )
 def test_models_without_the_layers(
-    name: str, make: Callable[[], Plain], facts: tuple[str, ...]
+    name: str, make: Callable[[], Predictor], facts: tuple[str, ...]
 ) -> None:
     images = rows(4) if make is plain else pixels(4)
     with refused(ConfigError, f"'{name}'", *facts):
-        find_chain(name).adapt(make(), images, UNIFORM)
+        adapt_model(MODEL._replace(predictor=make()), images, find_chain(name))
 
 
 # --- on trained models ----------------------------------------------------------------------------
@@ -690,13 +635,13 @@ def test_embedding_and_prior_start_from_the_implied_prior(
         for method in ("embedding", "none")
     )
     assert state is not None
-    kept = state.payloads["prior"].tensors
+    kept = state.payloads["prior"]
     expected = implied_prior(start, centre, train)
     torch.testing.assert_close(kept["base"], expected, rtol=1e-4, atol=1e-6)
     assert not kept["base"].allclose(train, atol=1e-3)
     alone = adapt(trained, X, method="prior").state
     assert alone is not None
-    assert torch.equal(alone.payloads["prior"].tensors["base"], train)
+    assert torch.equal(alone.payloads["prior"]["base"], train)
 
 
 def test_states_are_for_their_model_and_are_not_mixed(
@@ -710,8 +655,9 @@ def test_states_are_for_their_model_and_are_not_mixed(
     assert of_erm is not None
     with refused(StateMismatch, "'prior'"):
         of_erm.merged(of_erm)
-    with refused(StateMismatch, "'prior'", "'none'", "--method prior"):
-        adapt(erm, X[9:], method="none", into=of_erm)
+    for method in ("none", "prior"):
+        with refused(StateMismatch, "'prior'"):
+            adapt(erm, X[9:], method=method, into=of_erm)
     of_bn = adapt(da, X[:9], method="embedding+t3a").state
     with refused(StateMismatch, "'t3a'"):
         adapt(da, X[9:], method="embedding+t3a", into=of_bn)
@@ -723,76 +669,6 @@ def test_states_are_for_their_model_and_are_not_mixed(
         assert more is not None and more.count == 20
     with refused(ConfigError, "--method", "--algorithm da-erm"):
         adapt(erm, X[:9], method="embedding+prior")
-
-
-class TestGrowing:
-    """`--into`: frequencies sharpen as images arrive."""
-
-    def test_in_two_parts_as_at_once(self, models: dict[str, Trained], features: Manifest) -> None:
-        erm, X = models["erm"], features.features()
-        once = adapt(erm, X[:40], method="prior")
-        first = adapt(erm, X[:9], method="prior").state
-        twice = adapt(erm, X[9:40], method="prior", into=first)
-        assert twice.state is not None and twice.state.count == 40
-        np.testing.assert_allclose(twice.predict_proba(X[:9]), once.predict_proba(X[:9]), atol=2e-3)
-        kept = twice.state.payloads["prior"].tensors
-        assert len(kept["evidence"]) == 40
-        assert not np.allclose(
-            twice.predict_proba(X[:9]), apply_state(erm, first).predict_proba(X[:9]), atol=5e-3
-        )
-
-    def test_a_temperature_is_that_of_all_the_images(
-        self, models: dict[str, Trained], features: Manifest
-    ) -> None:
-        erm, X = models["erm"], features.features()
-        settings = {"prior.temperature": 4.0, "prior.strength": 20.0}
-        once = adapt(erm, X[:40], method="prior", settings=settings)
-        first = adapt(erm, X[:9], method="prior", settings=settings).state
-        twice = adapt(erm, X[9:40], method="prior", into=first, settings=settings)
-        np.testing.assert_allclose(twice.predict_proba(X), once.predict_proba(X), atol=2e-3)
-        mixed = adapt(erm, X[9:40], method="prior", settings={**settings, "prior.temperature": 1.0})
-        kept, other = (site.label_prior or {} for site in (twice, mixed))
-        assert max(abs(kept[name] - other[name]) for name in kept) > 0.02
-
-    def test_another_temperature_is_refused(
-        self, models: dict[str, Trained], features: Manifest
-    ) -> None:
-        erm, X = models["erm"], features.features()
-        first = adapt(erm, X[:9], method="prior").state
-        with refused(StateMismatch, "adapt.prior.temperature", "1", "2"):
-            adapt(erm, X[9:], method="prior", into=first, settings={"prior.temperature": 2.0})
-
-    def test_the_implied_prior_is_read_off_all_images(
-        self, models: dict[str, Trained], features: Manifest
-    ) -> None:
-        da, X = models["da-erm"], features.features()
-        first = adapt(da, X[:9], method="embedding+prior").state
-        with pytest.raises(StateMismatch, match="cannot be gone on with; adapt it anew"):
-            adapt(da, X[9:], method="embedding+prior", into=first)
-
-
-def test_evidence_of_several_images_by_hand() -> None:
-    """18 classes, of which 16 are kept. The first image leaves 1/4 to the last two, the second is
-    sure; training has the last class three times as often as the one before it."""
-    posteriors = torch.zeros(2, 18, dtype=torch.float64)
-    posteriors[0, :16] = 0.75 / 16
-    posteriors[1, 5] = 1.0
-    base = torch.full((18,), 1 / 20, dtype=torch.float64)
-    base[17] = 3 / 20
-    found = Evidence.of(posteriors).posteriors(base)
-    expected = torch.tensor([*([0.75 / 16] * 16), 0.25 / 4, 0.75 / 4], dtype=torch.float64)
-    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=0)
-    assert found[1].tolist() == posteriors[1].tolist()
-
-
-def test_what_16_bits_cannot_say_is_no_probability_lost() -> None:
-    """A third is not a number of 16 bits: what comes back sums to 1 all the same."""
-    rows = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.6, 0.3, 0.1]], dtype=torch.float64)
-    evidence = Evidence.of(rows)
-    assert float(evidence.shares[0].double().sum()) < 1 - 1e-4
-    found = evidence.posteriors(UNIFORM.label_prior)
-    torch.testing.assert_close(found.sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-15, atol=0)
-    torch.testing.assert_close(found, rows, rtol=1e-3, atol=0)
 
 
 def shifted(count: int, prior: list[float], domain: str, seed: int) -> tuple[np.ndarray, ...]:
@@ -818,14 +694,12 @@ def test_prior_beats_none_under_label_shift(tmp_path: Path) -> None:
     AdaptiveClassifier(algorithm="erm", settings=settings, out=tmp_path / "run").fit(data)
     scores = evaluate_run(tmp_path / "run", data, methods=["prior", "none"], device="cpu").scores
     found = {(score.domain, score.method): score for score in scores if score.role == "test"}
-    assert len(found) == 8
+    assert len(found) == 6
     for domain in ("new-0", "new-1"):
-        none, prior, check, oracle = (
-            found[domain, method].top1 or 0.0
-            for method in ("none", "prior", "black-box-prior", "oracle-prior")
+        none, prior, oracle = (
+            found[domain, method].top1 or 0.0 for method in ("none", "prior", "oracle-prior")
         )
         assert none + 0.05 < prior < oracle + 0.02
-        assert none + 0.05 < check
         score = found[domain, "prior"]
         assert (score.n, score.adapt_n, score.adapted_on) == (400, 200, "held-out")
         assert (score.adapt_seed, found[domain, "none"].adapt_n) == (0, None)
@@ -978,7 +852,7 @@ SHARES = UNIFORM.label_prior
 def test_a_payload_of_another_model_is_refused(method: str, tensors: dict[str, Tensor]) -> None:
     trained = make_trained("linear")
     empty = DomainState.empty(trained.digest(), 0).updated(torch.zeros(4, 0))
-    state = replace(empty, payloads={method: Payload(tensors, mergeable=False)})
+    state = replace(empty, payloads={method: tensors})
     with refused(StateMismatch, method):
         apply_state(trained, state)
 
@@ -986,5 +860,5 @@ def test_a_payload_of_another_model_is_refused(method: str, tensors: dict[str, T
 def test_a_mu_of_other_dimensions_is_refused() -> None:
     trained = make_trained("concat")
     state = DomainState.empty(trained.digest(), 5).updated(torch.ones(3, 5))
-    with pytest.raises(StateMismatch, match="holds for method 'embedding' does not fit the model"):
+    with refused(StateMismatch, "5 numbers", "has 4"):
         apply_state(trained, state)

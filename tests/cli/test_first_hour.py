@@ -104,7 +104,6 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
         return MethodChoice("prior", {"prior.temperature": 50.0}, ("chosen by rehearsal",))
 
     monkeypatch.setattr("acclimate.adapt.choice.choose_method", chosen)
-    monkeypatch.setattr("acclimate.adapt.classifier.choose_method", chosen)
     table, site = tmp_path / "p.csv", tmp_path / "site.safetensors"
     _, out, _ = cli("predict", quick, unlabelled, "--out", table)
     assert "--adapt" in next(line for line in out.splitlines() if line.startswith("note: "))

@@ -23,8 +23,7 @@ from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import Algorithm, choose
 from acclimate.learn.algorithms.dann import DANNConfig, Discriminator
 from acclimate.learn.algorithms.mixup import _mixed
-from acclimate.learn.models import Output, Plain, Predictor, build_backbone, freeze_batch_norm
-from acclimate.learn.models.predictors import identity_backbone
+from acclimate.learn.models import Head, Output, build_backbone, freeze_batch_norm
 from acclimate.learn.penalties import (
     Groups,
     coral,
@@ -46,6 +45,7 @@ from fixtures.algorithms import (
     trained,
 )
 from fixtures.errors import refused
+from fixtures.predictors import plain_on
 
 BATCH = make_batch([0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
 
@@ -179,17 +179,14 @@ def test_a_tiny_weight_rises_again() -> None:
 # Mixup
 
 
-class Recorder(Predictor):
+class Recorder(Head):
     """Keeps what it was given; its logits are a linear function of it."""
-
-    conditioned = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = identity_backbone(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES)
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         self.x, self.mu = features, mu
         return Output(self.layer(features), features)
 
@@ -246,16 +243,13 @@ def test_a_mixture_has_the_precision_of_what_is_mixed(kind: torch.dtype) -> None
 # MLDG
 
 
-class Linear(Predictor):
-    conditioned = False
-
+class Linear(Head):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.backbone = identity_backbone(FEATURES)
         self.layer = nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         return Output(self.layer(features), features)
 
 
@@ -340,17 +334,16 @@ def test_mldg_leaves_a_layer_that_is_not_used_where_it_is() -> None:
     assert torch.equal(algorithm(batch, 0).total, without(batch, 0).total)
 
 
-class Normed(Predictor):
+class Normed(Head):
     conditioned = False
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.backbone = identity_backbone(FEATURES)
         self.body = nn.Sequential(nn.Linear(FEATURES, 6), norm, nn.ReLU())
         self.last = nn.Linear(6, CLASSES)
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         hidden = self.body(features)
         return Output(self.last(hidden), hidden)
 
@@ -451,9 +444,9 @@ def test_a_small_gradient_penalty_counts_between_two_domains(weight: float) -> N
 
 
 def test_a_discriminator_starts_the_same_whatever_was_drawn_before() -> None:
-    one = make("cdann", predictor=Plain(build_backbone("mlp", in_features=FEATURES), CLASSES))
+    one = make("cdann", predictor=plain_on(build_backbone("mlp", in_features=FEATURES), CLASSES))
     torch.rand(7)
-    two = make("cdann", predictor=Plain(build_backbone("mlp", in_features=FEATURES), CLASSES))
+    two = make("cdann", predictor=plain_on(build_backbone("mlp", in_features=FEATURES), CLASSES))
     state, other = one.discriminator.state_dict(), two.discriminator.state_dict()
     assert all(torch.equal(other[key], value) for key, value in state.items())
 

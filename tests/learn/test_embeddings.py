@@ -241,7 +241,7 @@ def test_phi_is_that_of_the_erm_run(
     train(config, features, tmp_path / "own")
     train_embedding(config, features, tmp_path / "phi")
     train(config, features, tmp_path / "shared", embedding=tmp_path / "phi")
-    erm = dict(Trained.load(tmp_path / "erm").predictor.named_parameters())
+    erm = dict(Trained.load(tmp_path / "erm").predictor.head.named_parameters())
     for run in ("own", "shared"):
         phi = Trained.load(tmp_path / run).embedding
         assert phi is not None

@@ -1,24 +1,18 @@
 """Predictors: the published formula by hand, every condition, and folding a domain in."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError, UnknownName
-from acclimate.learn.models import (
-    Backbone,
-    Conditioned,
-    Paired,
-    Plain,
-    Preprocess,
-    build_backbone,
-)
+from acclimate.learn.models import Backbone, Head, Predictor, Preprocess, build_backbone
+from acclimate.learn.models.predictors import ConditionedHead, LinearHead, MlpHead, PairHead
 from fixtures.errors import refused
+from fixtures.predictors import conditioned_on, plain_on
 
-CONDITIONS = ("concat", "film", "bias", "low-rank")
+CONDITIONS = ("concat", "low-rank")
 
 
 def tiny_backbone(inputs: int = 5, features: int = 7) -> Backbone:
@@ -26,10 +20,10 @@ def tiny_backbone(inputs: int = 5, features: int = 7) -> Backbone:
     return Backbone(body, features, Preprocess((0.1,) * inputs, (2.0,) * inputs, 0))
 
 
-def conditioned(condition: str, **options: float) -> Conditioned:
+def conditioned(condition: str, **options: float) -> Predictor:
     """With every parameter random, also those that start at zero."""
     torch.manual_seed(3)
-    net = Conditioned(
+    net = conditioned_on(
         tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8, **options
     )
     for parameter in net.parameters():
@@ -44,7 +38,7 @@ def affine(weight: Tensor, bias: Tensor, x: list[float]) -> list[float]:
     ]
 
 
-def by_loops(net: Conditioned, features: list[float], mu: list[float]) -> list[list[float]]:
+def by_loops(net: Predictor, features: list[float], mu: list[float]) -> list[list[float]]:
     """[z, mu] -> linear -> ReLU -> linear, one row, one number at a time."""
     head = net.head
     z = affine(head.project.weight, head.project.bias, features)
@@ -66,21 +60,9 @@ def test_concat_is_the_published_formula() -> None:
         assert output.hidden[row].tolist() == pytest.approx(hidden, abs=1e-12)
 
 
-def test_film_and_bias_by_their_formulas() -> None:
-    x, mu = torch.randn(4, 5), torch.randn(4, 3)
-    film, bias = conditioned("film"), conditioned("bias")
-    z = film.head.project(film.backbone(x))
-    gain, offset = (mu @ layer.weight.T for layer in (film.condition.scale, film.condition.shift))
-    torch.testing.assert_close(film(x, mu).logits, film.head.classify(z + z * gain + offset).logits)
-    plain = bias.head(bias.backbone(x))
-    shift = mu @ bias.condition.shift.weight.T
-    torch.testing.assert_close(bias(x, mu).logits, plain.logits + shift)
-    torch.testing.assert_close(bias(x, mu).hidden, plain.hidden)
-
-
 def test_low_rank_by_its_formula() -> None:
     net, x, mu = conditioned("low-rank"), torch.randn(4, 5), torch.randn(4, 3)
-    plain, own = net.head(net.backbone(x)), net.condition
+    plain, own = MlpHead.forward(net.head, net.backbone(x)), net.head.condition
     of_image = plain.hidden @ own.of_image.weight.T + own.of_image.bias
     both = of_image * (mu @ own.of_domain.weight.T) / 128**0.5
     expected = plain.logits + both @ own.out.weight.T + mu @ own.shift.weight.T
@@ -88,11 +70,11 @@ def test_low_rank_by_its_formula() -> None:
     torch.testing.assert_close(net(x, mu).hidden, plain.hidden)
 
 
-@pytest.mark.parametrize("condition", ["film", "bias", "low-rank"])
-def test_training_starts_at_the_plain_predictor(condition: str) -> None:
-    net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
-    plain = Plain(net.backbone, 4, head="mlp", width=6, hidden=8)
-    plain.head.load_state_dict(net.head.state_dict())
+def test_training_starts_at_the_plain_predictor() -> None:
+    net = conditioned_on(tiny_backbone(), 4, mu_dim=3, condition="low-rank", width=6, hidden=8)
+    plain = plain_on(net.backbone, 4, head="mlp", width=6, hidden=8)
+    own = net.head.state_dict()
+    plain.head.load_state_dict({name: own[name] for name in plain.head.state_dict()})
     x = torch.randn(4, 5)
     torch.testing.assert_close(net(x, torch.randn(4, 3)).logits, plain(x).logits)
 
@@ -121,7 +103,7 @@ def test_fold_is_a_plain_predictor_of_its_own(condition: str) -> None:
     folded = net.fold(torch.randn(3, generator=torch.Generator().manual_seed(0)).double())
     assert torch.equal(torch.get_rng_state(), state), "folding used up random numbers"
 
-    control = Plain(tiny_backbone(), 4, head="mlp", width=6, hidden=8).double()
+    control = plain_on(tiny_backbone(), 4, head="mlp", width=6, hidden=8).double()
     shapes = {name: (p.shape, p.dtype) for name, p in control.named_parameters()}
     assert {name: (p.shape, p.dtype) for name, p in folded.named_parameters()} == shapes
     assert all(p.requires_grad and p.is_contiguous() for p in folded.head.parameters())
@@ -150,10 +132,10 @@ def test_one_embedding_serves_the_whole_batch(condition: str) -> None:
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_gradients_reach_every_conditioned_parameter(condition: str) -> None:
     torch.manual_seed(0)
-    net = Conditioned(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
+    net = conditioned_on(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
     x, mu = torch.randn(32, 5), torch.randn(32, 3)
     if condition == "low-rank":  # W starts at zero, and what it multiplies moves once it has
-        nn.init.normal_(net.condition.out.weight)
+        nn.init.normal_(net.head.condition.out.weight)
     output = net(x, mu)
     assert output.logits.shape == (32, 4)
     assert output.hidden.shape == (32, 8)
@@ -165,7 +147,7 @@ def test_gradients_reach_every_conditioned_parameter(condition: str) -> None:
 @pytest.mark.parametrize(("head", "hidden"), [("linear", 7), ("mlp", 8)])
 def test_gradients_reach_every_plain_parameter(head: str, hidden: int) -> None:
     torch.manual_seed(0)
-    net = Plain(tiny_backbone(), 4, head=head, width=6, hidden=8)
+    net = plain_on(tiny_backbone(), 4, head=head, width=6, hidden=8)
     output = net(torch.randn(32, 5), torch.randn(32, 3))
     assert output.logits.shape == (32, 4)
     assert output.hidden.shape == (32, hidden)
@@ -175,7 +157,7 @@ def test_gradients_reach_every_plain_parameter(head: str, hidden: int) -> None:
 
 
 def test_the_linear_head_shows_the_features_as_hidden() -> None:
-    net = Plain(tiny_backbone(), 4)
+    net = plain_on(tiny_backbone(), 4)
     x = torch.randn(3, 5)
     features = net.backbone(x)
     torch.testing.assert_close(net(x).hidden, features)
@@ -185,7 +167,7 @@ def test_the_linear_head_shows_the_features_as_hidden() -> None:
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 def test_dropout_acts_in_training_only_and_leaves_hidden_whole(head: str) -> None:
     torch.manual_seed(0)
-    net = Plain(tiny_backbone(), 4, head=head, width=6, hidden=64, dropout=0.5)
+    net = plain_on(tiny_backbone(), 4, head=head, width=6, hidden=64, dropout=0.5)
     x = torch.randn(8, 5)
     assert not torch.allclose(net(x).logits, net(x).logits)
     torch.testing.assert_close(net(x).hidden, net(x).hidden)
@@ -202,67 +184,64 @@ def test_errors_say_what_is_expected() -> None:
     with refused(ConfigError, "[3]", "[1, 3]"):
         net.fold(torch.randn(1, 3))
     with refused(ConfigError, "not 0"):
-        Conditioned(tiny_backbone(), 4, mu_dim=0)
-    with refused(UnknownName, "'linaer'", "'linear'"):
-        Plain(tiny_backbone(), 4, head="linaer")
-    with refused(UnknownName, "'flim'", "'film'"):
-        Conditioned(tiny_backbone(), 4, mu_dim=3, condition="flim")
+        conditioned_on(tiny_backbone(), 4, mu_dim=0)
+    with refused(UnknownName, "'low-rnak'", "'low-rank'"):
+        conditioned_on(tiny_backbone(), 4, mu_dim=3, condition="low-rnak")
 
 
-class TestPaired:
-    """Two heads over one backbone, whose logits are averaged."""
+def second_head(width: int) -> Predictor:
+    """As a rehearsed run learns it beside a plain head: it centres and scales features first."""
+    torch.manual_seed(1)
+    body = Backbone(nn.Identity(), width, Preprocess((0.5,) * width, (2.0,) * width, 0))
+    head = ConditionedHead(width, 3, 8, 8, mu_dim=4, condition="low-rank")
+    with torch.no_grad():
+        for value in head.condition.parameters():
+            value.normal_()
+    return Predictor(body, head).eval()
 
-    def site(self, width: int) -> Conditioned:
-        torch.manual_seed(1)
-        body = Backbone(nn.Identity(), width, Preprocess((0.5,) * width, (2.0,) * width, 0))
-        found = Conditioned(body, 3, mu_dim=4, condition="low-rank", width=8, hidden=8)
-        with torch.no_grad():
-            for value in found.condition.parameters():
-                value.normal_()
-        return found.eval()
 
-    def plain_kinds(self) -> dict[str, tuple[Plain, Tensor, Callable[[Tensor], Tensor]]]:
-        """A plain predictor, what it takes, and what makes of that the features of both."""
-        torch.manual_seed(0)
-        images, rows = torch.rand(5, 3, 8, 8), torch.randn(5, 6)
-        trained = Plain(build_backbone("small-cnn"), 3).eval()
-        on_rows = Plain(build_backbone("mlp", in_features=6), 3).eval()
-        extractor = build_backbone("small-cnn").eval()
-        frozen = Plain(build_backbone("mlp", in_features=extractor.features), 3).eval()
-        frozen.backbone.put_on(extractor)
-        return {
-            "trained": (trained, images, trained.backbone),
-            "features": (on_rows, rows, lambda x: x),
-            "frozen": (frozen, images, extractor),  # by an extractor that stays as it is
-        }
+@pytest.mark.parametrize("layers", [False, True])
+@torch.no_grad()
+def test_a_pair_is_the_mean_of_both(layers: bool) -> None:
+    """`layers`: the plain head has layers of its own, as one on a frozen backbone."""
+    torch.manual_seed(0)
+    x, mu, features = torch.randn(5, 6), torch.randn(4), LinearHead(6, 3)
+    plain: Head = features
+    if layers:
+        plain = plain_on(build_backbone("mlp", in_features=6), 3)
+    second, before = second_head(6), plain.eval()(x).logits
+    expected = (0.6 * before + second(x, mu).logits) / 2
+    pair = PairHead(plain, second, 0.6).eval()
+    torch.testing.assert_close(pair(x, mu).logits, expected)
+    folded = pair.fold(mu.double()).eval()
+    output = folded(x)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(folded.last(output.hidden), output.logits)
+    assert torch.equal(plain(x).logits, before)
 
-    @pytest.mark.parametrize("kind", ["trained", "features", "frozen"])
-    @torch.no_grad()
-    def test_the_mean_of_both(self, kind: str) -> None:
-        plain, x, features = self.plain_kinds()[kind]
-        second, mu = self.site(features(x).shape[1]), torch.randn(4)
-        expected = (0.6 * plain(x).logits + second(features(x), mu).logits) / 2
-        paired = Paired(plain, second, 0.6).eval()
-        torch.testing.assert_close(paired(x, mu).logits, expected)
-        folded = paired.fold(mu.double()).eval()
-        torch.testing.assert_close(folded(x).logits, expected, rtol=1e-4, atol=1e-5)
-        assert folded.backbone is paired.backbone
-        output = folded(x)
-        torch.testing.assert_close(folded.head.last(output.hidden), output.logits)
 
-    @torch.no_grad()
-    def test_a_frozen_backbones_features_will_do_as_well(self) -> None:
-        """A run on frozen features scores its final model on those, not on images."""
-        plain, x, features = self.plain_kinds()["frozen"]
-        folded = Paired(plain, self.site(features(x).shape[1]), 0.6).fold(torch.randn(4).double())
-        torch.testing.assert_close(folded.eval()(features(x)).logits, folded(x).logits)
-        assert folded.backbone.size == plain.backbone.size
+@torch.no_grad()
+def test_a_backbone_for_images_takes_its_own_features_as_well() -> None:
+    """A run on frozen features scores its final model on those, not on images."""
+    torch.manual_seed(0)
+    extractor = build_backbone("small-cnn").eval()
+    learned = plain_on(build_backbone("mlp", in_features=extractor.features), 3)
+    predictor, x = Predictor(extractor, learned).eval(), torch.rand(5, 3, 8, 8)
+    torch.testing.assert_close(predictor(extractor(x)).logits, predictor(x).logits)
 
-    @torch.no_grad()
-    def test_the_plain_predictor_stays_what_it_was(self) -> None:
-        plain, x, _ = self.plain_kinds()["frozen"]
-        before = plain(x).logits
-        paired = Paired(plain, self.site(plain.backbone.extractor.features), 1.0)  # type: ignore[union-attr]
-        paired.fold(torch.randn(4).double())
-        assert plain.backbone.extractor is not None
-        assert torch.equal(plain(x).logits, before)
+
+@pytest.mark.parametrize("layers", [False, True])
+@torch.no_grad()
+def test_another_last_layer_leaves_the_rest_shared(layers: bool) -> None:
+    net = plain_on(tiny_backbone(), 4, head="mlp", width=6, hidden=8).eval()
+    if layers:
+        net = Predictor(tiny_backbone(5, 5), net)
+    x, before = torch.randn(3, 5), copy.deepcopy(net.state_dict())
+    changed = net.with_last(torch.ones(4, 8), torch.arange(4.0))
+    hidden = net(x).hidden
+    expected = hidden.sum(1, keepdim=True) + torch.arange(4.0)
+    torch.testing.assert_close(changed(x).logits, expected)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    shared = {id(parameter) for parameter in net.parameters()}
+    own = {name for name, value in changed.named_parameters() if id(value) not in shared}
+    assert {name.split("last.")[1] for name in own} == {"weight", "bias"} and len(own) == 2

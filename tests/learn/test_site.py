@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from acclimate.config import SiteConfig
 from acclimate.data import source
-from acclimate.learn.models import Backbone, Preprocess
 from acclimate.learn.site import Features, Site, batch_size, fit_plain, fit_site
 
 SMALL = SiteConfig(steps=60, batch=64, width=16, dim=4, dropout=0.0)
@@ -102,19 +100,6 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     other = fit_site(convention(), NAMES, SMALL, seed=4)
     assert all(torch.equal(a, two.tensors()[name]) for name, a in one.tensors().items())
     assert not all(torch.equal(a, other.tensors()[name]) for name, a in one.tensors().items())
-
-
-def test_phi_on_a_backbone_takes_images() -> None:
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 3))
-    backbone = Backbone(body, 3, Preprocess((0.5,) * 3, (0.2,) * 3, 4)).eval()
-    site = fit_site(convention(), NAMES, SMALL, seed=0)
-    images = torch.rand(5, 3, 4, 4)
-    with torch.no_grad():
-        features = backbone(images)
-        expected = site.embedding.phi(features)
-        assert torch.equal(site.embedding_on(backbone).phi(images), expected)
-        assert torch.equal(site.embedding.phi(features), expected)  # left as it was
 
 
 def test_it_comes_back_from_its_tensors() -> None:

@@ -235,7 +235,8 @@ MEASURED: dict[str, Any] = {
 
 def a_run(folder: Path, *, algorithm: str = "da-erm", measured: object = MEASURED) -> Path:
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"config": {"algorithm": algorithm}}))
+    identity = {"config": {"algorithm": algorithm, "model": {}}, "data": "", "train_domains": []}
+    (folder / "run.json").write_text(json.dumps(identity))
     if measured is not None:
         text = measured if isinstance(measured, str) else json.dumps(measured)
         (folder / "consistency.json").write_text(text)

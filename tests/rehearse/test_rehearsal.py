@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from acclimate.adapt.choice import Guard, choose_method
-from acclimate.adapt.classifier import adapt
+from acclimate.adapt.choice import choose_method, explained_here
+from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.data.images import load
 from acclimate.data.manifest import Manifest
-from acclimate.data.source import Images
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import Features
 from acclimate.records.folder import RunFolder, runs_below
@@ -320,21 +320,15 @@ def test_frequencies_that_explain_less_than_rehearsed_are_left_alone(
 ) -> None:
     trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
     assert trained.confusion is not None and trained.rehearsal is not None
-    stored = {
-        **trained.rehearsal,
-        "chosen": [{"n": 5, "chain": "prior"}],
-        "explained": [{"n": 5, "share": 0.9}],
-    }
-    guarded = replace(trained, rehearsal=stored)
-    guard = Guard.of(guarded)
-    assert guard is not None
-    seen = Images(torch.from_numpy(images[:40]), torch.device("cpu"))
-    share = guard.explained(seen)
+    known = replace(trained.rehearsal, chosen={5: "prior"})
+    share = explained_here(trained, Images(torch.from_numpy(images[:40]), torch.device("cpu")))
     assert share is not None
-    stored["explained"] = [{"n": 5, "share": min(share + 0.05, 1.0)}]
-    assert adapt(replace(trained, rehearsal=stored), images[:40]).method == "prior"
-    stored["explained"] = [{"n": 5, "share": share + 0.2}]
-    site = adapt(replace(trained, rehearsal=stored), images[:40])
+
+    def adapted(least: float) -> Adapted:
+        return adapt(replace(trained, rehearsal=replace(known, explained={5: least})), images[:40])
+
+    assert adapted(min(share + 0.05, 1.0)).method == "prior"
+    site = adapted(share + 0.2)
     assert site.method == "none"
     assert site.notes[1] == (
         f"but label frequencies explain {share:.0%} of how predictions change here, and "

@@ -168,7 +168,7 @@ def test_where_auto_leaves_the_model_alone(tmp_path: Path) -> None:
         "No domain was kept unseen to be scored; what to expect at a new one, rehearsal tells "
         "below."
     )
-    assert "even the best way, embedding, lost 1.0 ± " in page_of(report)
+    assert "points at best (embedding)" in page_of(report)
     assert "<code>predict</code> uses." in page_of(report)
 
 

@@ -15,7 +15,7 @@ from acclimate.core.distributed import World, joined, pick_device
 from acclimate.core.errors import ConfigError, RunError, UnknownName
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import choose
-from acclimate.learn.models import Plain, build_backbone
+from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
@@ -32,6 +32,7 @@ from acclimate.runs.plan import check_batches, check_components
 from fixtures.errors import refused
 from fixtures.interruption import Killed
 from fixtures.loops import assert_same_state, make_erm, make_loop, state_of
+from fixtures.predictors import plain_on
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
@@ -339,7 +340,7 @@ def test_a_slow_average_forgets_the_first_weights(tmp_path: Path) -> None:
 
 def test_an_adversary_follows_the_run_s_schedule() -> None:
     choice = choose("dann")
-    predictor = Plain(build_backbone("mlp", in_features=4), 3, head="mlp", width=8, hidden=8)
+    predictor = plain_on(build_backbone("mlp", in_features=4), 3, head="mlp", width=8, hidden=8)
     objective = choice.build(
         predictor, choice.settings, domains=3, classes=3, world=World(), seed=0
     )

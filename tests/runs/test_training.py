@@ -23,6 +23,7 @@ from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError,
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
+from acclimate.learn.models import Predictor
 from acclimate.records.records import read
 from acclimate.rehearse.training import train
 from acclimate.runs import session
@@ -333,7 +334,9 @@ def test_features_far_from_zero_are_standardised(tiny: Tiny, tmp_path: Path) -> 
     X = (1e4 + rng.normal(size=(400, 3))).astype(np.float32)
     data = Manifest.from_arrays(X, np.tile(["a", "b"], 200), np.repeat(["p", "q"], 200))
     train(tiny("erm"), data, tmp_path / "run")
-    backbone = Trained.load(tmp_path / "run").predictor.backbone
+    learned = Trained.load(tmp_path / "run").predictor.head
+    assert isinstance(learned, Predictor)
+    backbone = learned.backbone
     rows = np.concatenate([data.rows(domain=d, split="train") for d in "pq"])
     np.testing.assert_allclose(backbone.mean, X[rows].astype(np.float64).mean(0), rtol=1e-6)
     np.testing.assert_allclose(backbone.std, X[rows].astype(np.float64).std(0), rtol=1e-3)

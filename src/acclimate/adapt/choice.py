@@ -12,13 +12,12 @@ from acclimate.adapt.methods import Chain, chain_of, find_chain
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig
-from acclimate.core.text import count, percent, signed
-from acclimate.data.source import Images
-from acclimate.learn.embeddings import DomainState, DomainTable
+from acclimate.core.text import count
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
-from acclimate.records.folder import REHEARSAL
-from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal, gain_text
 
 Result = TypeVar("Result")
 STRENGTH = 30.0  # of a Dirichlet prior, so that a handful of images does not run away
@@ -73,11 +72,13 @@ class MethodChoice:
 
 def choose_method(trained: Trained, images: int, into: DomainState | None = None) -> MethodChoice:
     """What `auto` means for `images` of a new domain, of which `into` has seen others before."""
-    rehearsal = rehearsal_of(trained)
+    rehearsal = trained.rehearsal
     if into is not None:
         return _continue(chain_of(into).name, rehearsal, into.count + images)
     if rehearsal is not None:
-        return rehearsed_choice(rehearsal, images)
+        chain = rehearsal.chain_for(images)
+        why = _why(rehearsal, chain, images)
+        return MethodChoice(chain, rehearsal.settings_for(chain), (why,))
     if trained.embedding is not None:
         return MethodChoice("embedding")
     if trained.config.adapt.rehearse:
@@ -85,12 +86,6 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
     else:
         why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
     return MethodChoice("none", why=(why,))
-
-
-def rehearsed_choice(rehearsal: Rehearsal, images: int) -> MethodChoice:
-    """What rehearsal chose for so many images of a new domain."""
-    chain = rehearsal.chain_for(images)
-    return MethodChoice(chain, rehearsal.settings_for(chain), (_why(rehearsal, chain, images),))
 
 
 def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodChoice:
@@ -102,21 +97,14 @@ def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodCho
     return MethodChoice(begun, rehearsal.settings_for(begun), notes)
 
 
-def rehearsal_of(trained: Trained) -> Rehearsal | None:
-    """The record of a rehearsed model's rehearsal."""
-    stored = trained.rehearsal
-    return None if stored is None else Rehearsal.from_dict(stored, where=REHEARSAL)
-
-
 def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     """Why `chain` is used for so many images, in a sentence."""
     sites = count(rehearsal.domains, "site")
     if chain != "none":
         promise = rehearsal.promise(chain, images)
-        error = "" if promise.error is None else f" ± {percent(promise.error)}"
         return (
-            f"{chain} was chosen by rehearsal on {sites}: {signed(promise.gain)}{error} points "
-            f"with {count(promise.n, 'image')}"
+            f"{chain} was chosen by rehearsal on {sites}: {gain_text(promise)} points with "
+            f"{count(promise.n, 'image')}"
         )
     later = [n for n, other in rehearsal.chosen.items() if other != "none" and n > images]
     if rehearsal.domains < ENOUGH_DOMAINS_TO_TELL:
@@ -132,137 +120,108 @@ def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     return f"{reason}; predictions are the plain model's"
 
 
-TOO_FAR = 1.5  # times as far from the nearest domain as domains like those in training may lie
-MARGIN = 0.1  # a share of the change that label shift may explain less than at held-out domains
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Compares a new domain with those that a model was rehearsed on."""
-
-    trained: Trained
-    rehearsal: Rehearsal
-
-    @classmethod
-    def of(cls, trained: Trained) -> "Guard | None":
-        """The guard of a rehearsed model, None for any other."""
-        rehearsal = rehearsal_of(trained)
-        return None if rehearsal is None else cls(trained, rehearsal)
-
-    def simpler_choice(
-        self, choice: MethodChoice, state: DomainState | None, images: Images
-    ) -> MethodChoice | None:
-        """A simpler method, where this domain is unlike those that `choice` was rehearsed on."""
-        objection = self.objection(choice.method, state, images)
-        if objection is None:
-            return None
-        part, reason = objection
-        rest = "+".join(name for name in choice.method.split("+") if name != part) or "none"
-        why = f"but {reason}: adapted without {part}"
-        return MethodChoice(rest, self.rehearsal.settings_for(rest), (*choice.why, why))
-
-    def objection(
-        self, chain: str, state: DomainState | None, images: Images
-    ) -> tuple[str, str] | None:
-        """A part of `chain` to do without, and the reason."""
-        steps = find_chain(chain)
-        if steps.embedding and state is not None and (reason := self._too_far(state)):
-            return "embedding", reason
-        for name, method in steps.methods.items():
-            if method.assumes_label_shift and (reason := self._no_label_shift(images)):
-                return name, reason
-        return None
-
-    def explained(self, images: Images) -> float | None:
-        """The share of the change in predictions here that label frequencies explain."""
-        confusion, temperature = self.trained.confusion, self.rehearsal.temperature("none")
-        if confusion is None or temperature is None:
-            return None
-        prior = torch.tensor(self.trained.label_prior, dtype=torch.float64)
-        rows = posteriors(self.trained.predictor, images, temperature)
-        return explained_by_em(rows, prior, confusion)
-
-    def expected(self, chain: str, predictor: Predictor, images: Images) -> tuple[float, float]:
-        """The 90 % interval of the adapted predictor's accuracy."""
-        calibrated = find_chain(chain).calibrates
-        temperature = 1.0 if calibrated else self.rehearsal.temperature(chain)
-        promise, confidence = self.rehearsal.promise(chain, len(images)), None
-        # Confidence on fewer images than were ever rehearsed with tells too little.
-        if temperature is not None and len(images) >= promise.n:
-            confidence = float(posteriors(predictor, images, temperature).amax(1).mean())
-        return promise.expected(confidence)
-
-    def _too_far(self, state: DomainState) -> str | None:
-        trust = judge(state, self.trained.start(embedding=True).table)
-        near, usual = trust.beyond_chance, trust.typical_distance
-        if near is None or usual is None or near <= TOO_FAR * usual:
-            return None
-        return (
-            f"this domain lies {near / usual:.1f} times as far from every training domain as "
-            f"domains like those may"
-        )
-
-    def _no_label_shift(self, images: Images) -> str | None:
-        share, least = self.explained(images), self.rehearsal.least_explained(len(images))
-        if share is None or least is None or share >= least - MARGIN:
-            return None
-        return (
-            f"label frequencies explain {share:.0%} of how predictions change here, and "
-            f"{least:.0%} or more at the rehearsed sites"
-        )
-
-
 def adapt_by_choice(
-    choice: MethodChoice,
-    guard: Guard | None,
+    trained: Trained,
     images: Images,
     config: AdaptConfig,
-    adapt: Callable[[Chain], tuple[Result, DomainState | None]],
+    adapt: Callable[[Chain], tuple[Result, DomainState]],
     *,
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
 ) -> tuple[Result, MethodChoice]:
-    """Adapt as `choice` says, and by less for as long as the guard objects to a part of it.
+    """Adapt as rehearsal chose, and by less for as long as the images speak against a part of it.
 
-    `adapt` turns a chain into a result and the domain's state. `settings` go before those of the
-    choice. A state that is gone on with (`into`) keeps its chain: an objection is then a note.
-    Returns the last result and the choice that made it.
+    `adapt` turns a chain into a result and the domain's state. `settings` go before those that
+    rehearsal chose. A state that is gone on with (`into`) keeps its chain: an objection is then a
+    note. Returns the last result and the choice that made it.
     """
+    choice = choose_method(trained, len(images), into)
     while True:
         chain = find_chain(choice.method, config, {**choice.settings, **(settings or {})})
         result, state = adapt(chain)
-        if guard is None:
+        objection = object_to(trained, chain, state, images)
+        if objection is None:
             return result, choice
+        name, reason = objection
         if into is not None:
-            if (objection := guard.objection(choice.method, state, images)) is not None:
-                part, reason = objection
-                why = f"but {reason}: adapt anew on all the images, which leaves out {part}"
-                choice = replace(choice, why=(*choice.why, why))
-            return result, choice
-        simpler = guard.simpler_choice(choice, state, images)
-        if simpler is None:
-            return result, choice
-        choice = simpler
+            why = f"but {reason}: adapt anew on all the images, which leaves out {name}"
+            return result, replace(choice, why=(*choice.why, why))
+        rest = "+".join(other for other in choice.method.split("+") if other != name) or "none"
+        why = f"but {reason}: adapted without {name}"
+        known = {} if trained.rehearsal is None else trained.rehearsal.settings_for(rest)
+        choice = MethodChoice(rest, known, (*choice.why, why))
 
 
-def outlook(
-    guard: Guard | None,
-    predictor: Predictor,
-    state: DomainState,
-    table: DomainTable | None,
-    images: Images,
-) -> Trust:
+TOO_FAR = 1.5  # times as far from the nearest domain as domains like those in training may lie
+MARGIN = 0.1  # a share of the change that label shift may explain less than at held-out domains
+
+
+def object_to(
+    trained: Trained, chain: Chain, state: DomainState, images: Images
+) -> tuple[str, str] | None:
+    """A method of `chain` to do without, and the reason: the domain is unlike those that a model
+    was rehearsed on."""
+    if trained.rehearsal is None:
+        return None
+    if chain.embedding and (reason := _too_far(trained, state)):
+        return "embedding", reason
+    for name, method in chain.methods.items():
+        if method.assumes_label_shift and (
+            reason := _no_label_shift(trained, trained.rehearsal, images)
+        ):
+            return name, reason
+    return None
+
+
+def _too_far(trained: Trained, state: DomainState) -> str | None:
+    trust = judge(state, trained.start(embedding=True).table)
+    near, usual = trust.beyond_chance, trust.typical_distance
+    if near is None or usual is None or near <= TOO_FAR * usual:
+        return None
+    return (
+        f"this domain lies {near / usual:.1f} times as far from every training domain as "
+        f"domains like those may"
+    )
+
+
+def _no_label_shift(trained: Trained, rehearsal: Rehearsal, images: Images) -> str | None:
+    share, least = explained_here(trained, images), rehearsal.least_explained(len(images))
+    if share is None or least is None or share >= least - MARGIN:
+        return None
+    return (
+        f"label frequencies explain {share:.0%} of how predictions change here, and "
+        f"{least:.0%} or more at the rehearsed sites"
+    )
+
+
+def explained_here(trained: Trained, images: Images) -> float | None:
+    """The share of the change in a rehearsed model's predictions that label frequencies explain."""
+    temperature = None if trained.rehearsal is None else trained.rehearsal.temperature("none")
+    if trained.confusion is None or temperature is None:
+        return None
+    prior = torch.tensor(trained.label_prior, dtype=torch.float64)
+    rows = posteriors(trained.predictor, images, temperature)
+    return explained_by_em(rows, prior, trained.confusion)
+
+
+def outlook(trained: Trained, predictor: Predictor, state: DomainState, images: Images) -> Trust:
     """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
     to expect, where that was rehearsed."""
-    trust, chain = judge(state, table), chain_of(state).name
-    if chain == "none":
+    chain, rehearsal = chain_of(state), trained.rehearsal
+    trust = judge(state, trained.start(embedding=True).table if state.holds_mu else None)
+    if chain.name == "none":
         trust = replace(trust, warnings=())  # they are about an adaptation
-    if guard is None or chain not in guard.rehearsal.chains:
+    if rehearsal is None or chain.name not in rehearsal.chains:
         return trust
-    if guard.rehearsal.promise(chain, len(images)).domains < ENOUGH_DOMAINS_TO_TELL:
+    promise = rehearsal.promise(chain.name, len(images))
+    if promise.domains < ENOUGH_DOMAINS_TO_TELL:
         return trust
+    temperature, confidence = 1.0 if chain.calibrates else rehearsal.temperature(chain.name), None
+    # Confidence on fewer images than were ever rehearsed with tells too little.
+    if temperature is not None and len(images) >= promise.n:
+        confidence = float(posteriors(predictor, images, temperature).amax(1).mean())
     return replace(
         trust,
-        expected_accuracy=guard.expected(chain, predictor, images),
-        explained_by_labels=guard.explained(images),
+        expected_accuracy=promise.expected(confidence),
+        explained_by_labels=explained_here(trained, images),
     )

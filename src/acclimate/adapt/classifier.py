@@ -1,7 +1,7 @@
 """Unlabelled images -> DomainState -> a classifier for that domain."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard, adapt_by_choice, choose_method, outlook
+from acclimate.adapt.choice import adapt_by_choice, outlook
 from acclimate.adapt.methods import (
     Chain,
-    base_predictor,
     chain_of,
     find_chain,
-    holds_mu,
     nothing_to_embed,
 )
-from acclimate.adapt.methods.chain import adapt_model, embed
+from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
@@ -28,19 +26,17 @@ from acclimate.core.tensors import require_finite
 from acclimate.core.text import count, csv_text, percent
 from acclimate.data.source import (
     FeatureSource,
-    Images,
     Quarantine,
     Source,
     Unlabelled,
     open_source,
     readable,
-    to_float,
 )
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.state import image_hashes
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
-from acclimate.learn.models.predictors import BatchFeatures
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
@@ -82,19 +78,6 @@ class Changes:
             f"adaptation changed {percent(self.changed / self.images)} % of predictions "
             f"({self.changed} of {self.images}): {', '.join(named)}{rest}"
         )
-
-
-@torch.no_grad()
-def changes_on(
-    images: Images, before: Predictor, after: Predictor, classes: Sequence[str]
-) -> Changes:
-    """How predictions of `images` differ; a backbone that both share sees each image once."""
-    guesses = []
-    for x in images.batches():
-        batch = BatchFeatures(x)
-        guesses.append(torch.stack([batch.logits(p).argmax(1).cpu() for p in (before, after)]))
-    was, now = torch.cat(guesses, dim=1)
-    return Changes.between(was, now, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +180,7 @@ class Adapted:
         payload = None if self.state is None else self.state.payloads.get("prior")
         if payload is None:
             return None
-        return dict(zip(self.classes, payload.tensors["prior"].tolist(), strict=True))
+        return dict(zip(self.classes, payload["prior"].tolist(), strict=True))
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
@@ -238,11 +221,10 @@ class Adapted:
     ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
         """Batches of the readable of `images`: their places, and logits of this classifier and of
         those `beside` it."""
-        device = next(self.predictor.parameters()).device
         source, rows = open_images(images, self.trained, quarantine)
         for places, stored in readable(source, rows, watch):
-            batch = BatchFeatures(to_float(stored, device))
-            logits = [batch.logits(predictor) for predictor in (self.predictor, *beside)]
+            batch = Images(stored, self.predictor.device)
+            logits = [batch.outputs(predictor).logits for predictor in (self.predictor, *beside)]
             require_finite(logits[0], "a prediction")
             yield places, logits
 
@@ -271,77 +253,66 @@ def adapt(
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # A wrong method is reported before an image is opened.
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
+    state = None if chain is None else _begin(trained, chain, into)
     source, rows = open_images(images, trained, quarantine)
+    batches: list[Tensor] = []
     hashes: list[Tensor] = []
-    batches = _read(trained, readable(source, rows, watch), chain, hashes)
-    if chain is not None and not chain.methods:  # nothing looks at the images twice
-        site = _adapt_by(trained, batches, chain, into, quarantine)
-        return _remember_images(site, hashes)
-    stored = list(batches)
-    if not stored:
+    for _, stored in readable(source, rows, watch):
+        hashes.append(image_hashes(stored))
+        if chain is None or chain.methods:
+            batches.append(stored)
+        else:  # nothing looks at the images twice
+            start = trained.start(embedding=chain.embedding)
+            state = embed(start, Images(stored, trained.device), chain, state)
+    if not hashes:
         raise nothing_readable(quarantine)
-    seen = Images(torch.cat(stored), next(trained.predictor.parameters()).device)
+    if not batches:
+        return _remember_images(apply_state(trained, state), hashes)
+    seen = Images(torch.cat(batches), trained.device)
     if chain is not None:
-        site = _adapt_by(trained, stored, chain, into, quarantine)
+        site = _adapt_by(trained, seen, chain, into)
     else:
-
-        def by(chain: Chain) -> tuple[Adapted, DomainState | None]:
-            site = _adapt_by(trained, stored, chain, into, quarantine)
-            return site, site.state
-
-        choice, guard = choose_method(trained, len(seen), into), Guard.of(trained)
-        site, choice = adapt_by_choice(
-            choice, guard, seen, trained.config.adapt, by, settings=settings, into=into
-        )
-        assert site.state is not None
-        table = trained.start(embedding=True).table if holds_mu(site.state) else None
-        trust = outlook(guard, site.predictor, site.state, table, seen)
-        site = replace(site, notes=choice.why, trust=trust)
+        site = _adapt_by_choice(trained, seen, settings, into)
     if site.method != "none":
         before = unadapted(trained).predictor
         site = replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
     return _remember_images(site, hashes)
 
 
-@torch.no_grad()
-def _read(
-    trained: Trained,
-    batches: Iterable[tuple[np.ndarray, Tensor]],
-    chain: Chain | None,
-    hashes: list[Tensor],
-) -> Iterator[Tensor]:
-    """Batches of images as stored, or, where no method changes a frozen backbone, its features of
-    them. The images' hashes are appended to `hashes`."""
-    extractor = trained.predictor.backbone.extractor
-    device = next(trained.predictor.parameters()).device
-    for _, stored in batches:
-        hashes.append(image_hashes(stored))
-        if extractor is None or not (chain is None or chain.head_only):
-            yield stored
-        else:
-            yield extractor(to_float(stored, device))
-
-
 def _adapt_by(
-    trained: Trained,
-    batches: Iterable[Tensor],
-    chain: Chain,
-    into: DomainState | None,
-    quarantine: Quarantine,
-) -> Adapted:
-    """The classifier that `chain` makes of batches of images."""
-    start, state = trained.start(embedding=chain.embedding), _begin(trained, chain, into)
-    device = next(trained.predictor.parameters()).device
-    before, images = state.count, []
-    for stored in batches:
-        state = embed(start, Images(stored, device), chain, state)
-        if chain.methods:
-            images.append(stored)
-    if state.count == before:
-        raise nothing_readable(quarantine)
-    if chain.methods:
-        state = adapt_model(start, Images(torch.cat(images), device), chain, state)[1]
-    return apply_state(trained, state)
+    trained: Trained, images: Images, chain: Chain, into: DomainState | None
+) -> "Adapted":
+    """The classifier that `chain` makes of images."""
+    start = trained.start(embedding=chain.embedding)
+    state = embed(start, images, chain, _begin(trained, chain, into))
+    return apply_state(trained, adapt_model(start, images, chain, state)[1])
+
+
+def _adapt_by_choice(
+    trained: Trained, images: Images, settings: Mapping[str, Any] | None, into: DomainState | None
+) -> "Adapted":
+    """The classifier that rehearsal chose, unless the images speak against it, and how far to
+    trust it."""
+
+    def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
+        site = _adapt_by(trained, images, chain, into)
+        assert site.state is not None
+        return site, site.state
+
+    config = trained.config.adapt
+    site, choice = adapt_by_choice(trained, images, config, adapt, settings=settings, into=into)
+    assert site.state is not None
+    trust = outlook(trained, site.predictor, site.state, images)
+    return replace(site, notes=choice.why, trust=trust)
+
+
+@torch.no_grad()
+def changes_on(
+    images: Images, before: Predictor, after: Predictor, classes: Sequence[str]
+) -> Changes:
+    """How predictions of `images` differ; a backbone that both share sees each image once."""
+    was, now = (images.outputs(p).logits.argmax(1).cpu() for p in (before, after))
+    return Changes.between(was, now, classes)
 
 
 def _remember_images(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
@@ -360,8 +331,7 @@ def _remember_images(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
 
 def unadapted(trained: Trained) -> Adapted:
     """The model as it is; an adaptive one at the training domains' centre."""
-    start = trained.start(embedding=False)
-    return Adapted(base_predictor(start.predictor, start.table, None), trained)
+    return Adapted(trained.start(embedding=False).at(None), trained)
 
 
 def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
@@ -376,7 +346,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     state.require(trained.digest())
     chain = chain_of(state)
     start = trained.start(embedding=chain.embedding)
-    predictor = chain.apply(base_predictor(start.predictor, start.table, state), state.payloads)
+    predictor = apply_chain(start, chain, state)
     accelerate(predictor.backbone)  # bn and tent have made one of their own
     table = start.table if chain.embedding else None
     trust = None if table is None else judge(state, table)
@@ -392,9 +362,8 @@ def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
         embedding = trained.start(embedding=True).embedding if chain.embedding else None
         return DomainState.empty(digest, embedding.dim if embedding else 0)
     into.require(digest)
-    stuck = [name for name, method in chain.methods.items() if not method.grows]
-    if stuck:
-        raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
+    for name in (*into.payloads, *chain.methods):
+        raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
     made = chain_of(into).name
     if made != chain.name:
         raise StateMismatch(

@@ -29,11 +29,13 @@ from acclimate.adapt.methods.chain import adapt_model
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.core.files import write_atomically
 from acclimate.core.randomness import stream
-from acclimate.data.source import Images, to_float
+from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
+from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Paired, Predictor, takes_features
+from acclimate.learn.models import Predictor, takes_features
+from acclimate.learn.models.predictors import PairHead
 from acclimate.learn.models.weights import weights_licence
 
 OUTPUT = "probabilities"
@@ -77,7 +79,7 @@ def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Export
     """The classifier of one domain as a file, .onnx or .pt2; `name` says which domain it is."""
     path = _require_format(path)
     predictor = _on_cpu(site.predictor)
-    name_of_rows, examples = _input(predictor), _examples(predictor, site.size)
+    name_of_rows, examples = _input(predictor), _examples(site.trained)
     cases = [_Case.of(predictor, name_of_rows, rows, {}) for rows in examples]
     about = {"name": name or None, "images": None if site.state is None else site.state.count}
     facts = {"site": json.dumps(about), "method": site.method, "form": "adapted"}
@@ -88,7 +90,7 @@ def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Export
 def export_conditioned(trained: Trained, path: str | Path) -> Exported:
     """One file for all domains; `site_inputs` gives what it takes for one of them."""
     path = _require_format(path)
-    name, examples = _input(trained.predictor), _examples(trained.predictor, trained.size)
+    name, examples = _input(trained.predictor), _examples(trained)
     cases = []
     for state in _states(trained):
         predictor, about = _on_cpu(_as_adapted(trained, state)), site_inputs(trained, state)
@@ -119,7 +121,7 @@ def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.nda
         embedding = chain.embedding
         shift = torch.zeros_like(prior)
         for name, method in chain.methods.items():
-            own, further = method.shift(state.payloads[name].tensors)
+            own, further = method.shift(state.payloads[name])
             temperature, shift = temperature * own, shift / own + further
         prior = (prior.log() + shift).softmax(0)  # log 0 stays: no such class in training
     inputs = {"prior": prior, "temperature": torch.tensor(temperature)}
@@ -170,10 +172,10 @@ class _Conditioned(nn.Module):
 
     def forward(self, rows: Tensor, *about: Tensor) -> Tensor:
         *site, prior, temperature = about
-        features = self.predictor.backbone(_scaled(rows))
-        logits = self.predictor.on_features(features, *site).logits
-        if isinstance(self.predictor, Paired):  # without μ it is the plain model
-            plain = self.predictor.plain(features).logits
+        features, head = self.predictor.backbone(_scaled(rows)), self.predictor.head
+        logits = head(features, *site).logits
+        if isinstance(head, PairHead):  # without μ it is the plain model
+            plain = head.plain(features).logits
             logits = torch.where(site[0].isnan().any(), plain, logits)
         ratio = prior.clamp(min=SMALLEST).log() - self.log_train
         shifted: Tensor = logits.float() / temperature + torch.where(self.learned, ratio, 0.0)
@@ -191,8 +193,8 @@ def _as_adapted(trained: Trained, state: DomainState | None) -> Predictor:
 def _states(trained: Trained) -> Iterator[DomainState | None]:
     """No domain, and domains adapted to by every chain that the conditioned form serves."""
     yield None
-    rows = torch.from_numpy(_examples(trained.predictor, trained.size)[0])
-    images = Images(rows, next(trained.predictor.parameters()).device)
+    rows = torch.from_numpy(_examples(trained)[0])
+    images = Images(rows, trained.device)
     steps: list[dict[str, Method]] = [{}]
     for name, kind in {name: row.method for name, row in METHODS.items()}.items():
         if kind is not None and kind.changes == "bias":
@@ -212,11 +214,12 @@ def _input(predictor: Predictor) -> str:
     return "features" if takes_features(predictor) else "images"
 
 
-def _examples(predictor: Predictor, size: int) -> list[np.ndarray]:
+def _examples(trained: Trained) -> list[np.ndarray]:
     """A batch and a single row: noise, a ramp, black and white; or features like training's."""
-    draw = stream(0, "export", "rows")
-    if takes_features(predictor):
-        statistics = predictor.backbone.mean, predictor.backbone.std
+    draw, size, layers = stream(0, "export", "rows"), trained.size, trained.predictor.head
+    if takes_features(trained.predictor):
+        assert isinstance(layers, Predictor)
+        statistics = layers.backbone.mean, layers.backbone.std
         mean, std = (value.detach().cpu().numpy() for value in statistics)
         rows = (mean + std * draw.normal(size=(5, size))).astype(np.float32)
     else:

@@ -11,8 +11,7 @@ from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.tensors import require_finite
 from acclimate.data.source import Quarantine, readable, to_float
-from acclimate.learn.models import Backbone, Plain
-from acclimate.learn.models.predictors import BatchFeatures, classify_by_domain
+from acclimate.learn.models.predictors import classify_by_domain
 
 
 class ManyDomains:
@@ -27,40 +26,19 @@ class ManyDomains:
         self.names = list(sites)
         first = next(iter(sites.values()))
         self.trained, self.labels, self.classes = first.trained, first.labels, first.classes
-        self.device = next(first.predictor.parameters()).device
         digest = self.trained.digest()
-        backbones: dict[bool, Backbone] = {}
-        self._heads: dict[Backbone, list[int]] = {}
-        self._plain: list[Plain] = []
-        for number, (name, site) in enumerate(sites.items()):
+        for name, site in sites.items():
             if site.trained is not self.trained and site.trained.digest() != digest:
                 raise StateMismatch(
                     f"domain '{name}' was adapted from another model than '{self.names[0]}'; "
                     f"predict for one model at a time"
                 )
-            embedded = self._embedded(name, site)
-            if embedded not in backbones:
-                backbones[embedded] = self.trained.start(embedding=embedded).predictor.backbone
-            assert isinstance(site.predictor, Plain)
-            self._plain.append(site.predictor)
-            self._heads.setdefault(backbones[embedded], []).append(number)
-        self._classify = {
-            backbone: classify_by_domain([self._plain[number].head for number in numbers])
-            for backbone, numbers in self._heads.items()
-        }
-
-    @staticmethod
-    def _embedded(name: str, site: Adapted) -> bool:
-        """Whether it starts from the domain's μ."""
-        if site.state is None:
-            return False
-        chain = chain_of(site.state)
-        if not chain.head_only:
-            raise ConfigError(
-                f"domain '{name}' was adapted by '{chain.name}', which changes the backbone; "
-                f"predict its images by themselves"
-            )
-        return chain.embedding
+            if site.state is not None and not chain_of(site.state).head_only:
+                raise ConfigError(
+                    f"domain '{name}' was adapted by '{site.method}', which changes the backbone; "
+                    f"predict its images by themselves"
+                )
+        self._classify = classify_by_domain([site.predictor.head for site in sites.values()])
 
     def predict(self, images: Any, domains: Sequence[str]) -> list[Any]:
         """As `Adapted.predict`, each image in the domain that `domains` names."""
@@ -72,20 +50,13 @@ class ManyDomains:
         """Class probabilities: [n, C]."""
         source, rows = open_images(images, self.trained, Quarantine(max_share=0.0))
         which = self._numbers(domains, len(rows))
+        backbone, device = self.trained.predictor.backbone, self.trained.device
         probabilities = np.zeros((len(rows), len(self.classes)), np.float32)
         for places, stored in readable(source, rows):
-            x = BatchFeatures(to_float(stored, self.device))
-            for backbone, numbers in self._heads.items():
-                inside = np.flatnonzero(np.isin(which[places], numbers))
-                if not len(inside):
-                    continue
-                # All images pass: mostly there is one backbone, and its batches stay whole.
-                features = x.features(backbone)[torch.from_numpy(inside).to(self.device)]
-                own = np.searchsorted(numbers, which[places[inside]])
-                heads = torch.from_numpy(own).to(self.device)
-                logits = self._classify[backbone](features, heads).float()
-                require_finite(logits, "a prediction")
-                probabilities[places[inside]] = torch.softmax(logits, dim=1).cpu().numpy()
+            heads = torch.from_numpy(which[places]).to(device)
+            logits = self._classify(backbone(to_float(stored, device)), heads).float()
+            require_finite(logits, "a prediction")
+            probabilities[places] = torch.softmax(logits, dim=1).cpu().numpy()
         return probabilities
 
     def _numbers(self, domains: Sequence[str], images: int) -> np.ndarray:

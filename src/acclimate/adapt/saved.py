@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from acclimate import __version__
-from acclimate.adapt.choice import rehearsal_of
 from acclimate.adapt.classifier import Adapted, apply_state
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import DamagedFile, RunError
@@ -108,7 +107,7 @@ def _card(trained: Trained, site: Adapted | None) -> str:
     """What it is, what to expect, how to use it and whose weights it started from."""
     config, size = trained.config, trained.size
     features = takes_features(trained.predictor)
-    state, rehearsal = None if site is None else site.state, rehearsal_of(trained)
+    state, rehearsal = None if site is None else site.state, trained.rehearsal
     facts = {
         "Input": f"rows of {size} features" if features else f"images ({size} px)",
         "Output": f"one of {count(len(trained.classes), 'class', 'classes')}, and no other: "

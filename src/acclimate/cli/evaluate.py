@@ -22,7 +22,6 @@ MOST_SCORES = 60  # that are shown one by one
 MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
     "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
-    "black-box-prior": "label frequencies from a confusion matrix, a check of prior",
 }
 
 

@@ -104,8 +104,11 @@ def as_dict(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(json.dumps(_plain(config))))
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: str = "") -> T:
+def from_dict(cls: type[T], values: Any, *, where: str, prefix: str = "") -> T:
     """Build `cls` from nested values; every unknown key, wrong type or limit is an error."""
+    if not isinstance(values, Mapping):
+        name = prefix.removesuffix(".")
+        raise ConfigError(f"{where}: '{name}' holds settings of its own, not {values!r}")
     kind = cast(Any, cls)
     hints, fields = _hints(kind), {f.name: f for f in dataclasses.fields(kind)}
     tables = next((key for key, f in fields.items() if f.metadata.get(COMPONENTS)), None)
@@ -122,8 +125,6 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str, prefix: st
             raise unknown(f"{where}: there is no setting '{name}'", key, fields, prefix=prefix)
         hint = hints[key]
         if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: '{name}' holds settings of its own, not {value!r}")
             checked[key] = from_dict(hint, value, where=where, prefix=f"{name}.")  # type: ignore[arg-type]
         else:
             checked[key] = _check(value, hint, fields[key].metadata, name, where)

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Self
 
@@ -440,23 +439,6 @@ def readable(
             elif good.any():
                 yield places[good], stored[torch.from_numpy(good)]
             watch("images", int(places[-1]) + 1, len(rows), "")
-
-
-@dataclass(frozen=True)
-class Images:
-    """Unlabelled images (or feature rows) of one domain, as stored; they can be read repeatedly."""
-
-    stored: Tensor  # [n, 3, h, w] uint8, or [n, f]
-    device: torch.device
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def batches(self, most: int = EVALUATION_BATCH) -> Iterator[Tensor]:
-        """Even batches of at most `most`, as a network takes them: a last batch of one image
-        would have no statistics."""
-        for part in self.stored.tensor_split(ceil(len(self) / most)):
-            yield to_float(part, self.device)
 
 
 def to_float(stored: Tensor, device: torch.device) -> Tensor:

@@ -19,12 +19,12 @@ from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import (
     FeatureSource,
-    Images,
     ImageSource,
     Quarantine,
     numbered,
     readable,
 )
+from acclimate.learn.images import Images
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
 

@@ -23,19 +23,17 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.batches import RATIOS
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings import DomainTable, Embedding, find_embedding
+from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import (
     Backbone,
-    Conditioned,
-    Paired,
-    Plain,
     Predictor,
     accelerate,
     build_backbone,
-    build_plain,
+    build_head,
     takes_features,
 )
 from acclimate.learn.models import freeze_batch_norm as freeze
+from acclimate.learn.models.predictors import PairHead, identity_backbone
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     AGAIN,
@@ -49,6 +47,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
+from acclimate.records.rehearsal import Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 MOST_FEATURES = 1 << 24
@@ -60,15 +59,33 @@ DESCRIBED = (
 )
 
 
-class StartingPoint(NamedTuple):
-    """The model that adaptation starts from, and what training knows of label frequencies."""
+class Model(NamedTuple):
+    """What adaptation starts from: networks, and what training knows of its domains."""
 
     predictor: Predictor
-    embedding: Embedding | None
-    table: DomainTable | None
-    prior_aware: bool  # it stands under training's label frequencies, whatever the domain
+    embedding: Embedding | None = None  # of images, or of the features of the predictor's backbone
+    table: DomainTable | None = None
+    prior_aware: bool = False  # it stands under training's label frequencies, whatever the domain
     label_prior: Sequence[float] = ()  # class frequencies in training, each domain counting equally
     ratios: Sequence[float] | None = None  # how frequencies vary between domains: see `fit_ratios`
+
+    def at(self, state: DomainState | None) -> Predictor:
+        """F(·, μ), or, where `state` holds no μ, F at the training domains' centre. A plain
+        predictor is the same for all domains."""
+        if not self.predictor.mu_dim:
+            return self.predictor
+        assert self.table is not None
+        mu = self.table.means.mean(0)
+        if state is not None and state.holds_mu:
+            state.require_width(len(mu))
+            mu = state.mean
+        return self.predictor.fold(mu.to(self.predictor.device)).eval()
+
+    @property
+    def below_phi(self) -> Backbone | None:
+        """The backbone whose features Φ takes, None for a Φ of images."""
+        backbone = None if self.embedding is None else self.embedding.backbone
+        return self.predictor.backbone if backbone is not None and not backbone.size else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,7 @@ class Trained:
     val_domains: tuple[str, ...] = ()  # they chose the weights
     test_domains: tuple[str, ...] = ()
     site: Site | None = None  # a rehearsed plain model's second path, over features
-    rehearsal: Mapping[str, Any] | None = None
+    rehearsal: Rehearsal | None = None
     label_ratios: tuple[float, ...] | None = None  # how frequencies vary: see `fit_ratios`
     confusion: Tensor | None = None  # [C predicted, C true] of a rehearsed model, on new images
     _digest: str = field(init=False, repr=False)
@@ -102,18 +119,20 @@ class Trained:
         """Whether it has an embedding to adapt by."""
         return self.embedding is not None or self.site is not None
 
-    def start(self, *, embedding: bool) -> StartingPoint:
-        """The predictor to start from with the domain's embedding, or without it."""
-        known: dict[str, Any] = {"label_prior": self.label_prior, "ratios": self.label_ratios}
+    def start(self, *, embedding: bool) -> Model:
+        """The model to start from with the domain's embedding, or without it."""
+        known = self.label_prior, self.label_ratios
         if embedding and self.site is not None:
-            assert isinstance(self.predictor, Plain)
-            backbone, phi = self.predictor.backbone, self.site.embedding
-            if not takes_features(self.predictor):
-                phi = self.site.embedding_on(backbone.extractor or backbone)
-            pair = Paired(self.predictor, self.site.predictor, self.site.scale).eval()
-            return StartingPoint(pair, phi, self.site.table, prior_aware=True, **known)
+            site = self.site
+            pair = PairHead(self.predictor.head, site.predictor, site.scale).eval()
+            predictor = Predictor(self.predictor.backbone, pair)
+            return Model(predictor, site.embedding, site.table, True, *known)
         aware = self.config.train.prior_aware
-        return StartingPoint(self.predictor, self.embedding, self.table, prior_aware=aware, **known)
+        return Model(self.predictor, self.embedding, self.table, aware, *known)
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.device
 
     def digest(self) -> str:
         """Identifies the weights; domain states carry it."""
@@ -131,7 +150,7 @@ class Trained:
                 f"lower the learning rate or set train.optimiser.clip, in a new run folder"
             )
         if self.rehearsal is not None:
-            write_document(folder / REHEARSAL, self.rehearsal)
+            write_document(folder / REHEARSAL, self.rehearsal.to_dict())
         save_tensors(folder / WEIGHTS, tensors)
         write_document(folder / MODEL, self._description())
         write_checksums(folder)  # last: where the list is, all of the model is
@@ -147,11 +166,10 @@ class Trained:
         }
 
     def _in_features(self) -> int | None:
-        """Width of the feature vectors that its backbones learned on, None for images."""
-        extractor = self.predictor.backbone.extractor
-        if extractor is not None:
-            return extractor.features
-        return self.size if self.config.model.backbone == "mlp" else None
+        """Width of the feature vectors that its networks learned on, None for images."""
+        backbone, model = self.predictor.backbone, self.config.model
+        frozen = model.freeze == "backbone"
+        return backbone.features if frozen or takes_features(self.predictor) else None
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
@@ -171,9 +189,12 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
     _require(isinstance(rehearsed, bool), described.path)
     try:
         tensors, _ = read_tensors(path)
-        rehearsal = stored(folder / REHEARSAL) if rehearsed else None
+        document = stored(folder / REHEARSAL) if rehearsed else None
     except FileNotFoundError as missing:
         raise RunError(f"{missing.filename or path} is missing; {AGAIN}") from None
+    rehearsal = None
+    if document is not None:
+        rehearsal = Rehearsal.from_dict(document, where=str(folder / REHEARSAL))
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains = described.texts("classes"), described.texts("train_domains")
     digest, count = described.text("digest"), len(classes)
@@ -260,8 +281,7 @@ def _networks(
         predictor, embedding = _build_whole(config, *counts)
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:
-        shared = {key: t for key, t in predictor.state_dict().items() if _extracts(key)}
-        fill(embedding, {**below(tensors, "embedding."), **shared}, path)
+        fill(embedding, below(tensors, "embedding."), path)
     return predictor, embedding
 
 
@@ -269,16 +289,24 @@ def _build_whole(
     config: RunConfig, classes: int, domains: int, width: int | None
 ) -> tuple[Predictor, Embedding | None]:
     predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
-    if config.model.freeze == "backbone":
-        put_on(build_extractor(config, pretrained=False), predictor, embedding)
+    if width is not None:
+        frozen = config.model.freeze == "backbone"
+        extractor = build_extractor(config, pretrained=False) if frozen else None
+        predictor = on_features_of(extractor, predictor, width)
     return predictor, embedding
+
+
+def on_features_of(extractor: Backbone | None, learned: Predictor, width: int) -> Predictor:
+    """What learned on features, with the frozen backbone that makes them of images; None: rows of
+    features [n, width] are what there is."""
+    if extractor is None:
+        extractor = identity_backbone(width).to(learned.device).eval()
+    return Predictor(extractor, learned)
 
 
 def _same_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
     own = {} if network is None else network.state_dict()
-    # The extractor that both networks have is stored with the predictor.
-    wanted = {key: t.shape for key, t in own.items() if key in tensors or not _extracts(key)}
-    return wanted == {key: t.shape for key, t in tensors.items()}
+    return {key: t.shape for key, t in own.items()} == {key: t.shape for key, t in tensors.items()}
 
 
 def _table_digest(table: DomainTable) -> str:
@@ -304,28 +332,19 @@ def build_networks(
 ) -> tuple[Predictor, Embedding | None]:
     """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded.
 
-    With a frozen backbone they are what learns on its features, of which there are `in_features`;
-    `put_on` puts them on it.
+    With a frozen backbone they are what learns on its features, of which there are `in_features`.
 
     Φ comes first: its random weights are then those that `build_embedding` alone gives.
     """
-    model = config.model
-    if not choose(config.algorithm, config.hparams).adaptive:
-        backbone = _backbone(config, in_features, pretrained=pretrained)
-        return build_plain(backbone, classes, model), None
-    embedding = build_embedding(
-        config, classes, domains, in_features, pretrained=pretrained, world=world
-    )
-    predictor = Conditioned(
-        _backbone(config, in_features, pretrained=pretrained),
-        classes,
-        mu_dim=embedding.dim,
-        condition=model.condition,
-        width=model.width,
-        hidden=model.hidden,
-        dropout=model.dropout,
-    )
-    return predictor, embedding
+    embedding, mu_dim = None, None
+    if choose(config.algorithm, config.hparams).adaptive:
+        embedding = build_embedding(
+            config, classes, domains, in_features, pretrained=pretrained, world=world
+        )
+        mu_dim = embedding.dim
+    backbone = _backbone(config, in_features, pretrained=pretrained)
+    head = build_head(backbone.features, classes, config.model, mu_dim=mu_dim)
+    return Predictor(backbone, head), embedding
 
 
 def build_embedding(
@@ -354,13 +373,6 @@ def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
     return _named_backbone(config, None, pretrained=pretrained).requires_grad_(False).eval()
 
 
-def put_on(extractor: Backbone, *networks: Predictor | Embedding | None) -> None:
-    """Let networks that learned on the features of `extractor` take images."""
-    for network in networks:
-        if network is not None:
-            network.backbone.put_on(extractor)
-
-
 def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
     """What a run trains: the backbone, or layers on the features of a frozen one."""
     if config.model.freeze == "backbone":
@@ -386,23 +398,12 @@ def _named_backbone(config: RunConfig, in_features: int | None, *, pretrained: b
 def _tensors(
     predictor: nn.Module, embedding: nn.Module | None, site: Site | None
 ) -> list[tuple[str, Tensor]]:
-    """All weights; an extractor that both have is the predictor's alone."""
     parts = {
         "predictor": predictor.state_dict(),
         "embedding": {} if embedding is None else embedding.state_dict(),
         "site": {} if site is None else site.tensors(),
     }
-    return [
-        (f"{part}.{name}", value)
-        for part, own in parts.items()
-        for name, value in own.items()
-        if part != "embedding" or not _extracts(name)
-    ]
-
-
-def _extracts(name: str) -> bool:
-    """Is a tensor of a network a part of its extractor?"""
-    return name.startswith("backbone.extractor.")
+    return [(f"{part}.{name}", value) for part, own in parts.items() for name, value in own.items()]
 
 
 def _read_description(folder: Path) -> Fields:

@@ -4,7 +4,6 @@ Both are learned once the backbone is finished, from its features in memory: in 
 plain model stays exactly what it was.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,14 +30,9 @@ from acclimate.data.batches import (
 from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
-from acclimate.learn.models import (
-    Backbone,
-    Conditioned,
-    Plain,
-    Predictor,
-    build_backbone,
-)
-from acclimate.learn.models.predictors import identity_backbone
+from acclimate.learn.models import Backbone, Predictor, build_backbone
+from acclimate.learn.models.backbones import row_statistics
+from acclimate.learn.models.predictors import ConditionedHead, LinearHead, identity_backbone
 from acclimate.learn.objective import Objective
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
@@ -88,16 +82,9 @@ class Features:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
         built = build_backbone("mlp", in_features=width) if layers else identity_backbone(width)
-        built.set_statistics(*self._statistics())
+        rows = np.concatenate(self.domains)
+        built.set_statistics(*row_statistics(lambda: map(self.at, in_parts(rows))))
         return built.to(self.x.device)
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of each feature over the domains' rows, in float64."""
-        parts = in_parts(rows := np.concatenate(self.domains))
-        none = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
-        mean = sum((self.at(part).double().sum(0) for part in parts), none) / len(rows)
-        apart = ((self.at(part).double() - mean).square().sum(0) for part in parts)
-        return mean.float(), (sum(apart, none) / len(rows)).sqrt().float()
 
     @cached_property
     def _counts(self) -> np.ndarray:
@@ -106,24 +93,15 @@ class Features:
 
 @dataclass(frozen=True)
 class Site:
-    """Φ, the training domains' μ, and F(x, μ), all over one backbone.
+    """Φ, the training domains' μ, and F(x, μ), over the features of the plain model's backbone.
 
     `scale` is that of the plain model's logits beside those of F, which are averaged with them.
     """
 
     embedding: Embedding
     table: DomainTable
-    predictor: Conditioned
+    predictor: Predictor  # of features: it centres and scales them first
     scale: float = 1.0
-
-    def embedding_on(self, extractor: Backbone) -> Embedding:
-        """Φ for the images that `extractor` takes; Φ was learned from its features."""
-        # Shallow copies, with tables of modules of their own: the weights are shared.
-        backbone, embedding = copy.copy(self.embedding.backbone), copy.copy(self.embedding)
-        backbone._modules = dict(backbone._modules)
-        backbone.put_on(extractor)
-        embedding._modules = {**embedding._modules, "backbone": backbone}
-        return embedding
 
     def to(self, device: torch.device | str) -> "Site":
         self.embedding.to(device)
@@ -167,14 +145,15 @@ def fit_plain(
     prior_aware: bool = False,
     dropout: float = 0.0,
     seed: int,
-) -> Plain:
+) -> Predictor:
     """ERM on features: what a plain model would be without some of its domains.
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
     """
     with own_weights(derive(seed, "plain head")):
         backbone = rows.backbone(layers=layers)
-        plain = Plain(backbone, rows.classes, dropout=dropout).to(rows.x.device)
+        plain = Predictor(backbone, LinearHead(backbone.features, rows.classes, dropout))
+    plain.to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
     _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed, shift=shift)
     return plain.eval()
@@ -197,7 +176,7 @@ def fit_site(rows: Features, names: Sequence[str], config: SiteConfig, *, seed: 
 
 def build_site(
     backbone: Backbone, domains: int, classes: int, config: SiteConfig, *, seed: int = 0
-) -> tuple[Embedding, Conditioned]:
+) -> tuple[Embedding, Predictor]:
     """Φ and F(x, μ) over `backbone`, not learned yet."""
     settings = EmbeddingConfig(
         dim=config.dim,
@@ -207,16 +186,9 @@ def build_site(
     embedding = find_embedding(settings.name).build(
         backbone, settings, domains=domains, classes=classes, world=World(), seed=seed
     )
-    predictor = Conditioned(
-        backbone,
-        classes,
-        mu_dim=config.dim,
-        condition="low-rank",
-        width=config.width,
-        hidden=config.width,
-        dropout=config.dropout,
-    )
-    return embedding, predictor
+    sizes = (backbone.features, classes, config.width, config.width, config.dropout)
+    head = ConditionedHead(*sizes, mu_dim=config.dim, condition="low-rank")
+    return embedding, Predictor(backbone, head)
 
 
 @torch.no_grad()

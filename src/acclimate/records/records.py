@@ -61,7 +61,7 @@ class Score:
     top1: float | None
     top5: float | None
     # "none", "embedding", a chain such as "embedding+prior"; "wrong-embedding" is a control,
-    # "oracle-prior" a ceiling, "black-box-prior" a check
+    # "oracle-prior" a ceiling
     method: str
     adapted_on: str | None = None  # "held-out", "test", "training" or None
     adapt_n: int | None = None

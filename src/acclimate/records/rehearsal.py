@@ -208,25 +208,19 @@ def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
     )
     if chain == "none":
         return f"Rehearsed on {sites}: `adapt` uses {uses}."
-    anew = ""
+    gain, anew = gain_text(rehearsal.promise(chain, most)), ""
     if rehearsal.has("drawn anew"):
-        shifted = rehearsal.promise(chain, most, "drawn anew")
-        anew = f" ({_gain(shifted)} where label frequencies are drawn anew)"
+        shifted = gain_text(rehearsal.promise(chain, most, "drawn anew"))
+        anew = f" ({shifted} where label frequencies are drawn anew)"
     return (
-        f"Rehearsed on {sites}, {chain} gained {_gain(rehearsal.promise(chain, most))} points with "
-        f"{most} unlabelled images{anew}; `adapt` uses {uses}."
+        f"Rehearsed on {sites}, {chain} gained {gain} points with {most} unlabelled images{anew}; "
+        f"`adapt` uses {uses}."
     )
 
 
 def _at_best(tried: Sequence[Promise]) -> str:
-    """What the best of them brought, or cost."""
     best = max(tried, key=lambda promise: promise.gain, default=None)
-    if best is None:
-        return ""
-    if round(100 * best.gain, 1) >= 0:
-        return f": {_gain(best)} points at best ({best.chain})"
-    who = best.chain if len(tried) == 1 else f"even the best way, {best.chain},"
-    return f": {who} lost {percent(-best.gain)}{_plus_minus(best)} points"
+    return "" if best is None else f": {gain_text(best)} points at best ({best.chain})"
 
 
 def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
@@ -238,12 +232,10 @@ def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
         before = chain
 
 
-def _gain(promise: Promise) -> str:
-    return signed(promise.gain) + _plus_minus(promise)
-
-
-def _plus_minus(promise: Promise) -> str:
-    return "" if promise.error is None else f" ± {percent(promise.error)}"
+def gain_text(promise: Promise) -> str:
+    """`+1.2 ± 0.3`, in points."""
+    error = "" if promise.error is None else f" ± {percent(promise.error)}"
+    return signed(promise.gain) + error
 
 
 def rows(rehearsal: Rehearsal) -> Iterable[tuple[str, ...]]:
@@ -255,5 +247,5 @@ def rows(rehearsal: Rehearsal) -> Iterable[tuple[str, ...]]:
             str(promise.n),
             promise.frequencies,
             percent(promise.accuracy),
-            _gain(promise),
+            gain_text(promise),
         )

@@ -43,6 +43,7 @@ class Trial:
     accuracy: float
     confidence: float | None = None  # mean probability of what is predicted for the `n` images
     settings: Tried = ()  # of its methods, where several were tried
+    explained: float | None = None  # of how predictions change here, by label shift
 
 
 def conclude(
@@ -50,11 +51,9 @@ def conclude(
     temperatures: Mapping[str, float],
     *,
     exact: bool,
-    explained: Mapping[int, Sequence[float]] | None = None,
     ahead: float = 0.0,
 ) -> Rehearsal:
-    """From every trial, and the share that label shift explained at each domain by the number of
-    images, to the chains that `adapt` will use.
+    """From every trial to the chains that `adapt` will use.
 
     `ahead` is how much more accurate the model itself is than those that stood in for it.
     """
@@ -72,6 +71,10 @@ def conclude(
         most = max(chosen, default=0)
         before = next((p for p in promises if p.n == most and p.chain == chosen[most]), None)
         chosen[n] = _choose([p for p in promises if p.n == n], table, before)
+    explained: dict[int, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.explained is not None:
+            explained[trial.n].append(trial.explained)
     return Rehearsal(
         promises=promises,
         chosen=chosen,
@@ -82,7 +85,7 @@ def conclude(
         ahead=ahead,
         explained={
             n: 1 - Reach.of(1 - np.asarray(shares)).distance
-            for n, shares in (explained or {}).items()
+            for n, shares in explained.items()
             if len(shares) >= ENOUGH_DOMAINS_TO_TELL
         },
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.data.source import numbered, readable, to_float
-from acclimate.learn.models import Plain
+from acclimate.learn.models import Predictor
 from acclimate.learn.site import Features
 from acclimate.runs.plan import Plan
 from acclimate.runs.session import Session
@@ -164,9 +164,8 @@ def rehearsal_data(
 
 
 @torch.no_grad()
-def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, np.ndarray]:
-    """Features of all rows of the training domains, the predictor's logits [n, C], and which rows
-    could be read: bool [n].
+def extract_features(now: Session, predictor: Predictor) -> tuple[Features, np.ndarray]:
+    """Features of all rows of the training domains, and which rows could be read: bool [n].
 
     Features are those of the trained backbone, unless the run learned on features anyway.
     """
@@ -176,8 +175,7 @@ def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, 
     # Rows of features are each their own, whatever image they are said to be of.
     own = plan.manifest.has_features
     first, image = numbered(np.arange(len(rows)) if own else plan.manifest.image_ids[rows])
-    x = torch.zeros(len(first), 0, device=device)
-    logits = torch.zeros(len(first), len(plan.classes), device=device)
+    x = torch.zeros(len(first), predictor.backbone.features, device=device)
     there = np.zeros(len(first), dtype=bool)
 
     def watch(phase: str, done: int, total: int, note: str) -> None:
@@ -185,15 +183,9 @@ def extract_features(now: Session, predictor: Plain) -> tuple[Features, Tensor, 
 
     watching = unwatched if plan.on_features else watch
     for places, stored in readable(now.source, rows[first], watching):
-        batch = to_float(stored, device)
-        below = predictor.backbone(batch) if batch.ndim > 2 else batch
-        output = predictor.on_features(below) if batch.ndim > 2 else predictor(batch)
-        if not there.any():
-            x = torch.zeros(len(first), below.shape[1], device=device)
-        x[places], logits[places] = below.float(), output.logits.float()
-        there[places] = True
+        x[places], there[places] = predictor.backbone(to_float(stored, device)).float(), True
     count = len(plan.manifest)
     shown, read = torch.zeros(count, dtype=torch.int64, device=device), np.zeros(count, dtype=bool)
     shown[rows], read[rows] = torch.from_numpy(image).to(device), there[image]
     y = torch.from_numpy(plan.manifest.label_index).to(device)
-    return Features(x, y, domains, len(plan.classes), shown), logits[shown], read
+    return Features(x, y, domains, len(plan.classes), shown), read

@@ -7,9 +7,8 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 (`rehearse.training`), which are then used with the features of their own backbones.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -20,18 +19,17 @@ from torch import Tensor
 
 from acclimate.adapt.choice import explained_by_em
 from acclimate.adapt.methods import METHODS, Chain, find_chain
-from acclimate.adapt.methods.base import with_last_layer
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import SiteConfig
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.data.source import Images, in_parts
-from acclimate.learn.embeddings import DomainState
-from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Output, Paired, Plain, Predictor, head_alone
-from acclimate.learn.models.predictors import on_hidden
-from acclimate.learn.site import LEAST_DOMAINS, Site, fit_plain, fit_site
+from acclimate.data.source import in_parts
+from acclimate.learn.images import Images
+from acclimate.learn.model import Model
+from acclimate.learn.models import Head, Output, Predictor
+from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
+from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site
 from acclimate.records.rehearsal import Frequencies, Rehearsal
 from acclimate.rehearse.conclusion import Trial, Tried, conclude
 from acclimate.rehearse.folds import (
@@ -51,23 +49,31 @@ ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequ
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
-# From a fold to the features [m, f] of images and the plain model on them, trained without it.
-Retrained = Callable[[Fold], tuple[Tensor, Plain]]
+# From a fold to the features [m, f] of images and the plain head on them, trained without it.
+Retrained = Callable[[Fold], tuple[Tensor, Head]]
 
 
-class NewRows(NamedTuple):
-    """Rows of known domains that a classifier was not fitted on, and its logits for them."""
+class FoldModels(NamedTuple):
+    """Models that were fitted without the domains of a fold."""
 
-    rows: np.ndarray
-    logits: Tensor
-    labels: Tensor
+    features: Features  # that they are on
+    models: Mapping[str, Model]  # by `STARTS`
+    rows: np.ndarray  # of the domains they know: those that they were not fitted on,
+    logits: Tensor  # and the plain model's logits for them
+
+    @property
+    def labels(self) -> Tensor:
+        return self.features.y[self.rows]
 
     def confusion(self, temperature: float) -> Tensor | None:
-        """[C predicted, C true], None without rows, or for too many classes."""
-        if not len(self.rows) or self.logits.shape[1] > MOST_CONFUSED:
-            return None
-        posteriors = (self.logits.double().cpu() / temperature).softmax(1)
-        return soft_confusion(posteriors, self.labels.cpu())
+        return confusion_of(self.logits, self.labels, temperature)
+
+
+def confusion_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor | None:
+    """[C predicted, C true] of a plain model, None without rows, or for too many classes."""
+    if not len(labels) or logits.shape[1] > MOST_CONFUSED:
+        return None
+    return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
 
 
 def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None) -> Rehearsed:
@@ -75,9 +81,9 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
 
     `retrained` has whole models that were trained without some domains.
     """
-    assert isinstance(predictor, Plain), "adaptive algorithms are not rehearsed"
     plan, config = now.plan, now.plan.config
-    features, logits, read = extract_features(now, predictor)
+    features, read = extract_features(now, predictor)
+    logits = _logits(predictor.head, features)
     data = replace(rehearsal_data(plan, features, read), logits=logits)
     every = range(len(plan.train_domains))
     new, site = data.new_rows(every), None
@@ -87,11 +93,9 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
-        scale = 1.0 if site is None else _scale(data, site, new)
-        plain, last = head_alone(predictor), predictor.head.last
-        scaled = with_last_layer(plain, last.weight * scale, last.bias * scale).eval()
-        fixed = features.x, scaled
-        retrained = lambda fold: fixed  # noqa: E731
+        scale, last = 1.0 if site is None else _scale(data, site, new), predictor.last
+        scaled = predictor.head.with_last(last.weight * scale, last.bias * scale)
+        retrained = lambda fold: (features.x, scaled)  # noqa: E731
     rehearsal = rehearse(
         data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
     )
@@ -100,8 +104,8 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
     if site is not None:
         rehearsed = "embedding" in rehearsal.chains
         site = replace(site, scale=rehearsal.plain_scale) if rehearsed else None
-    own = NewRows(new, logits[new], features.y[new])
-    return Rehearsed(site, rehearsal, own.confusion(rehearsal.temperatures["none"]))
+    confusion = confusion_of(logits[new], features.y[new], rehearsal.temperatures["none"])
+    return Rehearsed(site, rehearsal, confusion)
 
 
 def rehearse(
@@ -118,8 +122,8 @@ def rehearse(
     for done, fold in enumerate(folds):
         names = ", ".join(data.names[domain] for domain in fold.held_out)
         watch("rehearsal", done, len(folds), names[:40])
-        data_of_fold, heads = _fit_heads(data, fold, config, seed, retrained)
-        held_out += [HeldOutDomain(data_of_fold, domain, heads) for domain in fold.held_out]
+        models = _fit_models(data, fold, config, seed, retrained)
+        held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
     watch("rehearsal", len(folds), len(folds), "")
     if not held_out:
         return None
@@ -129,7 +133,6 @@ def rehearse(
         if all(start in domain.logits for domain in held_out)
     }
     trials: list[Trial] = []
-    explained: dict[int, list[float]] = defaultdict(list)
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
         others = {
@@ -137,15 +140,11 @@ def rehearse(
             for start, own in losses.items()
         }
         trials += domain.trials(others, seed, len(data.names))
-        for n, share in domain.explained(others["none"], seed):
-            explained[n].append(share)
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
-    known = [domain.heads.new for domain in held_out if len(domain.heads.new.rows)]
+    known = [domain.fold for domain in held_out if len(domain.fold.rows)]
     louder = _louder(data, known)
     temperatures["none"] *= louder
-    conclusion = conclude(
-        trials, temperatures, exact=data.exact, explained=explained, ahead=_ahead(data, known)
-    )
+    conclusion = conclude(trials, temperatures, exact=data.exact, ahead=_ahead(data, known))
     settings = {
         chain: {**chosen, **_calibration(chain, temperatures)}
         for chain, chosen in conclusion.settings.items()
@@ -161,25 +160,16 @@ def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, flo
     return {f"{name}.temperature": temperatures[start] for name in own}
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """Models that were fitted without the domains of a fold."""
-
-    starts: Mapping[str, StartingPoint]  # by `STARTS`
-    many_domains: bool  # whether enough were fitted on to show how label frequencies vary
-    new: NewRows  # of the plain model
-
-
-def _fit_heads(
+def _fit_models(
     data: RehearsalData, fold: Fold, config: SiteConfig, seed: int, retrained: Retrained | None
-) -> tuple[RehearsalData, _Heads]:
-    """The heads, and the data with the features that they are on."""
+) -> FoldModels:
+    features = data.features
     if retrained is not None:
-        x, plain = retrained(fold)
-        data = replace(data, features=replace(data.features, x=x))
-    part = data.features.among(fold.others, data.fitted & fold.apart)
+        x, head = retrained(fold)
+        features = replace(features, x=x)
+    part = features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
-        plain = fit_plain(
+        head = fit_plain(
             part,
             config,
             layers=data.layers,
@@ -188,42 +178,41 @@ def _fit_heads(
             seed=seed,
         )
     many = len(fold.others) >= LEAST_DOMAINS
-    prior, ratios = part.prior.tolist(), part.ratios.tolist() if many else None
-    starts = {"none": StartingPoint(plain, None, None, True, prior, ratios)}
+    known = part.prior.tolist(), part.ratios.tolist() if many else None
+    backbone = identity_backbone(part.x.shape[1]).to(part.x.device)
+    models = {"none": Model(Predictor(backbone, head), None, None, True, *known)}
     if data.second and many:
         site = fit_site(part, [data.names[d] for d in fold.others], config, seed=seed)
-        pair = Paired(plain, site.predictor, 1.0).eval()
-        starts["embedding"] = StartingPoint(pair, site.embedding, site.table, True, prior, ratios)
+        pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
+        models["embedding"] = Model(pair, site.embedding, site.table, True, *known)
     rows = data.new_rows(fold.others)
-    with torch.no_grad():
-        logits = torch.cat([plain(data.features.at(some)).logits for some in in_parts(rows)])
-    return data, _Heads(starts, many, NewRows(rows, logits, data.features.y[rows]))
+    return FoldModels(features, models, rows, _logits(head, features, rows))
+
+
+@torch.no_grad()
+def _logits(head: Head, features: Features, rows: np.ndarray | None = None) -> Tensor:
+    """Of `rows`, or of all."""
+    every = np.arange(len(features.y)) if rows is None else rows
+    return torch.cat([head(features.at(some)).logits.float() for some in in_parts(every)])
 
 
 class HeldOutDomain:
-    """One held-out domain, and the heads that were fitted without it."""
+    """One held-out domain, and the models that were fitted without it."""
 
     @torch.no_grad()
-    def __init__(self, data: RehearsalData, domain: int, heads: _Heads) -> None:
+    def __init__(self, data: RehearsalData, domain: int, fold: FoldModels) -> None:
         rows = data.held_out(domain)
-        self.name, self.heads = data.names[domain], heads
+        self.name, self.fold = data.names[domain], fold
         self.images = data.images[rows]
-        self.x, self.y = data.features.at(rows), data.features.y[rows]
+        self.x, self.y = fold.features.at(rows), fold.features.y[rows]
         self.sizes = sizes(len(np.unique(self.images)))
-        embeddings = {name: start.embedding for name, start in heads.starts.items()}
-        self.phi = {name: phi.phi(self.x) for name, phi in embeddings.items() if phi is not None}
         every = np.arange(len(rows))
-        self.logits = {start: self._start(start, every)[1].logits for start in heads.starts}
+        self.logits = {start: self._start(start, every)[1].logits for start in fold.models}
 
-    def _start(self, start: str, seen: np.ndarray) -> tuple[Plain, Output]:
+    def _start(self, start: str, seen: np.ndarray) -> tuple[Predictor, Output]:
         """What a chain without methods makes of the images `seen`, and its output for all rows."""
-        state = None
-        if start in self.phi:
-            phi = self.phi[start]
-            state = DomainState.empty("", phi.shape[1]).updated(phi[seen])
         images = Images(self.x[seen], self.x.device)
-        predictor, _ = adapt_model(self.heads.starts[start], images, find_chain(start), state)
-        assert isinstance(predictor, Plain)
+        predictor, _ = adapt_model(self.fold.models[start], images, find_chain(start))
         return predictor, predictor(self.x)
 
     @torch.no_grad()
@@ -234,12 +223,24 @@ class HeldOutDomain:
         """
         many = domains >= ENOUGH_DOMAINS
         kinds: tuple[Frequencies, ...] = ("as they are",) if many else ("as they are", "drawn anew")
+        confusion = self.fold.confusion(temperatures["none"])
         for kind in kinds:
             for draw in range(1 if many else 3):
                 rng = stream(seed, "rehearsal", self.name, kind, draw)
                 seen, scored = self._split(rng, anew=kind == "drawn anew")
                 for n in self.sizes:
-                    yield from self._adapt(seen[:n], scored, n, kind, temperatures)
+                    trials = list(self._adapt(seen[:n], scored, n, kind, temperatures))
+                    if kind == "as they are" and draw == 0 and confusion is not None:
+                        share = self._explained(seen[:n], temperatures["none"], confusion)
+                        trials[0] = replace(trials[0], explained=share)
+                    yield from trials
+
+    def _explained(self, seen: np.ndarray, temperature: float, confusion: Tensor) -> float | None:
+        """Of how predictions differ here from those at the other domains, the share that label
+        shift explains."""
+        prior = torch.tensor(self.fold.models["none"].label_prior, dtype=torch.float64)
+        posteriors = (self.logits["none"].double().cpu() / temperature).softmax(1)
+        return explained_by_em(posteriors[seen], prior, confusion)
 
     def _split(self, rng: np.random.Generator, *, anew: bool) -> tuple[np.ndarray, np.ndarray]:
         """Images to adapt on, in random order and one row each, and the rows of all others."""
@@ -284,31 +285,18 @@ class HeldOutDomain:
             predictor, output = self._start(start, seen)
             yield trial(start, output.logits, temperature)
             # Methods look at the hidden layer and change nothing below it.
-            last = self.heads.starts[start]._replace(
-                predictor=on_hidden(predictor), embedding=None, table=None
-            )
+            model = self.fold.models[start]
+            last = model._replace(predictor=on_hidden(predictor), embedding=None, table=None)
             hidden = Images(output.hidden[seen], self.x.device)
-            for chain, settings, left in _candidates(temperature, self.heads.many_domains):
+            for chain, settings, left in _candidates(
+                temperature, many_domains=model.ratios is not None
+            ):
                 logits = adapt_model(last, hidden, chain)[0](output.hidden).logits
                 name = chain.name if start == "none" else f"{start}+{chain.name}"
                 yield trial(name, logits, left, settings)
 
-    def explained(self, temperature: float, seed: int) -> Iterator[tuple[int, float]]:
-        """By the number of images: of how predictions differ here from those at the other domains,
-        the share that label shift explains."""
-        confusion = self.heads.new.confusion(temperature)
-        if confusion is None:
-            return
-        prior = torch.tensor(self.heads.starts["none"].label_prior, dtype=torch.float64)
-        seen, _ = self._split(stream(seed, "rehearsal", self.name, "as they are", 0), anew=False)
-        posteriors = (self.logits["none"].double().cpu() / temperature).softmax(1)
-        for n in self.sizes:
-            share = explained_by_em(posteriors[seen[:n]], prior, confusion)
-            if share is not None:
-                yield n, share
 
-
-def _candidates(temperature: float, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
+def _candidates(temperature: float, *, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
     """Each method of the table with each of its settings to try, and the temperature that its
     logits are yet to be divided by. Methods that change the backbone would need images."""
     for name, row in METHODS.items():
@@ -361,24 +349,24 @@ def _scale(data: RehearsalData, site: Site, new: np.ndarray) -> float:
     return _bounded(_spread(conditioned[new]) / plain) if plain else 1.0
 
 
-def _louder(data: RehearsalData, known: Sequence[NewRows]) -> float:
+def _louder(data: RehearsalData, known: Sequence[FoldModels]) -> float:
     """How much larger the logits of the plain model itself are than those of the heads that stood
     in for it, on new rows of domains that both know: labels play no part."""
     if data.logits is None or not known:
         return 1.0
-    own = fmean(_spread(data.logits[new.rows]) for new in known)
-    stood_in = fmean(_spread(new.logits) for new in known)
+    own = fmean(_spread(data.logits[fold.rows]) for fold in known)
+    stood_in = fmean(_spread(fold.logits) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
 
 
-def _ahead(data: RehearsalData, known: Sequence[NewRows]) -> float:
+def _ahead(data: RehearsalData, known: Sequence[FoldModels]) -> float:
     """How much more accurate the plain model itself is than what stood in for it, on new rows of
     domains that both know: it has learned from more domains, and from all of their images."""
     if data.logits is None or not data.exact or not known:
         return 0.0
     return fmean(
-        _accuracy(data.logits[new.rows], new.labels) - _accuracy(new.logits, new.labels)
-        for new in {id(new): new for new in known}.values()  # each fold counts once
+        _accuracy(data.logits[fold.rows], fold.labels) - _accuracy(fold.logits, fold.labels)
+        for fold in {id(fold): fold for fold in known}.values()  # each fold counts once
     )
 
 

@@ -15,7 +15,7 @@ from acclimate.config import RunConfig, with_settings
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.learn.models import Plain, Predictor, head_alone
+from acclimate.learn.models import Head, Predictor
 from acclimate.records.folder import RunFolder
 from acclimate.rehearse.folds import Fold, extract_features, make_folds, rehearsal_data
 from acclimate.rehearse.rehearsal import Retrained, rehearse_run
@@ -100,13 +100,10 @@ def _rehearse(now: Session, predictor: Predictor) -> runs.Rehearsed:
 def _load_folds(now: Session) -> Retrained:
     """The models of the folds, which are finished, as the rehearsal takes them."""
 
-    def load(fold: Fold) -> tuple[Tensor, Plain]:
-        plain = Trained.load(fold_folder(now.folder.path, fold), now.world.device).predictor
-        assert isinstance(plain, Plain)
-        if plain.backbone.extractor is not None:  # the session's source has its features
-            plain = Plain.of(plain.backbone.alone(), plain.head)
-        features, _, _ = extract_features(now, plain)
-        return features.x, (plain if now.plan.on_features else head_alone(plain)).eval()
+    def load(fold: Fold) -> tuple[Tensor, Head]:
+        predictor = Trained.load(fold_folder(now.folder.path, fold), now.world.device).predictor
+        features, _ = extract_features(now, predictor)
+        return features.x, predictor.head
 
     return load
 

@@ -37,9 +37,7 @@ def trained_backbones(objective: Objective) -> list[Backbone]:
     return [
         backbone
         for backbone in backbones
-        if backbone.size
-        and backbone.extractor is None
-        and any(p.requires_grad for p in backbone.parameters())
+        if backbone.size and any(p.requires_grad for p in backbone.parameters())
     ]
 
 

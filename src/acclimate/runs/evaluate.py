@@ -86,10 +86,10 @@ def _features(
     """What a backbone that stays as it is makes of the images to score, from the cache as far as it
     has them. None where images have to pass: the backbone learned, a method changes it, or there is
     no room for its features in memory or on disk."""
-    extractor, config = trained.predictor.backbone.extractor, plan.config
-    if extractor is None or world.size > 1 or not all(chain.head_only for chain in chains):
+    config = plan.config
+    if not plan.frozen or world.size > 1 or not all(chain.head_only for chain in chains):
         return None
-    extraction = Extraction(extractor, config.model.backbone, trained.size)
+    extraction = Extraction(trained.predictor.backbone, config.model.backbone, trained.size)
     # Of domains that were trained on, all but what they were trained on.
     of, seen = plan.manifest.rows, plan.train_domains
     parts = [of(domain=name, split=split) for name in seen for split in ("val", "test")]

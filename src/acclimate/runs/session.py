@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from acclimate import __version__
 from acclimate.core.distributed import World, joined, keep_freed_memory
@@ -22,7 +23,7 @@ from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
 from acclimate.learn.models import Backbone, Predictor
-from acclimate.learn.models.backbones import TORCH
+from acclimate.learn.models.backbones import TORCH, row_statistics
 from acclimate.learn.objective import Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Started
@@ -202,16 +203,12 @@ def _announce(folder: RunFolder, world: World, engine: str) -> None:
 def _set_statistics(now: Session) -> None:
     """Standardise features by the mean and deviation of the training rows."""
 
-    def chunks() -> Iterator[np.ndarray]:
+    def chunks() -> Iterator[Tensor]:
         for rows in in_parts(np.concatenate(now.plan.train_rows)):
             features, readable = now.source.take(rows)
-            yield features.numpy()[readable]
+            yield features[torch.from_numpy(readable)]
 
-    # In float64: a float32 sum over millions of rows drifts.
-    total = sum(len(chunk) for chunk in chunks())
-    mean = np.asarray(sum(chunk.sum(0, dtype=np.float64) for chunk in chunks())) / total
-    std = np.sqrt(sum(np.square(chunk - mean).sum(0) for chunk in chunks()) / total)
+    statistics = row_statistics(chunks)
     for network in (now.predictor, now.embedding):
         if network is not None:
-            backbone: Any = network.backbone
-            backbone.set_statistics(torch.from_numpy(mean).float(), torch.from_numpy(std).float())
+            network.backbone.set_statistics(*statistics)

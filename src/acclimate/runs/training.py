@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import Guard
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.files import write_document
@@ -31,7 +30,7 @@ from acclimate.learn.embeddings.state import (
     save_domain_map,
     save_embedding,
 )
-from acclimate.learn.model import StartingPoint, Trained, put_on
+from acclimate.learn.model import Model, Trained, on_features_of
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
@@ -100,8 +99,11 @@ def train(
     identity = run_identity(plan)
     with session(plan, folder, identity, device=device, watch=watch, say=say) as now:
         if now is not None:
-            predictor, phi, world = now.predictor, now.embedding, now.world
-            assert predictor is not None
+            learned, phi, world = now.predictor, now.embedding, now.world
+            assert learned is not None
+            predictor = learned
+            if plan.on_features:
+                predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
             # Step A, and the training domains' μ.
@@ -110,17 +112,17 @@ def train(
             prior = label_prior(plan.label_counts)
             ratios = fit_ratios(plan.label_counts, prior)
             known = tuple(prior.tolist()), tuple(ratios.tolist())
-            start = StartingPoint(predictor, phi, table, config.train.prior_aware, *known)
+            start = Model(predictor, phi, table, config.train.prior_aware, *known)
             subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
-            objective = plan.objective(predictor, world).to(world.device)
+            objective = plan.objective(learned, world).to(world.device)
             position = train_predictor(now, objective, partial(validate, subject), means)
             # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
             # there.
             trained = _save(now, start, after)
             # Final scores.
-            second = None if trained.site is None else trained.start(embedding=True)
-            _finish(now, replace(subject, second=second, guard=Guard.of(trained)), position)
+            final = Subject.of(trained, plan, now.source, world)
+            _finish(now, replace(final, states=subject.states), position)
     finished = folder.finished
     assert finished is not None
     return RunResult(out, finished, already=now is None)
@@ -177,8 +179,7 @@ def _learn(session: Session, embedding: Embedding) -> None:
         phase = Phase("embedding", settings.steps, settings.optimiser, every)
         session.loop(embedding, sampler, phase, seed).run()
         return
-    start = StartingPoint(embedding.predictor, None, None, prior_aware=False)
-    subject = Subject(plan, session.source, session.world, start)
+    subject = Subject(plan, session.source, session.world, Model(embedding.predictor))
 
     def validated(step: int) -> Validated:
         # The run's records are of its own predictor.
@@ -265,15 +266,13 @@ def train_predictor(
     ).run()
 
 
-def _save(now: Session, start: StartingPoint, after: After | None) -> Trained:
+def _save(now: Session, start: Model, after: After | None) -> Trained:
     """Rehearse where that is asked for, and write the model."""
     plan, world = now.plan, now.world
     start.predictor.eval()
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
         rehearsed = after(now, start.predictor)
-    if now.extractor is not None:
-        put_on(now.extractor, start.predictor, start.embedding)
     trained = Trained(
         config=plan.config,
         classes=plan.classes,
@@ -287,7 +286,7 @@ def _save(now: Session, start: StartingPoint, after: After | None) -> Trained:
         val_domains=plan.val_domains,
         test_domains=plan.test_domains,
         site=rehearsed.site,
-        rehearsal=None if rehearsed.rehearsal is None else rehearsed.rehearsal.to_dict(),
+        rehearsal=rehearsed.rehearsal,
         label_ratios=tuple(start.ratios or ()),
         confusion=rehearsed.confusion,
     )
@@ -308,7 +307,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
     now.world.wait()
     now.quarantine.refresh()
     if now.world.main:
-        if subject.start.table is not None:
+        if subject.model.table is not None:
             save_domain_map(now.folder.path / DOMAINS, _states(subject))
         Predictions.joined([rows for _, rows in scores]).write(now.folder.path / PREDICTIONS)
         for score, _ in scores:
@@ -338,8 +337,8 @@ def _watched_scores(now: Session, subject: Subject, step: int) -> Iterator[RowSc
 
 
 def _states(subject: Subject) -> dict[str, tuple[str, DomainState]]:
-    assert subject.start.table is not None
-    states = {name: ("train", state) for name, state in subject.start.table.states.items()}
+    assert subject.model.table is not None
+    states = {name: ("train", state) for name, state in subject.model.table.states.items()}
     for name, state in subject.states.items():
         if state.count:
             states[name] = (subject.plan.role(name), state)

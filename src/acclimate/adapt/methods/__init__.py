@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
-from acclimate.adapt.methods.chain import Chain, base_predictor, holds_mu, no_phi
+from acclimate.adapt.methods.chain import Chain, no_phi
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
@@ -19,10 +19,8 @@ __all__ = [
     "Chain",
     "Context",
     "Method",
-    "base_predictor",
     "chain_of",
     "find_chain",
-    "holds_mu",
     "method_settings",
     "no_phi",
     "nothing_to_embed",
@@ -99,7 +97,7 @@ def scored_chains(config: AdaptConfig, algorithm: str) -> list[Chain]:
 
 def chain_of(state: DomainState) -> Chain:
     """The chain that made a state."""
-    names = [*(["embedding"] if holds_mu(state) else []), *state.payloads]
+    names = [*(["embedding"] if state.holds_mu else []), *state.payloads]
     return find_chain("+".join(names or ["none"]))
 
 

@@ -10,12 +10,11 @@ from acclimate.adapt.methods.base import Context, Method, with_tensors
 from acclimate.adapt.methods.norms import (
     batch_norms,
     image_statistics,
-    require_images,
     without_norms,
 )
 from acclimate.config import setting
-from acclimate.data.source import Images
-from acclimate.learn.models import Predictor
+from acclimate.learn.images import Images
+from acclimate.learn.models import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +35,13 @@ class BatchNorm(Method):
         if not batch_norms(network):
             raise without_norms("bn", "batch norm", network)
 
-    def observe(
-        self, predictor: Predictor, images: Images, context: Context
-    ) -> Mapping[str, Tensor]:
-        require_images("bn", predictor, images)
-        self.require(predictor)
-        statistics = image_statistics(with_tensors(predictor, {}), images)
+    def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
+        self.require(classifier)
+        statistics = image_statistics(with_tensors(classifier, {}), images)
         return {
-            name: predictor.get_buffer(name).cpu().lerp(new, self.config.weight)
+            name: classifier.get_buffer(name).cpu().lerp(new, self.config.weight)
             for name, new in statistics.items()
         }
 
-    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
-        return with_tensors(predictor, tensors)
+    def apply(self, classifier: Head, tensors: Mapping[str, Tensor]) -> Head:
+        return with_tensors(classifier, tensors)

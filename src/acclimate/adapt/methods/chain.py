@@ -1,6 +1,6 @@
 """Methods one after the other, on what a model is for a domain before any of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.adapt.methods.base import Context, Method
+from acclimate.adapt.methods.prior import implied_prior, posteriors
 from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.core.tensors import require_finite
-from acclimate.data.source import Images
-from acclimate.learn.embeddings import DomainState, DomainTable, Payload
-from acclimate.learn.model import StartingPoint
-from acclimate.learn.models import Conditioned, Paired, Predictor
+from acclimate.learn.embeddings import DomainState
+from acclimate.learn.images import Images
+from acclimate.learn.model import Model
+from acclimate.learn.models import Head, Predictor
 
 
 @dataclass(frozen=True)
@@ -54,58 +55,6 @@ class Chain:
                 )
             method.require(network)
 
-    def context(
-        self,
-        predictor: Predictor,
-        table: DomainTable | None,
-        label_prior: Sequence[float],
-        *,
-        prior_aware: bool = False,
-        ratios: Sequence[float] | None = None,
-    ) -> Context:
-        """What its methods may know of a trained model. One that is `prior_aware` stands under
-        `label_prior` in every domain; of another, the centre helps to tell."""
-        shifted = self.embedding and not prior_aware
-        return Context(
-            torch.tensor(label_prior, dtype=torch.float64),
-            centre=base_predictor(predictor, table, None) if shifted else None,
-            ratios=None if ratios is None else np.asarray(ratios),
-        )
-
-    def adapt(
-        self,
-        predictor: Predictor,
-        images: Images,
-        context: Context,
-        earlier: Mapping[str, Payload] | None = None,
-    ) -> tuple[Predictor, dict[str, Payload]]:
-        """The adapted predictor, and what each method keeps; `earlier` is what they kept of images
-        before these."""
-        context = replace(context, start=predictor)
-        payloads = {}
-        for name, method in self.methods.items():
-            given = (predictor, images, context)
-            with torch.set_grad_enabled(not method.gradient_free):
-                if earlier:
-                    observed = method.observe_more(*given, earlier[name].tensors)
-                else:
-                    observed = method.observe(*given)
-            for value in observed.values():
-                require_finite(value, f"what method '{name}' found")
-            tensors = {key: value.cpu() for key, value in observed.items()}
-            payloads[name] = Payload(tensors, method.mergeable)
-            predictor = method.apply(predictor, tensors)
-        return predictor, payloads
-
-    def apply(self, predictor: Predictor, payloads: Mapping[str, Payload]) -> Predictor:
-        """The adapted predictor again, from what the methods kept."""
-        for name, method in self.methods.items():
-            try:
-                predictor = method.apply(predictor, payloads[name].tensors)
-            except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError):
-                raise _unfit(name) from None
-        return predictor
-
 
 def _unfit(name: str) -> StateMismatch:
     return StateMismatch(
@@ -114,64 +63,80 @@ def _unfit(name: str) -> StateMismatch:
     )
 
 
-def base_predictor(
-    predictor: Predictor, table: DomainTable | None, state: DomainState | None
-) -> Predictor:
-    """What a chain starts from: F(·, μ), or, where `state` holds no μ, F at the training domains'
-    centre. A plain predictor is its own start."""
-    if not isinstance(predictor, Conditioned | Paired):
-        return predictor
-    assert table is not None
-    centre = table.means.mean(0)
-    mu = state.mean if state is not None and holds_mu(state) else centre
-    if mu.shape != centre.shape:
-        raise _unfit("embedding")
-    return predictor.fold(mu.to(next(predictor.parameters()).device)).eval()
-
-
-def holds_mu(state: DomainState) -> bool:
-    """States made without `embedding` count images, and their sums of Φ are empty."""
-    return len(state.total) > 0
-
-
-def no_phi(count: int) -> Tensor:
-    """What such a state is given of `count` images: [count, 0]."""
-    return torch.zeros(count, 0)
-
-
 def adapt_model(
-    start: StartingPoint, images: Images, chain: Chain, state: DomainState | None = None
+    model: Model, images: Images, chain: Chain, state: DomainState | None = None
 ) -> tuple[Predictor, DomainState]:
     """Adapt a model to the domain of `images` by `chain`: THE way, for every caller.
 
-    `state` has counted `images` already, and holds what the methods kept of earlier ones. Without
-    one, μ is computed here where the chain starts from it. Returns the adapted predictor, and the
-    state with what the methods keep.
+    `state` has counted `images` already. Without one, μ is computed here where the chain starts
+    from it. Returns the adapted predictor, and the state with what the methods keep.
     """
     if state is None:
-        state = embed(start, images, chain)
-    base = base_predictor(start.predictor, start.table, state)
+        state = embed(model, images, chain)
+    predictor = model.at(state)
     if not chain.methods:
-        return base, state
-    context = chain.context(
-        start.predictor,
-        start.table,
-        start.label_prior,
-        prior_aware=start.prior_aware,
-        ratios=start.ratios,
-    )
-    predictor, payloads = chain.adapt(base, images, context, state.payloads)
+        return predictor, state
+    context, payloads = _context(model, images, chain, predictor), {}
+    for name, method in chain.methods.items():
+        head: Head = predictor
+        rows = images
+        if method.changes != "backbone":
+            head, rows = predictor.head, images.features(predictor.backbone)
+        with torch.set_grad_enabled(not method.gradient_free):
+            observed = method.observe(head, rows, context)
+        for value in observed.values():
+            require_finite(value, f"what method '{name}' found")
+        payloads[name] = {key: value.cpu() for key, value in observed.items()}
+        predictor = _changed(predictor, method, payloads[name])
     return predictor, replace(state, payloads=payloads)
+
+
+def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
+    """The adapted predictor again, from what the methods kept in `state`."""
+    predictor = model.at(state)
+    for name, method in chain.methods.items():
+        try:
+            predictor = _changed(predictor, method, state.payloads[name])
+        except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError):
+            raise _unfit(name) from None
+    return predictor
+
+
+def _changed(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) -> Predictor:
+    if method.changes == "backbone":
+        changed = method.apply(predictor, payload)
+        assert isinstance(changed, Predictor)
+        return changed
+    return Predictor(predictor.backbone, method.apply(predictor.head, payload))
+
+
+def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Context:
+    """What methods may know. A model that is not `prior_aware` has learned to take a domain's label
+    frequencies into account: which ones, F(·, μ) and F at the centre tell on the images."""
+    prior = torch.tensor(model.label_prior, dtype=torch.float64)
+    asked = any(method.assumes_label_shift for method in chain.methods.values())
+    if chain.embedding and not model.prior_aware and asked:
+        at_centre = posteriors(model.at(None), images)
+        prior = implied_prior(posteriors(start, images), at_centre, prior)
+    return Context(prior, None if model.ratios is None else np.asarray(model.ratios))
+
+
+def no_phi(count: int) -> Tensor:
+    """What a state without μ is given of `count` images: [count, 0]."""
+    return torch.zeros(count, 0)
 
 
 @torch.no_grad()
 def embed(
-    start: StartingPoint, images: Images, chain: Chain, state: DomainState | None = None
+    model: Model, images: Images, chain: Chain, state: DomainState | None = None
 ) -> DomainState:
     """`state`, or an empty one, with Φ of `images` added; a chain without μ counts them only."""
-    embedding = start.embedding if chain.embedding else None
+    phi = model.embedding if chain.embedding else None
     if state is None:
-        state = DomainState.empty("", embedding.dim if embedding else 0)
-    for x in images.batches():
-        state = state.updated(embedding.phi(x) if embedding else no_phi(len(x)))
+        state = DomainState.empty("", phi.dim if phi else 0)
+    if phi is None:
+        return state.updated(no_phi(len(images)))
+    rows = images if model.below_phi is None else images.features(model.below_phi)
+    for x in rows.batches():
+        state = state.updated(phi.phi(x))
     return state

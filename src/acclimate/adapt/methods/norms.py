@@ -6,8 +6,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from acclimate.core.errors import ConfigError
-from acclimate.data.source import Images
-from acclimate.learn.models import Predictor
+from acclimate.learn.images import Images
 
 _KINDS: dict[str, type[nn.Module]] = {
     "batch norm": _BatchNorm,
@@ -44,40 +43,31 @@ def without_norms(method: str, works_on: str, network: nn.Module) -> ConfigError
     )
 
 
-def require_images(method: str, predictor: Predictor, images: Images) -> None:
-    """Refuse features that a frozen backbone made before: nothing in it can change them now."""
-    if predictor.backbone.extractor is not None and images.stored.ndim == 2:
-        raise ConfigError(
-            f"method '{method}' changes layers of the backbone, and these are features that it "
-            f"made before; use prior or t3a, or score images with `acclimate evaluate`"
-        )
-
-
-def set_batch_mode(predictor: Predictor, *, on: bool) -> None:
+def set_batch_mode(network: nn.Module, *, on: bool) -> None:
     """Normalise by each batch's own statistics, or by the stored ones; frozen layers too."""
-    for layer in batch_norms(predictor).values():
+    for layer in batch_norms(network).values():
         layer.training = on
 
 
 @torch.no_grad()
-def image_statistics(predictor: Predictor, images: Images) -> dict[str, Tensor]:
+def image_statistics(network: nn.Module, images: Images) -> dict[str, Tensor]:
     """Mean and (unbiased) variance of what each batch norm sees of `images`, by buffer name.
 
     One pass, in which every batch is normalised by itself. Up to one batch of images the numbers
     are those of all images at every layer; beyond, the batches' moments are pooled exactly, so that
-    uneven batches and differences between them count. Overwrites the buffers of `predictor`.
+    uneven batches and differences between them count. Overwrites the buffers of `network`.
     """
     if len(images) < 2:
         raise ConfigError("batch-norm statistics need 2 images or more, not 1; add images")
-    layers = batch_norms(predictor)
+    layers = batch_norms(network)
     moments = {name: _Moments() for name in layers}
     hooks = [layer.register_forward_pre_hook(moments[name].see) for name, layer in layers.items()]
-    set_batch_mode(predictor, on=True)
+    set_batch_mode(network, on=True)
     try:
         for x in images.batches():
-            predictor(x)
+            network(x)
     finally:
-        set_batch_mode(predictor, on=False)
+        set_batch_mode(network, on=False)
         for hook in hooks:
             hook.remove()
     return {

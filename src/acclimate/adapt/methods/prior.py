@@ -18,13 +18,12 @@ from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
-from acclimate.core.errors import ConfigError, StateMismatch
+from acclimate.core.errors import ConfigError
 from acclimate.data.batches import RATIOS
-from acclimate.data.source import Images
-from acclimate.learn.models import Predictor
+from acclimate.learn.images import Images
+from acclimate.learn.models import Head
 
 TINY = 1e-12
-KEPT_CLASSES = 16  # of an image: the rest share what is left of its probability
 
 
 def em_prior(
@@ -112,20 +111,6 @@ def soft_confusion(posteriors: Tensor, labels: Tensor) -> Tensor:
     return posteriors.double().T @ true.double()
 
 
-def black_box_prior(confusion: Tensor, predicted: Tensor) -> Tensor:
-    """The prior that explains `predicted`, the mean posterior on new images (Lipton et al. 2018).
-
-    confusion [C predicted, C true] of held-out training images, in any scale; predicted [C] -> [C].
-    Solves (confusion) w = predicted for the ratios w = q/p in the least-squares sense; a negative
-    ratio counts as 0, and a class that the held-out images lack gets 0.
-    """
-    joint = confusion.double()
-    solved = torch.linalg.lstsq(joint, predicted.double()[:, None], driver="gelsd")
-    ratios: Tensor = solved.solution[:, 0].clamp(min=0)
-    target = ratios * joint.sum(0)
-    return target / target.sum()
-
-
 def implied_prior(posteriors: Tensor, at_centre: Tensor, train_prior: Tensor) -> Tensor:
     """The prior under which F(·, μ) stands, if F at the centre stands under the training prior.
 
@@ -146,10 +131,9 @@ def log_ratio(target: Tensor, train: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def posteriors(predictor: Predictor, images: Images, temperature: float = 1.0) -> Tensor:
-    """[n, C] float64, on the CPU."""
-    logits = torch.cat([predictor(x).logits.cpu() for x in images.batches()])
-    return (logits.double() / temperature).softmax(1)
+def posteriors(classifier: Head, images: Images, temperature: float = 1.0) -> Tensor:
+    """Of a predictor's images, or of a head's rows of features: [n, C] float64, on the CPU."""
+    return (images.outputs(classifier).logits.cpu().double() / temperature).softmax(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +153,7 @@ class PriorConfig:
 
 @final
 class Prior(Method):
-    """Keeps the domain's class frequencies, those that the posteriors stood under before, and what
-    the images said, so that more images can be added.
+    """Keeps the domain's class frequencies, and those that the posteriors stood under before.
 
     EM multiplies what the posteriors say, so that it needs posteriors that are as sure as they are
     right, and with few images it takes chance for a shift: `temperature`, `strength` and `expect`
@@ -179,7 +162,6 @@ class Prior(Method):
 
     Config = PriorConfig
     changes = "bias"
-    grows = True
     calibrates = True
     assumes_label_shift = True
 
@@ -193,55 +175,21 @@ class Prior(Method):
         ]
         return [*smoothed, {"expect": "learned"}] if many_domains else smoothed
 
-    def observe(
-        self, predictor: Predictor, images: Images, context: Context
-    ) -> Mapping[str, Tensor]:
-        base = context.label_prior
-        if context.start is not None and context.centre is not None:
-            start, centre = (posteriors(p, images) for p in (context.start, context.centre))
-            base = implied_prior(start, centre, base)
-        rows = posteriors(predictor, images, self.config.temperature)
-        return self._payload(rows, base, context, Evidence.of(rows))
-
-    def observe_more(
-        self, predictor: Predictor, images: Images, context: Context, earlier: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        # Which frequencies F(·, μ) stands under is read off all the images, and those are gone.
-        implied = context.start is not None and context.centre is not None
-        if implied or "evidence" not in earlier:
-            raise StateMismatch(
-                "this state of 'prior' cannot be gone on with; adapt it anew on all the images"
-            )
-        temperature = float(earlier["temperature"])
-        if temperature != self.config.temperature:
-            raise StateMismatch(
-                f"the earlier state was made with adapt.prior.temperature={temperature:g}, not "
-                f"{self.config.temperature:g}; go on with that, or adapt anew on all the images"
-            )
-        base = context.label_prior
-        before = Evidence(earlier["evidence"], earlier["evidence_classes"])
-        new = posteriors(predictor, images, self.config.temperature)
-        rows = torch.cat([before.posteriors(base), new])
-        return self._payload(rows, base, context, before.and_then(Evidence.of(new)))
-
-    def _payload(
-        self, rows: Tensor, base: Tensor, context: Context, evidence: "Evidence"
-    ) -> Mapping[str, Tensor]:
-        prior, iterations = estimated(rows, base, self.config, context.ratios)
+    def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
+        rows = posteriors(classifier, images, self.config.temperature)
+        prior, iterations = estimate(rows, context.label_prior, self.config, context.ratios)
         return {
             "prior": prior,
-            "base": base,
+            "base": context.label_prior,
             "temperature": torch.tensor(self.config.temperature, dtype=torch.float64),
             "iterations": torch.tensor(iterations),
-            "evidence": evidence.shares,
-            "evidence_classes": evidence.places,
         }
 
     def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
         return float(tensors["temperature"]), log_ratio(tensors["prior"], tensors["base"])
 
 
-def estimated(
+def estimate(
     posteriors: Tensor, base: Tensor, config: PriorConfig, ratios: np.ndarray | None
 ) -> tuple[Tensor, int]:
     """The frequencies behind `posteriors` [n, C], as `config` asks for."""
@@ -259,32 +207,3 @@ def estimated(
             "and this one does not; train again, or leave the setting out"
         )
     return learned_prior(posteriors, base, ratios)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What each image says of its class, in a few bytes: its likeliest classes."""
-
-    shares: Tensor  # [n, k] float16
-    places: Tensor  # [n, k] int16, or int32 for very many classes
-
-    @classmethod
-    def of(cls, posteriors: Tensor) -> "Evidence":
-        classes = posteriors.shape[1]
-        top = posteriors.topk(min(KEPT_CLASSES, classes), dim=1)
-        kind = torch.int16 if classes < 2**15 else torch.int32
-        return cls(top.values.half(), top.indices.to(kind))
-
-    def and_then(self, others: "Evidence") -> "Evidence":
-        return Evidence(
-            torch.cat([self.shares, others.shares]), torch.cat([self.places, others.places])
-        )
-
-    def posteriors(self, base: Tensor) -> Tensor:
-        """[n, C] float64: what was not kept is shared out as classes are by `base` [C]."""
-        own = self.shares.double()
-        whole = base.double().repeat(len(own), 1).scatter(1, self.places.long(), 0.0)
-        rest = (1 - own.sum(1, keepdim=True)).clamp(min=0)
-        whole *= rest / whole.sum(1, keepdim=True).clamp(min=TINY)
-        whole = whole.scatter(1, self.places.long(), own)
-        return whole / whole.sum(1, keepdim=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from acclimate.adapt.methods.base import Context, Method, last_layer, with_last_layer
+from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
-from acclimate.data.source import Images
-from acclimate.learn.models import Predictor
+from acclimate.learn.images import Images
+from acclimate.learn.models import Head
 
 
 def templates(hidden: Tensor, logits: Tensor, weight: Tensor, keep: int) -> Tensor:
@@ -48,15 +48,10 @@ class T3A(Method):
     changes = "head"
     probabilities = False
 
-    def observe(
-        self, predictor: Predictor, images: Images, context: Context
-    ) -> Mapping[str, Tensor]:
-        outputs = [predictor(x) for x in images.batches()]
-        hidden = torch.cat([output.hidden.float() for output in outputs])
-        logits = torch.cat([output.logits for output in outputs])
-        weight, keep = last_layer(predictor).weight, self.config.keep
-        return {"templates": templates(hidden, logits, weight, keep)}
+    def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
+        logits, hidden = images.outputs(classifier)
+        weight, keep = classifier.last.weight, self.config.keep
+        return {"templates": templates(hidden.float(), logits, weight, keep)}
 
-    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
-        bias = torch.zeros_like(last_layer(predictor).bias)
-        return with_last_layer(predictor, tensors["templates"], bias)
+    def apply(self, classifier: Head, tensors: Mapping[str, Tensor]) -> Head:
+        return classifier.with_last(tensors["templates"], torch.zeros_like(classifier.last.bias))

@@ -13,14 +13,13 @@ from acclimate.adapt.methods.norms import (
     batch_norms,
     image_statistics,
     norm_layers,
-    require_images,
     set_batch_mode,
     without_norms,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError
-from acclimate.data.source import Images
-from acclimate.learn.models import Predictor
+from acclimate.learn.images import Images
+from acclimate.learn.models import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +63,20 @@ class Tent(Method):
         if not _scales(network):
             raise without_norms("tent", "the scales of normalisation layers", network)
 
-    def observe(
-        self, predictor: Predictor, images: Images, context: Context
-    ) -> Mapping[str, Tensor]:
-        require_images("tent", predictor, images)
-        self.require(predictor)
-        affine = _scales(predictor)
-        if batch_norms(predictor) and len(images) < 2:
+    def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
+        self.require(classifier)
+        affine = _scales(classifier)
+        if batch_norms(classifier) and len(images) < 2:
             raise ConfigError("tent with batch norm needs at least 2 images; give more")
-        copied = with_tensors(predictor, affine)
+        copied = with_tensors(classifier, affine)
         learned = {name: copied.get_parameter(name) for name in affine}
         self._minimise(copied, list(learned.values()), images)
         tensors = {name: value.detach() for name, value in learned.items()}
         return {**tensors, **image_statistics(copied, images)} if batch_norms(copied) else tensors
 
-    def _minimise(self, predictor: Predictor, learned: list[nn.Parameter], images: Images) -> None:
+    def _minimise(self, network: nn.Module, learned: list[nn.Parameter], images: Images) -> None:
         """Leaves batch norm normalising by batches, as who measures their statistics needs it."""
-        set_batch_mode(predictor, on=True)
+        set_batch_mode(network, on=True)
         for value in learned:
             value.requires_grad_(True)
         optimiser = torch.optim.Adam(learned, lr=self.config.lr)
@@ -89,12 +85,12 @@ class Tent(Method):
             # The CPU's group norm crashes (torch 2.13, channels last) where its input's gradient
             # is not wanted, so the pixels' is asked for as well.
             x = batch.detach().requires_grad_(True)
-            loss = mean_entropy(predictor(x).logits)
+            loss = mean_entropy(network(x).logits)
             # Not backward(): the parameters that are not learned are the model's own.
             gradients = torch.autograd.grad(loss, [*learned, x], allow_unused=True)
             for value, gradient in zip(learned, gradients, strict=False):
                 value.grad = gradient
             optimiser.step()
 
-    def apply(self, predictor: Predictor, tensors: Mapping[str, Tensor]) -> Predictor:
-        return with_tensors(predictor, tensors)
+    def apply(self, classifier: Head, tensors: Mapping[str, Tensor]) -> Head:
+        return with_tensors(classifier, tensors)

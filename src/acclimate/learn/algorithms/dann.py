@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,7 @@ class DANN(Algorithm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config: DANNConfig = self.config
-        last = cast(nn.Linear, self.predictor.get_submodule("head.last"))
+        last = self.predictor.last
         # Seeded by name: what was drawn before, and on resuming was not, must not matter.
         with own_weights(derive(self.seed, "discriminator")):
             classes = self.classes if self.conditional else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from acclimate.config import EmbeddingConfig, ModelConfig, RunConfig, TrainConfig
 from acclimate.data.batches import Batch, DomainSampler, Sampler
 from acclimate.data.source import sent
-from acclimate.learn.models import Plain, build_plain
+from acclimate.learn.models import Predictor, build_head
 from acclimate.learn.objective import Embedding, Losses
 
 
@@ -58,16 +58,16 @@ class FromERM(_Classified):
 
     def __init__(self, *args: Any, model: ModelConfig | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.head = build_plain(self.backbone, self.classes, model or ModelConfig()).head
+        self.head = build_head(self.backbone.features, self.classes, model or ModelConfig())
 
     @classmethod
     def budget(cls, config: RunConfig) -> TrainConfig:
         return config.train
 
     @property
-    def predictor(self) -> Plain:
+    def predictor(self) -> Predictor:
         """The ERM model, which shares its weights with Φ."""
-        return Plain.of(self.backbone, self.head)
+        return Predictor(self.backbone, self.head)
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.backbone(x)).logits

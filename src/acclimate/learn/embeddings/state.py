@@ -26,6 +26,7 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
+from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Embedding
 
 KIND = "domain state"
@@ -33,22 +34,6 @@ MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
 MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
 MOST_POINTS = 1000  # whose Φ a `Sample` notes: 4 MB of 1024 float32 numbers each
 SUMS = ("total", "squares", "reference")
-
-
-@dataclass(frozen=True)
-class Payload:
-    """What another adaptation method keeps, and whether two of them add up."""
-
-    tensors: Mapping[str, Tensor]
-    mergeable: bool  # tensors of merged states are added
-
-    def __add__(self, other: "Payload") -> "Payload":
-        return Payload({key: t + other.tensors[key] for key, t in self.tensors.items()}, True)
-
-    def adds_to(self, other: "Payload") -> bool:
-        """Whether both can be merged and hold tensors of the same names and shapes."""
-        mine, theirs = ({k: t.shape for k, t in p.tensors.items()} for p in (self, other))
-        return self.mergeable and other.mergeable and mine == theirs
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,8 @@ class DomainState:
     count: int
     reference: Tensor  # [d]
     reach: float = 0.0
-    payloads: Mapping[str, Payload] = field(default_factory=dict)
+    # What each further adaptation method keeps, by its name.
+    payloads: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     # [k] int64: a hash of each image, sorted, of the first that were seen; not of rows of features,
     # since two measurements may agree.
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -82,6 +68,11 @@ class DomainState:
         if self.count == 0:
             raise StateMismatch("this domain state is empty; adapt it on at least one image")
         return self.total / self.count
+
+    @property
+    def holds_mu(self) -> bool:
+        """States made without `embedding` count images, and their sums of Φ are empty."""
+        return len(self.total) > 0
 
     @property
     def variance(self) -> float:
@@ -112,7 +103,7 @@ class DomainState:
         rows = phi.detach().to("cpu", torch.float64)
         if not len(rows):
             return self
-        self._require_width(rows.shape[1])
+        self.require_width(rows.shape[1])
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
@@ -156,14 +147,9 @@ class DomainState:
     def merged(self, other: "DomainState") -> "DomainState":
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
-        self._require_width(len(other.total))
-        payloads = {**other.payloads, **self.payloads}
-        for name, payload in payloads.items():
-            partner = other.payloads.get(name, payload)
-            if not payload.adds_to(partner):
-                raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
-            if name in self.payloads and name in other.payloads:
-                payloads[name] = payload + partner
+        self.require_width(len(other.total))
+        for name in (*self.payloads, *other.payloads):
+            raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
         apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
             self,
@@ -172,7 +158,6 @@ class DomainState:
             count=self.count + other.count,
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + float(apart.norm())),
-            payloads=payloads,
             seen=torch.unique(torch.cat([self.seen, other.seen]))[:MOST_SEEN],
         )
 
@@ -184,7 +169,7 @@ class DomainState:
                 f"{model[:12]}; adapt again with the model you use"
             )
 
-    def _require_width(self, width: int) -> None:
+    def require_width(self, width: int) -> None:
         if len(self.total) != width:
             raise StateMismatch(
                 f"the domain state holds {len(self.total)} numbers, and the model's embedding has "
@@ -195,7 +180,7 @@ class DomainState:
         """safetensors, with JSON metadata."""
         tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
         for name, payload in self.payloads.items():
-            tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
+            tensors |= {f"payload/{name}/{key}": value for key, value in payload.items()}
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
         if not finite or self.count > MOST_IMAGES:
             raise StateMismatch(
@@ -207,7 +192,7 @@ class DomainState:
             "model": self.model,
             "count": str(self.count),
             "reach": repr(self.reach),
-            "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
+            "payloads": json.dumps([*self.payloads]),
         }
         save_tensors(Path(path), tensors, metadata)
 
@@ -218,7 +203,7 @@ class DomainState:
         try:
             tensors, metadata = read_tensors(path)
             facts = _facts(metadata, path, "count", "reach", "payloads")
-            mergeable = facts.table("payloads")
+            names = facts.texts("payloads")
             numbers, seen = {name: tensors[name] for name in SUMS}, tensors["seen"]
             shape, dim = (torch.float64, 1), len(numbers["total"])
             if (
@@ -226,16 +211,14 @@ class DomainState:
                 or any((t.dtype, t.ndim) != shape or len(t) != dim for t in numbers.values())
                 or (seen.dtype, seen.ndim) != (torch.int64, 1)
                 or len(seen) > MOST_SEEN
-                or not {*map(type, mergeable.values())} <= {bool}
                 or not all_finite(tensors.values())
             ):
                 raise DamagedFile(path)
-            stored = {name: below(tensors, f"payload/{name}/") for name in mergeable}
             return cls(
                 metadata["model"],
                 count=facts.whole("count", most=MOST_IMAGES),
                 reach=facts.number("reach"),
-                payloads={name: Payload(stored[name], merge) for name, merge in mergeable.items()},
+                payloads={name: below(tensors, f"payload/{name}/") for name in names},
                 seen=seen,
                 **numbers,
             )
@@ -280,17 +263,20 @@ def embed_rows(
     world: World,
     model: str = "",
     *,
+    below: Backbone | None = None,
     seen: Callable[[np.ndarray, Tensor], None] | None = None,
 ) -> DomainState:
     """The state of a domain's readable `rows`, worked out by all processes together.
 
-    `seen` is told of the rows of each batch and their Φ, each process of its own share.
+    `below` is the backbone whose features Φ takes, None for a Φ of images. `seen` is told of the
+    rows of each batch and their Φ, each process of its own share.
     """
     embedding.eval()
     state = DomainState.empty(model, embedding.dim)
     mine = rows[world.share(len(rows))]
     for places, stored in readable(source, mine):
-        phi = embedding.phi(to_float(stored, world.device))
+        x = to_float(stored, world.device)
+        phi = embedding.phi(x if below is None else below(x))
         state = state.updated(phi)
         if seen is not None:
             seen(mine[places], phi)

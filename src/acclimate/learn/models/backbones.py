@@ -10,8 +10,7 @@ Whoever uses the features sees the whole batch, so that every loss and penalty i
 without micro-batches.
 """
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,7 +19,7 @@ from importlib import import_module
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -61,20 +60,17 @@ class Preprocess:
 class Backbone(nn.Module):
     """Normalises its input, then maps it to `features` numbers per row.
 
-    One that works on feature vectors can be put on an `extractor`, a backbone that makes them from
-    images and stays as it is; it then takes images, and the extractor's features as before.
+    A backbone for images hands rows of features on as they come: they are its own, made before.
     """
 
     mean: Tensor
     std: Tensor
-    extractor: "Backbone | None"
 
     def __init__(self, body: nn.Module, features: int, preprocess: Preprocess) -> None:
         super().__init__()
         self.body = body
         self.stand_in: Callable[[Tensor], Tensor] | None = None  # for its body, in training
         self.micro_batches = 1  # of a batch in training, to save memory
-        self.extractor = None
         self.may_draw = False  # from torch's generator: dropout or the like
         self.features = features
         self.size = preprocess.size
@@ -85,6 +81,8 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, h, w] in 0..1, or [b, f] in feature mode -> [b, features]."""
+        if self.size and x.ndim == 2:
+            return x
         learns = self.training or torch.is_grad_enabled()
         if not learns and self in _ENGINES and _large(x) and x.shape[-1] == x.shape[-2] and len(x):
             engine = engine_at(self, x.shape[-1])
@@ -94,8 +92,6 @@ class Backbone(nn.Module):
 
     def in_torch(self, x: Tensor) -> Tensor:
         """Features [b, features] by PyTorch, whatever other engine there is."""
-        if self.extractor is not None and x.ndim > 2:
-            x = self.extractor(x)
         if self.training and torch.is_grad_enabled():
             if self.stand_in is not None:
                 return self.stand_in(x)
@@ -107,23 +103,6 @@ class Backbone(nn.Module):
         features: Tensor = self.body((x - self.mean) / self.std)
         return features
 
-    def put_on(self, extractor: "Backbone") -> None:
-        """Take images from now on; networks that share an extractor hold its weights once."""
-        self.extractor, self.size = extractor, extractor.size
-
-    def alone(self) -> Self:
-        """Without its extractor: for the features that that one makes, and sharing all weights."""
-        lone = copy.copy(self)
-        lone._modules = dict(self._modules)  # a shallow copy would share the table itself
-        lone.extractor, lone.size = None, 0
-        return lone
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        if self.extractor is not None:
-            self.extractor.eval()
-        return self
-
     @torch.no_grad()
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Normalise with `mean` and `std` [f] from now on; where std is 0, or as little as numbers
@@ -131,6 +110,15 @@ class Backbone(nn.Module):
         self.mean.copy_(mean.view_as(self.mean))
         constant = std <= torch.finfo(torch.float32).eps * mean.abs()
         self.std.copy_(torch.where(constant, 1.0, std).view_as(self.std))
+
+
+def row_statistics(chunks: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [f] of the rows in all `chunks` [n, f], which is called for each pass."""
+    # In float64: a float32 sum over millions of rows drifts.
+    total = sum(len(chunk) for chunk in chunks())
+    mean = torch.stack([chunk.double().sum(0) for chunk in chunks()]).sum(0) / total
+    squares = [(chunk.double() - mean).square().sum(0) for chunk in chunks()]
+    return mean.float(), (torch.stack(squares).sum(0) / total).sqrt().float()
 
 
 # The engines of accelerated backbones, by the size of images. A copy may get other weights; it is
@@ -141,15 +129,13 @@ _ENGINES: WeakKeyDictionary[Backbone, "dict[int, Engine]"] = WeakKeyDictionary()
 def accelerate(*backbones: Backbone | None) -> None:
     """Let backbones that are on a CPU, and stay as they are, use the faster engine."""
     for backbone in backbones:
-        if backbone is not None and backbone.size:
-            lowest = backbone.extractor or backbone
-            if lowest.mean.device.type == "cpu":
-                _ENGINES.setdefault(lowest, {})
+        if backbone is not None and backbone.size and backbone.mean.device.type == "cpu":
+            _ENGINES.setdefault(backbone, {})
 
 
 def engine_used(backbone: Backbone) -> str:
     """What has computed the features of images so far, in words."""
-    engines = _ENGINES.get(backbone.extractor or backbone, {})
+    engines = _ENGINES.get(backbone, {})
     return ", ".join(dict.fromkeys(map(str, engines.values()))) or TORCH
 
 

@@ -5,14 +5,12 @@ The adaptive predictor is F(x, μ) = F_mlp(F_ft(x), μ). F_ft is the backbone an
 layer to the classes. Where μ enters is the condition:
 
 - concat: F_mlp sees [z, μ] instead of z = F_ft(x), as published;
-- film: F_mlp sees z (1 + G μ) + B μ;
-- bias: A μ is added to the logits;
-- low-rank: W (U h ∘ V μ) / √rank + A μ is added to them, with h the hidden layer: for one domain,
-  another last layer, in which image and domain multiply.
-
-G, B, A and W start at zero, so that training starts at the plain predictor.
+- low-rank: W (U h ∘ V μ) / √rank + A μ is added to the logits, with h the hidden layer: for one
+  domain, another last layer, in which image and domain multiply. A and W start at zero, so that
+  training starts at the plain predictor.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple, final
@@ -33,123 +31,163 @@ class Output(NamedTuple):
     hidden: Tensor
 
 
-class Predictor(nn.Module, ABC):
-    """Scores images [b, 3, h, w] or features [b, f], in the domain whose embedding is `mu`."""
+class Head(nn.Module, ABC):
+    """Scores features [b, f], in the domain whose embedding is `mu` where it depends on that.
 
-    backbone: Backbone
+    `mu` is [b, mu_dim], or [mu_dim] for the whole batch. Methods of adaptation work on heads that
+    do not depend on it, as `fold` makes them.
+    """
 
-    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
-        return self.on_features(self.backbone(x), mu)
+    mu_dim: int = 0  # 0: one classifier for all domains, which ignores `mu`
+    last: nn.Linear  # from the hidden layer to the logits, but for what a condition adds
 
     @abstractmethod
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
-        """Forward pass from the backbone's features."""
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        """[b, f] -> logits [b, classes], hidden [b, h]"""
+
+    def fold(self, mu: Tensor) -> "Head":
+        """The classifier of one domain, `mu` [mu_dim], whose output is forward(features, mu)'s."""
+        return self
+
+    def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
+        """The same layers below another last one: weight [C, h], bias [C]."""
+        changed = copy.copy(self)
+        layer = _linear(self.last.in_features, self.last.out_features, weight, bias, self.last)
+        changed._modules = {**self._modules, "last": layer}
+        return changed
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
 
 @final
-class Plain(Predictor):
-    """One classifier for all domains: `mu` is ignored.
+class Predictor(Head):
+    """A head on the features that a backbone makes of images [b, 3, h, w], or of features [b, f].
 
-    Head "linear" is one layer on the backbone's features; head "mlp" is the conditioned
-    predictor's head without μ, the control of equal capacity.
+    One predictor can be the head of another: on a backbone that is frozen, a run learns layers
+    (a backbone that takes features) and a head on those.
     """
+
+    def __init__(self, backbone: Backbone, head: Head) -> None:
+        super().__init__()
+        self.backbone, self.head, self.mu_dim = backbone, head, head.mu_dim
+        self.training = head.training  # not train(): a shared backbone keeps its mode
+
+    def forward(self, x: Tensor, mu: Tensor | None = None) -> Output:
+        output: Output = self.head(self.backbone(x), mu)
+        return output
+
+    def fold(self, mu: Tensor) -> "Predictor":
+        """It shares the backbone."""
+        return Predictor(self.backbone, self.head.fold(mu))
+
+    def with_last(self, weight: Tensor, bias: Tensor) -> "Predictor":
+        """It shares the backbone."""
+        return Predictor(self.backbone, self.head.with_last(weight, bias))
+
+    @property
+    def last(self) -> nn.Linear:  # type: ignore[override]
+        return self.head.last
+
+
+@final
+class LinearHead(Head):
+    """One layer on the features."""
+
+    def __init__(self, features: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.last = nn.Linear(features, classes)
+
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        dropped = F.dropout(features, self.dropout, self.training)
+        return Output(self.last(dropped), features)
+
+
+class MlpHead(Head):
+    """F_ft's linear layer (`project`) and F_mlp (`first`, ReLU, `last`), without μ: the control
+    whose capacity is that of the conditioned head."""
 
     def __init__(
         self,
-        backbone: Backbone,
+        features: int,
         classes: int,
-        *,
-        head: str = "linear",
         width: int = 1024,
         hidden: int = 1024,
         dropout: float = 0.0,
+        *,
+        extra: int = 0,
     ) -> None:
         super().__init__()
-        if head not in ("linear", "mlp"):
-            raise unknown(f"there is no head '{head}'", head, ["linear", "mlp"])
-        self.backbone = backbone
-        self.head: _LinearHead | _MlpHead | _PairHead
-        if head == "linear":
-            self.head = _LinearHead(backbone.features, classes, dropout)
-        else:
-            self.head = _MlpHead(backbone.features, classes, width, hidden, dropout)
+        self.dropout = dropout
+        self.project = nn.Linear(features, width)
+        self.first = nn.Linear(width + extra, hidden)
+        self.last = nn.Linear(hidden, classes)
 
-    @classmethod
-    def of(cls, backbone: Backbone, head: "_LinearHead | _MlpHead | _PairHead") -> "Plain":
-        """A predictor of parts that are there, and that it shares."""
-        # On the meta device nothing is initialised, so no random numbers are used up.
-        with torch.device("meta"):
-            plain = cls(backbone, classes=1)
-        plain.head = head
-        return plain
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        return self.classify(self.project(features))
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
-        output: Output = self.head(features)
-        return output
+    def classify(self, z: Tensor) -> Output:
+        """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
+        hidden = F.relu(self.first(z))
+        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
 
 
 @final
-class Conditioned(Predictor):
-    """F(x, μ): one classifier per domain. `mu` is [b, mu_dim], or [mu_dim] for the whole batch."""
+class ConditionedHead(MlpHead):
+    """F_mlp(z, μ) on z = F_ft's linear layer: one classifier per domain."""
 
     def __init__(
         self,
-        backbone: Backbone,
+        features: int,
         classes: int,
+        width: int = 1024,
+        hidden: int = 1024,
+        dropout: float = 0.0,
         *,
         mu_dim: int,
         condition: str = "concat",
-        width: int = 1024,
-        hidden: int = 1024,
-        dropout: float = 0.0,
     ) -> None:
-        super().__init__()
         if condition not in _CONDITIONS:
             raise unknown(f"there is no condition '{condition}'", condition, _CONDITIONS)
         if mu_dim < 1:
             raise ConfigError(f"a domain embedding has 1 dimension or more, not {mu_dim}")
-        self.mu_dim = mu_dim
-        self.backbone = backbone
         kind = _CONDITIONS[condition]
         extra = mu_dim if kind.widens else 0
-        self.head = _MlpHead(backbone.features, classes, width, hidden, dropout, extra=extra)
+        super().__init__(features, classes, width, hidden, dropout, extra=extra)
+        self.mu_dim = mu_dim
         self.condition = kind(mu_dim, width, hidden, classes)
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         if mu is None:
             raise ConfigError(
                 "this predictor is conditioned on a domain embedding and was called without one; "
                 f"pass mu [batch, {self.mu_dim}], or fold one in with fold(mu)"
             )
-        z = self.head.project(features)
+        z = self.project(features)
         mu = self._rows(mu, z.shape[0]).to(z.dtype)
-        logits, hidden = self.head.classify(self.condition.inputs(z, mu))
+        logits, hidden = self.classify(self.condition.inputs(z, mu))
         return Output(self.condition.logits(logits, hidden, mu), hidden)
 
     @torch.no_grad()
-    def fold(self, mu: Tensor) -> Plain:
-        """The classifier of one domain, `mu` [mu_dim]: a Plain whose output is forward(x, mu)'s.
-
-        It shares the backbone, has tensors of its own in the head, and costs what a Plain of head
-        "mlp" costs. The products are made in float64.
-        """
+    def fold(self, mu: Tensor) -> MlpHead:
+        """It has tensors of its own, made in float64, and costs what a plain head costs."""
         if mu.shape != (self.mu_dim,):
             raise ConfigError(f"fold takes one embedding [{self.mu_dim}], not {list(mu.shape)}")
-        last, width = self.head.last, self.head.project.out_features
-        sizes = (self.backbone.features, last.out_features, width, last.in_features)
+        project, last = self.project, self.last
+        sizes = (project.in_features, last.out_features, project.out_features, last.in_features)
         with torch.device("meta"):  # nothing is initialised, so no random numbers are used up
-            head = _MlpHead(*sizes, self.head.dropout)
+            folded = MlpHead(*sizes, self.dropout)
         # Via the CPU, because not every accelerator has float64.
+        own = self.state_dict()
         tensors = {
-            name: value.to("cpu", torch.float64, copy=True)
-            for name, value in self.head.state_dict().items()
+            name: own[name].to("cpu", torch.float64, copy=True) for name in folded.state_dict()
         }
         self.condition.fold(tensors, mu.to("cpu", torch.float64))
-        folded = {name: value.to(last.weight).contiguous() for name, value in tensors.items()}
-        head.load_state_dict(folded, assign=True)
-        plain = Plain.of(self.backbone, head.train(self.head.training))
-        plain.training = self.training  # not train(): the backbone is shared and keeps its mode
-        return plain
+        tensors = {name: value.to(last.weight).contiguous() for name, value in tensors.items()}
+        folded.load_state_dict(tensors, assign=True)
+        return folded.train(self.training)
 
     def _rows(self, mu: Tensor, count: int) -> Tensor:
         """`mu` for each of `count` rows: [mu_dim] or [count, mu_dim] -> [count, mu_dim]."""
@@ -162,121 +200,52 @@ class Conditioned(Predictor):
 
 
 @final
-class Paired(Predictor):
-    """The mean of the logits of a plain and a conditioned predictor, over one backbone.
+class PairHead(Head):
+    """The mean of the logits of a plain and a conditioned head on the same features.
 
-    `conditioned` takes the features that the plain predictor's backbone, or what that one stands
-    on, makes of images. `scale` is what the plain logits are multiplied by, so that both count.
+    `scale` is what the plain logits are multiplied by, so that both count.
     """
 
-    def __init__(self, plain: Plain, conditioned: Conditioned, scale: float) -> None:
+    def __init__(self, plain: Head, conditioned: Head, scale: float) -> None:
         super().__init__()
-        self.backbone, self.plain = _apart(plain)
-        self.second, self.scale = conditioned, scale
+        self.plain, self.conditioned, self.scale = plain, conditioned, scale
         self.mu_dim = conditioned.mu_dim
 
-    def on_features(self, features: Tensor, mu: Tensor | None = None) -> Output:
-        one, two = self.plain(features), self.second(features, mu)
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
+        one, two = self.plain(features), self.conditioned(features, mu)
         logits = (self.scale * one.logits + two.logits) / 2
         return Output(logits, torch.cat([one.hidden, two.hidden], 1))
 
+    def fold(self, mu: Tensor) -> "FoldedPairHead":
+        """One last layer on the hidden layers of both."""
+        return FoldedPairHead(self.plain, self.conditioned.fold(mu), self.scale)
+
+
+@final
+class FoldedPairHead(Head):
+    """One last layer on the hidden layers of two heads: the mean of their logits."""
+
     @torch.no_grad()
-    def fold(self, mu: Tensor) -> Plain:
-        """The classifier of one domain: one last layer on the hidden layers of both."""
-        return Plain.of(self.backbone, _PairHead(self.plain, self.second.fold(mu), self.scale))
-
-
-def _apart(plain: Plain) -> tuple[Backbone, Plain]:
-    """The backbone that makes features, and the predictor on those features."""
-    backbone, extractor = plain.backbone, plain.backbone.extractor
-    if extractor is None and not takes_features(plain):
-        return backbone, head_alone(plain)
-    below = identity_backbone(backbone.mean.numel()).to(backbone.mean.device)
-    if extractor is None:
-        return below, plain
-    below.put_on(extractor)  # it takes images, and the extractor's features as they come
-    return below, Plain.of(backbone.alone(), plain.head)
-
-
-def identity_backbone(width: int) -> Backbone:
-    """A backbone that hands on feature vectors as they come."""
-    return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
-
-
-def head_alone(predictor: Plain) -> Plain:
-    """The classifier on the features that its backbone makes of images; they share the head."""
-    backbone = predictor.backbone
-    return Plain.of(identity_backbone(backbone.features).to(backbone.mean.device), predictor.head)
-
-
-def on_hidden(predictor: Plain) -> Plain:
-    """The last layer alone, as a classifier of the hidden layer before it; it is shared."""
-    last = predictor.head.last
-    with torch.device("meta"):
-        head = _LinearHead(last.in_features, last.out_features, 0.0)
-    head.last = last
-    return Plain.of(identity_backbone(last.in_features).to(last.weight.device), head).eval()
-
-
-class _LinearHead(nn.Module):
-    def __init__(self, features: int, classes: int, dropout: float) -> None:
+    def __init__(self, one: Head, two: Head, scale: float) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.last = nn.Linear(features, classes)
-
-    def forward(self, features: Tensor) -> Output:
-        """[b, features] -> logits [b, classes], hidden = the features."""
-        dropped = F.dropout(features, self.dropout, self.training)
-        return Output(self.last(dropped), features)
-
-
-class _MlpHead(nn.Module):
-    """F_ft's linear layer (`project`) and F_mlp (`first`, ReLU, `last`)."""
-
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        width: int,
-        hidden: int,
-        dropout: float,
-        *,
-        extra: int = 0,
-    ) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.project = nn.Linear(features, width)
-        self.first = nn.Linear(width + extra, hidden)
-        self.last = nn.Linear(hidden, classes)
-
-    def forward(self, features: Tensor) -> Output:
-        """[b, features] -> logits [b, classes], hidden [b, hidden]."""
-        return self.classify(self.project(features))
-
-    def classify(self, z: Tensor) -> Output:
-        """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
-        hidden = F.relu(self.first(z))
-        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
-
-
-class _PairHead(nn.Module):
-    """One last layer on the hidden layers of two predictors of features."""
-
-    def __init__(self, one: Plain, two: Plain, scale: float) -> None:
-        super().__init__()
-        self.last: nn.Linear
         self.one, self.two = one, two
-        first, second = one.head.last, two.head.last
-        with torch.device("meta"):
-            self.last = nn.Linear(first.in_features + second.in_features, first.out_features)
+        first, second = one.last, two.last
         weight = torch.cat([scale * first.weight.double(), second.weight.double()], 1) / 2
         bias = (scale * first.bias.double() + second.bias.double()) / 2
-        whole = {"weight": weight.to(first.weight), "bias": bias.to(first.bias)}
-        self.last.load_state_dict(whole, assign=True)
+        self.last = _linear(weight.shape[1], len(weight), weight, bias, first)
 
-    def forward(self, features: Tensor) -> Output:
+    def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         hidden = torch.cat([self.one(features).hidden, self.two(features).hidden], 1)
         return Output(self.last(hidden), hidden)
+
+
+def _linear(inputs: int, outputs: int, weight: Tensor, bias: Tensor, like: nn.Linear) -> nn.Linear:
+    """A layer of these tensors, of the type and on the device of another one's."""
+    with torch.device("meta"):  # nothing is initialised, so no random numbers are used up
+        layer = nn.Linear(inputs, outputs)
+    tensors = {"weight": weight.to(like.weight), "bias": bias.to(like.bias)}
+    layer.load_state_dict(tensors, assign=True)
+    return layer
 
 
 class _Condition(nn.Module, ABC):
@@ -316,39 +285,6 @@ class _Concat(_Condition):
 
 
 @final
-class _Film(_Condition):
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.scale = _zero_linear(mu_dim, width)
-        self.shift = _zero_linear(mu_dim, width)
-
-    def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
-        modulated: Tensor = z * (1 + self.scale(mu)) + self.shift(mu)
-        return modulated
-
-    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
-        # s (P f + p) + B μ = (diag(s) P) f + (s p + B μ), with s = 1 + G μ
-        scale = 1 + self.scale.weight.to(mu) @ mu
-        head["project.weight"] *= scale[:, None]
-        head["project.bias"] *= scale
-        head["project.bias"] += self.shift.weight.to(mu) @ mu
-
-
-@final
-class _Bias(_Condition):
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.shift = _zero_linear(mu_dim, classes)
-
-    def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
-        shifted: Tensor = logits + self.shift(mu)
-        return shifted
-
-    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
-        head["last.bias"] += self.shift.weight.to(mu) @ mu
-
-
-@final
 class _LowRank(_Condition):
     rank = 128
 
@@ -377,61 +313,38 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-_CONDITIONS: dict[str, type[_Condition]] = {
-    "concat": _Concat,
-    "film": _Film,
-    "bias": _Bias,
-    "low-rank": _LowRank,
-}
+_CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "low-rank": _LowRank}
 
 
-def build_plain(backbone: Backbone, classes: int, settings: ModelConfig) -> Plain:
-    """The plain predictor that a run's settings ask for."""
-    return Plain(
-        backbone,
-        classes,
-        head=settings.head,
-        width=settings.width,
-        hidden=settings.hidden,
-        dropout=settings.dropout,
-    )
+def build_head(
+    features: int, classes: int, settings: ModelConfig, *, mu_dim: int | None = None
+) -> Head:
+    """The head that a run's settings ask for: conditioned where there is an embedding."""
+    sizes = features, classes, settings.width, settings.hidden, settings.dropout
+    if mu_dim is not None:
+        return ConditionedHead(*sizes, mu_dim=mu_dim, condition=settings.condition)
+    if settings.head == "mlp":
+        return MlpHead(*sizes)
+    return LinearHead(features, classes, settings.dropout)
+
+
+def identity_backbone(width: int) -> Backbone:
+    """A backbone that hands on feature vectors as they come."""
+    return Backbone(nn.Identity(), width, Preprocess((0.0,) * width, (1.0,) * width, 0))
+
+
+def on_hidden(head: Head) -> Predictor:
+    """The last layer alone, as a classifier of the hidden layer before it; it is shared."""
+    last = head.last
+    with torch.device("meta"):
+        alone = LinearHead(last.in_features, last.out_features)
+    alone.last = last
+    return Predictor(identity_backbone(last.in_features).to(last.weight.device), alone).eval()
 
 
 def takes_features(predictor: Predictor) -> bool:
     """Whether it works on feature vectors instead of images."""
     return predictor.backbone.size == 0
-
-
-class BatchFeatures:
-    """A batch, and the features that backbones made of it: each sees it once."""
-
-    def __init__(self, x: Tensor | None) -> None:
-        self.x = x
-        self._features: dict[Backbone, Tensor] = {}
-
-    @classmethod
-    def before(cls, backbone: Backbone, features: Tensor) -> "BatchFeatures":
-        """A batch of which only the features of that backbone are left."""
-        passed = cls(None)
-        passed._features[backbone] = features
-        return passed
-
-    def features(self, backbone: Backbone) -> Tensor:
-        if backbone not in self._features:
-            below, x = backbone.extractor, self.x
-            assert x is not None, "it passed another backbone alone"
-            # A backbone on an extractor takes what that makes of images as well as images.
-            over = below is not None and x.ndim > 2
-            self._features[backbone] = backbone(self.features(below) if below and over else x)
-        return self._features[backbone]
-
-    def logits(
-        self, predictor: Predictor, mu: Tensor | None = None, which: Tensor | None = None
-    ) -> Tensor:
-        """Of each input, or of those at the places `which` [n], any of them as often as it is
-        there; `mu` goes with those."""
-        features = self.features(predictor.backbone)
-        return predictor.on_features(features if which is None else features[which], mu).logits
 
 
 def classify_by_domain(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -441,8 +354,11 @@ def classify_by_domain(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor],
     bias gathered for each row; others take their own rows.
     """
     first = heads[0]
+    if isinstance(first, Predictor) and _agree([head.get_submodule("backbone") for head in heads]):
+        classify_features = classify_by_domain([head.get_submodule("head") for head in heads])
+        return lambda x, which: classify_features(first.backbone(x), which)
     biases = {"first.bias", "last.bias"}
-    if not isinstance(first, _LinearHead | _MlpHead) or not _agree(heads, biases):
+    if not isinstance(first, LinearHead | MlpHead) or not _agree(heads, biases):
         return lambda x, which: _one_by_one(heads, x, which)
     own = {
         name: torch.stack([head.get_parameter(name).detach() for head in heads])
@@ -451,7 +367,7 @@ def classify_by_domain(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor],
     }
 
     def classify(x: Tensor, which: Tensor) -> Tensor:
-        if isinstance(first, _MlpHead):
+        if isinstance(first, MlpHead):
             x = F.relu(F.linear(first.project(x), first.first.weight) + own["first.bias"][which])
         return F.linear(x, first.last.weight) + own["last.bias"][which]
 
@@ -464,8 +380,8 @@ def _one_by_one(heads: Sequence[nn.Module], x: Tensor, which: Tensor) -> Tensor:
     return logits[torch.cat(list(rows.values())).argsort()]
 
 
-def _agree(heads: Sequence[nn.Module], but: Collection[str]) -> bool:
-    """Whether heads are of one kind, and equal in all tensors but those named."""
+def _agree(heads: Sequence[nn.Module], but: Collection[str] = ()) -> bool:
+    """Whether modules are of one kind, and equal in all parameters but those named."""
     one = {name: t for name, t in heads[0].named_parameters() if name not in but}
 
     def same(head: nn.Module) -> bool:
