@@ -114,15 +114,15 @@ class AdaptiveClassifier(DomainClassifier):
             "model.backbone": self.backbone,
             "train.steps": self.steps,
         }
-        given = nested(self.settings or {})
+        settings = nested(self.settings or {})
         where = "AdaptiveClassifier"
-        return gather(self.preset, None, arguments, given, recipe=RECIPE, where=where)
+        return gather(self.preset, None, arguments, settings, recipe=RECIPE, where=where)
 
     def _fitted(
         self, config: RunConfig, manifest: Manifest, out: Path, labels: Any
     ) -> "AdaptiveClassifier":
-        shown = shown_by_itself() if self.watch is None else nullcontext(self.watch)
-        with shown as watch:
+        bar = shown_by_itself() if self.watch is None else nullcontext(self.watch)
+        with bar as watch:
             train(config, manifest, out, device=self.device, watch=watch)
         self._knowing(Trained.load(out, pick_device(self.device)), labels)
         write_labels(out, self._labels)

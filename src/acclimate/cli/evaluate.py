@@ -47,8 +47,8 @@ def evaluate(
 ) -> None:
     """Score a run per domain: top-1, top-5, worst domain, and the controls."""
     if data is None and (method or settings):
-        asked = "--method" if method else "--set"
-        raise ConfigError(f"{asked} scores anew; name the data to score as well")
+        flag = "--method" if method else "--set"
+        raise ConfigError(f"{flag} scores anew; name the data to score as well")
     if data is None:
         show_run(run, already=True, json=json)
         return

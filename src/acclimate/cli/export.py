@@ -55,16 +55,18 @@ def export(
         say_facts({"inputs": out, "of": domain, "names": list(inputs)}, json=json)
         return
     if conditioned or (state is None and trained.table is not None):
-        made = export_conditioned(trained, out)
+        exported = export_conditioned(trained, out)
     else:
-        made = export_adapted(apply_state(trained, state), out, name=domain.stem if domain else "")
+        exported = export_adapted(
+            apply_state(trained, state), out, name=domain.stem if domain else ""
+        )
     facts = {
-        "model": made.path,
-        "form": made.form,
-        "method": made.metadata["method"],
-        "inputs": made.inputs,
+        "model": exported.path,
+        "form": exported.form,
+        "method": exported.metadata["method"],
+        "inputs": exported.inputs,
         "output": f"probabilities float32 [n, {len(trained.classes)}]",
-        "licence": made.metadata["licence"],
-        "difference": made.difference,
+        "licence": exported.metadata["licence"],
+        "difference": exported.difference,
     }
     say_facts(facts, json=json)

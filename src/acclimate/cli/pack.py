@@ -35,7 +35,7 @@ def pack(
     quarantine = Quarantine()
     config = DataConfig(workers=workers)
     with stoppable(), progress_bar() as watch:
-        made = pack_images(manifest, size, config, quarantine, watch)
-    images, gib = len(made.slot) - len(quarantine), 3 * size**2 * len(made.slot) / 2**30
-    facts = {"folder": made.folder, "images": images, "gib": gib}
+        packed = pack_images(manifest, size, config, quarantine, watch)
+    images, gib = len(packed.slot) - len(quarantine), 3 * size**2 * len(packed.slot) / 2**30
+    facts = {"folder": packed.folder, "images": images, "gib": gib}
     say_facts({**facts, "unreadable": quarantine.as_dicts()}, json=json)

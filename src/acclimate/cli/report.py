@@ -78,14 +78,14 @@ def _show(report: "Report") -> None:
     from acclimate.report.sentences import headline, notes
     from acclimate.report.tables import results_grid, tests_grid
 
-    shown = [results for results in report.results[report.rules[0]] if results.rows]
-    for results in shown:
+    tables = [results for results in report.results[report.rules[0]] if results.rows]
+    for results in tables:
         say(heading(results))
         say(results_grid(results).to_text())
         if results.tested:
             say(tests_grid(results).to_text())
-    rows = [row for results in shown for row in results.rows]
-    if any(any(results.best.values()) for results in shown):
+    rows = [row for results in tables for row in results.rows]
+    if any(any(results.best.values()) for results in tables):
         say("* the best of a column.")
     if any(row.average and row.average.se is not None for row in rows):
         say("± is the standard error over trials (sample standard deviation / √n).")

@@ -120,14 +120,14 @@ def run_announced(
 def progress_shown(sweep: Sweep) -> Iterator["Listener"]:
     """Finished runs as progress, with the names of some that are running; and on stderr a line for
     each job that fails or, where there is no terminal, ends."""
-    shown = {"failed", "died"} if sys.stderr.isatty() else {"failed", "died", "done"}
+    kinds = {"failed", "died"} if sys.stderr.isatty() else {"failed", "died", "done"}
     refreshed = 0.0
     with progress_bar() as watch:
 
         def listen(queue: "Queue", event: "Event | None") -> None:
             nonlocal refreshed
             done, total = queue.count("done"), len(sweep.jobs)
-            if event is not None and event.kind in shown:
+            if event is not None and event.kind in kinds:
                 note = f": {event.note}" if event.note else ""
                 remark(f"[{done}/{total}] {event.kind} {event.id}{note}")
             if event is None and time.monotonic() - refreshed > REFRESH:

@@ -5,7 +5,6 @@ So the driver can be killed at any moment and started again, and finds its place
 asked for, the weights of runs that were not chosen are deleted at the end.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from acclimate.config import flat
 from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary, write_document
 from acclimate.data.manifest import Manifest
-from acclimate.records.folder import RunFolder, holds_something, is_pruned
+from acclimate.records.folder import RunFolder, difference, holds_something, is_pruned
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import Failure, LabelCounts, State, SweepFolder
@@ -347,7 +345,7 @@ def claim(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]
     with here.locked():
         check_folder(folder, sweep, extend=extend)
         here.clear_temporary()
-        if not here.exists or _plain(here.read()) != _plain(sweep):
+        if not here.exists or here.read() != sweep:
             here.write(sweep)
         yield
 
@@ -360,10 +358,10 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
             raise SweepError(f"{folder} is not empty and not a sweep; choose another --out")
         return
     stored = SweepFolder(folder).read()
-    difference = _difference(stored, sweep, extend=extend)
-    if difference:
+    change = _difference(stored, sweep, extend=extend)
+    if change:
         raise SweepError(
-            f"{folder} holds another sweep ({difference}); "
+            f"{folder} holds another sweep ({change}); "
             f"choose another --out, or repeat the command that made it"
         )
     added = len(sweep.jobs) - len(stored.jobs)
@@ -374,43 +372,39 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
         )
 
 
-def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
-    """What makes the stored sweep another than the wanted one, in words; "" where nothing does."""
-    known = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
-    for data in (*wanted.datasets, *wanted.draws):
-        if known.get(data.name, data.digest) != data.digest:
+def _difference(stored: Sweep, sweep: Sweep, *, extend: bool) -> str:
+    """What makes the stored sweep another than this one, in words; "" where nothing does."""
+    digests = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
+    for data in (*sweep.datasets, *sweep.draws):
+        if digests.get(data.name, data.digest) != data.digest:
             return f"its data '{data.name}' differ"
-    asked = {job.id for job in wanted.jobs}
-    lost = [job for job in stored.jobs if job.id not in asked]
+    ids = {job.id for job in sweep.jobs}
+    lost = [job for job in stored.jobs if job.id not in ids]
     if lost:
-        return _changed_setting(lost, wanted) or (
+        return _changed_setting(lost, sweep) or (
             f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {lost[0].id}; "
             f"to add jobs, ask for these too and give --extend"
         )
     if not extend:
-        for part in ("title", "rule", "baseline"):
-            old, new = getattr(stored, part), getattr(wanted, part)
+        for name in ("title", "rule", "baseline"):
+            old, new = getattr(stored, name), getattr(sweep, name)
             if old != new:
-                return f"its {part} is '{old}', not '{new}'"
+                return f"its {name} is '{old}', not '{new}'"
     return ""
 
 
-def _changed_setting(lost: Iterable[Job], wanted: Sweep) -> str:
+def _changed_setting(lost: Iterable[Job], sweep: Sweep) -> str:
     """The setting that makes another job of a stored one, if that is all that differs."""
 
     def place(job: Job) -> tuple[object, ...]:
         return (job.dataset, job.algorithm, job.variant, job.groups, job.draw, job.trial)
 
-    twins = {place(job): job for job in wanted.jobs}
+    twins = {place(job): job for job in sweep.jobs}
     for job in lost:
         if place(job) in twins:
-            old, new = flat(job.config), flat(twins[place(job)].config)
-            for key in sorted({*old, *new} - {"model.weights"}):
-                if old.get(key) != new.get(key):
-                    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-            return "its weights are others"
+            old, new = (
+                {"data": "", "config": one.config, "weights": "", "train_domains": ()}
+                for one in (job, twins[place(job)])
+            )
+            return difference(old, new) or "its weights are others"
     return ""
-
-
-def _plain(sweep: Sweep) -> object:
-    return json.loads(json.dumps(asdict(sweep)))

@@ -52,7 +52,6 @@ class TaskResult:
 
     state: Literal["done", "busy", "failed", "full", "died"]
     error: str = ""  # one line; of a worker that died, how: "signal 9"
-    traceback: str = ""
 
 
 def perform(task: Task) -> TaskResult:
@@ -84,7 +83,7 @@ def note_failure(folder: SweepFolder, job: str, error: str, trace: str = "") -> 
         folder.write_failure(failure)
     except OSError as problem:
         return TaskResult(state="full" if _disk_full(problem) else "failed", error=_line(problem))
-    return TaskResult(state="failed", error=error, traceback=trace)
+    return TaskResult(state="failed", error=error)
 
 
 def _train(task: Task, folder: SweepFolder) -> Path:

@@ -60,8 +60,8 @@ def _launcher(name: str) -> type[Launcher]:
     if name not in LAUNCHERS:
         raise unknown(f"there is no launcher '{name}'", name, LAUNCHERS)
     module, _, attribute = LAUNCHERS[name].partition(":")
-    found: type[Launcher] = getattr(import_module(module), attribute)
-    return found
+    launcher: type[Launcher] = getattr(import_module(module), attribute)
+    return launcher
 
 
 def cores() -> int:
