@@ -28,6 +28,8 @@ PREDICTORS: dict[str, dict[str, Any]] = {
     "plain, mlp": {"algorithm": "erm", "model.head": "mlp"},
     "plain, rehearsed": {"algorithm": "erm", "adapt.rehearse": True},
     "concat": {"model.condition": "concat"},
+    "film": {"model.condition": "film"},
+    "bias": {"model.condition": "bias"},
     "low-rank": {"model.condition": "low-rank"},
 }
 CHAINS = (

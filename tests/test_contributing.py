@@ -105,7 +105,7 @@ def test_a_method(add: Any, features: Manifest) -> None:
     site = model.adapt(images, method="embedding+balance")
     assert site.method == "embedding+balance"
     half = model.adapt(images, method="embedding+balance", settings={"balance.strength": 0.5})
-    shifts = [one.state.payloads["balance"]["shift"] for one in (site, half)]
+    shifts = [one.state.payloads["balance"].tensors["shift"] for one in (site, half)]
     np.testing.assert_allclose(shifts[1], shifts[0] / 2, rtol=1e-5)
     again = model.for_domain(site.state)
     np.testing.assert_array_equal(again.predict_proba(images), site.predict_proba(images))

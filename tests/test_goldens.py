@@ -39,6 +39,8 @@ CHAINS = {
     "linear": (*HEADS, *BACKBONES),
     "mlp": (*HEADS, "bn+prior"),
     "concat": (*HEADS, *BACKBONES, *EMBEDDED, "embedding+bn+prior", "embedding+tent"),
+    "film": EMBEDDED,
+    "bias": EMBEDDED,
     "low-rank": EMBEDDED,
     "rehearsed": (*HEADS, "bn", *EMBEDDED, "embedding+bn"),
     "frozen": HEADS,

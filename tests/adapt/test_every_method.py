@@ -50,7 +50,7 @@ class TestMethod:
     def test_numbers_are_finite(self, name: str) -> None:
         found, state = adapted(name, pixels(40))
         assert logits_of(found, pixels(40)).isfinite().all()
-        assert all(t.isfinite().all() for t in state.payloads[name].values())
+        assert all(t.isfinite().all() for t in state.payloads[name].tensors.values())
 
     def test_the_models_weights_are_untouched(self, name: str) -> None:
         predictor = batch_normed()

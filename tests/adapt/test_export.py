@@ -83,9 +83,7 @@ def test_one_file_serves_all_sites(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "method"), [("linear", "bn+prior"), ("low-rank", "embedding+t3a")]
-)
+@pytest.mark.parametrize(("kind", "method"), [("linear", "bn+prior"), ("film", "embedding+t3a")])
 def test_a_site_folded_in(kind: str, method: str, tmp_path: Path) -> None:
     trained, rows = make_trained(kind), rows_for(kind)
     site = adapt(trained, rows, method=method, settings=SOFT if "prior" in method else {})

@@ -13,6 +13,7 @@ from acclimate.adapt.many import ManyDomains
 from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
 from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import Payload
 from acclimate.learn.model import Trained
 from acclimate.learn.models import predictors as passed
 from acclimate.learn.models.predictors import LinearHead, classify_by_domain
@@ -27,11 +28,11 @@ def models(
     features: Manifest, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Trained]:
     folder = tmp_path_factory.mktemp("models")
-    for condition in ("concat", "low-rank"):
+    for condition in ("concat", "film"):
         config = tiny("da-erm", test_domains=["site-3", "site-4"], **{"model.condition": condition})
         train(config, features, folder / condition, device="cpu")
     train(tiny("erm", test_domains=["site-3", "site-4"]), features, folder / "erm", device="cpu")
-    return {name: Trained.load(folder / name) for name in ("concat", "low-rank", "erm")}
+    return {name: Trained.load(folder / name) for name in ("concat", "film", "erm")}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def models(
     [
         ("concat", ["embedding"] * 4, True),
         ("concat", ["embedding", "embedding+prior", "embedding", "embedding+prior"], True),
-        ("low-rank", ["embedding"] * 4, False),
+        ("film", ["embedding"] * 4, False),
         ("concat", ["embedding", "embedding+t3a", "none", "prior"], False),
         ("erm", ["none", "prior", "prior", "prior"], True),
         ("erm", ["none", "t3a", "prior", "none"], False),
@@ -111,6 +112,6 @@ def test_what_does_not_go_together(models: dict[str, Trained], features: Manifes
     with refused(StateMismatch, "'south'", "'north'"):
         ManyDomains({"north": site, "south": other})
     assert site.state is not None  # a changed backbone has a pass of its own
-    changed = replace(site, state=replace(site.state, payloads={"bn": {}}))
+    changed = replace(site, state=replace(site.state, payloads={"bn": Payload({}, False)}))
     with refused(ConfigError, "'b'", "'bn'"):
         ManyDomains({"a": site, "b": changed})

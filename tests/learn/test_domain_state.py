@@ -29,6 +29,7 @@ from acclimate.learn.embeddings import (
     DomainState,
     DomainTable,
     Embedding,
+    Payload,
     embed_rows,
 )
 from acclimate.learn.embeddings import state as module
@@ -216,11 +217,41 @@ def test_states_of_two_models_do_not_mix() -> None:
     one.require("a" * 64)
 
 
+def with_payload(name: str, *, mergeable: bool = True, **tensors: Tensor) -> DomainState:
+    return replace(state_of(features(0, 2)), payloads={name: Payload(tensors, mergeable)})
+
+
+def test_payloads_add_up() -> None:
+    one = with_payload("prior", counts=torch.tensor([1.0, 2.0]))
+    two = with_payload("prior", counts=torch.tensor([10.0, 0.5]))
+    other = with_payload("moments", sums=torch.tensor([3.0]))
+    both = one.merged(two).merged(other)
+    assert both.payloads["prior"].tensors["counts"].tolist() == [11.0, 2.5]
+    assert both.payloads["moments"].tensors["sums"].tolist() == [3.0]
+    assert all(payload.mergeable for payload in both.payloads.values())
+    assert one.payloads["prior"].tensors["counts"].tolist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_methods_keep_is_not_merged(turned: bool) -> None:
-    kept = replace(state_of(features(0, 2)), payloads={"tent": {"weight": torch.ones(2)}})
-    states = [kept, state_of(features(0, 2))]
+def test_a_payload_that_does_not_add_up(turned: bool) -> None:
+    stuck = with_payload("tent", mergeable=False, weight=torch.ones(2))
+    states = [stuck, state_of(features(0, 2))]
     with refused(StateMismatch, "tent"):
+        states[turned].merged(states[not turned])
+
+
+OTHERS = {
+    "more": {"counts": torch.ones(2), "more": torch.ones(1)},
+    "longer": {"counts": torch.ones(3)},
+    "stretched by torch": {"counts": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize("turned", [False, True])
+def test_payloads_of_other_contents_are_not_added(other: dict[str, Tensor], turned: bool) -> None:
+    states = [with_payload("prior", counts=torch.ones(2)), with_payload("prior", **other)]
+    with refused(StateMismatch, "prior"):
         states[turned].merged(states[not turned])
 
 
@@ -258,7 +289,7 @@ def same(one: DomainState, two: DomainState) -> bool:
 
     def content(state: DomainState) -> tuple[Any, ...]:
         sums = {name: getattr(state, name) for name in (*module.SUMS, "seen")}
-        payloads = {name: digest(tensors) for name, tensors in state.payloads.items()}
+        payloads = {name: (p.mergeable, digest(p.tensors)) for name, p in state.payloads.items()}
         return state.model, state.count, state.reach, digest(sums), payloads
 
     return content(one) == content(two)
@@ -272,8 +303,8 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     state = replace(
         state_of(features(7, 5)),
         payloads={
-            "prior": {"counts": torch.arange(3), "log": torch.ones(2, 2).T},
-            "tent": {"weight": torch.rand(4)},
+            "prior": Payload({"counts": torch.arange(3), "log": torch.ones(2, 2).T}, True),
+            "tent": Payload({"weight": torch.rand(4)}, False),
         },
         seen=torch.tensor([-(2**63), 7]),
     )
@@ -347,7 +378,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
     "numbers": dict.fromkeys(("total", "squares", "reference"), FLAT[0]),
 }
-WORDS = {"kind": "model", "payloads": "[1]", "count": "-1", "reach": "NaN"}
+WORDS = {"kind": "model", "payloads": '{"prior": 1}', "count": "-1", "reach": "NaN"}
 WRONG |= {key: {key: value} for key, value in WORDS.items()}
 
 

@@ -12,7 +12,7 @@ from acclimate.learn.models.predictors import ConditionedHead, LinearHead, MlpHe
 from fixtures.errors import refused
 from fixtures.predictors import conditioned_on, plain_on
 
-CONDITIONS = ("concat", "low-rank")
+CONDITIONS = ("concat", "film", "bias", "low-rank")
 
 
 def tiny_backbone(inputs: int = 5, features: int = 7) -> Backbone:
@@ -60,6 +60,20 @@ def test_concat_is_the_published_formula() -> None:
         assert output.hidden[row].tolist() == pytest.approx(hidden, abs=1e-12)
 
 
+def test_film_and_bias_by_their_formulas() -> None:
+    x, mu = torch.randn(4, 5), torch.randn(4, 3)
+    film, bias = conditioned("film"), conditioned("bias")
+    z = film.head.project(film.backbone(x))
+    gain, offset = (
+        mu @ layer.weight.T for layer in (film.head.condition.scale, film.head.condition.shift)
+    )
+    torch.testing.assert_close(film(x, mu).logits, film.head.classify(z + z * gain + offset).logits)
+    plain = MlpHead.forward(bias.head, bias.backbone(x))
+    shift = mu @ bias.head.condition.shift.weight.T
+    torch.testing.assert_close(bias(x, mu).logits, plain.logits + shift)
+    torch.testing.assert_close(bias(x, mu).hidden, plain.hidden)
+
+
 def test_low_rank_by_its_formula() -> None:
     net, x, mu = conditioned("low-rank"), torch.randn(4, 5), torch.randn(4, 3)
     plain, own = MlpHead.forward(net.head, net.backbone(x)), net.head.condition
@@ -70,8 +84,9 @@ def test_low_rank_by_its_formula() -> None:
     torch.testing.assert_close(net(x, mu).hidden, plain.hidden)
 
 
-def test_training_starts_at_the_plain_predictor() -> None:
-    net = conditioned_on(tiny_backbone(), 4, mu_dim=3, condition="low-rank", width=6, hidden=8)
+@pytest.mark.parametrize("condition", ["film", "bias", "low-rank"])
+def test_training_starts_at_the_plain_predictor(condition: str) -> None:
+    net = conditioned_on(tiny_backbone(), 4, mu_dim=3, condition=condition, width=6, hidden=8)
     plain = plain_on(net.backbone, 4, head="mlp", width=6, hidden=8)
     own = net.head.state_dict()
     plain.head.load_state_dict({name: own[name] for name in plain.head.state_dict()})
@@ -185,8 +200,8 @@ def test_errors_say_what_is_expected() -> None:
         net.fold(torch.randn(1, 3))
     with refused(ConfigError, "not 0"):
         conditioned_on(tiny_backbone(), 4, mu_dim=0)
-    with refused(UnknownName, "'low-rnak'", "'low-rank'"):
-        conditioned_on(tiny_backbone(), 4, mu_dim=3, condition="low-rnak")
+    with refused(UnknownName, "'flim'", "'film'"):
+        conditioned_on(tiny_backbone(), 4, mu_dim=3, condition="flim")
 
 
 def second_head(width: int) -> Predictor:

@@ -164,8 +164,8 @@ def test_a_flipped_bit_of_a_state_is_noticed(run: Path, features: Manifest) -> N
         ({}, {"count": "many"}),
         ({}, {"count": "1e999"}),
         ({}, {"reach": "NaN"}),
-        ({}, {"payloads": "{}"}),
-        ({}, {"payloads": "[1]"}),
+        ({}, {"payloads": "[]"}),
+        ({}, {"payloads": '{"prior": 1}'}),
         ({}, {"payloads": "[" * 100_000}),
     ],
     ids=str,
@@ -179,7 +179,7 @@ def test_a_state_that_makes_no_sense(
     sums = {"total": state.total, "squares": state.squares, "reference": state.reference}
     sums["seen"] = state.seen
     facts = {"kind": "domain state", "model": state.model, "count": "9"}
-    facts |= {"reach": "1.0", "payloads": "[]"}
+    facts |= {"reach": "1.0", "payloads": "{}"}
     save_tensors(path, {key: value.clone() for key, value in sums.items()}, facts)
     assert DomainState.load(path).count == 9
     save_tensors(path, {**sums, **tensors}, {**facts, **metadata})

@@ -115,13 +115,12 @@ def places(tiny: Tiny, classes: int, sites: Sequence[str] = SITES, **unseen: lis
 def by_place(classes: int) -> Predictor:
     """F(x, μ) says class i where μ is i: its logits are −(μ − i)², up to a constant."""
     backbone = build_backbone("mlp", in_features=2)
-    learned = conditioned_on(backbone, classes, mu_dim=1, width=2, hidden=2)
+    learned = conditioned_on(backbone, classes, mu_dim=1, condition="bias", width=2, hidden=2)
     number = torch.arange(float(classes))
     with torch.no_grad():
         for parameter in learned.parameters():
             parameter.zero_()
-        learned.get_parameter("head.first.weight")[0, 2] = 1.0  # the hidden layer starts with μ
-        learned.last.weight[:, 0] = 2 * number
+        learned.get_parameter("head.condition.shift.weight").copy_(2 * number[:, None])
         learned.last.bias.copy_(-number.square())
     return Predictor(identity_backbone(2), learned).eval()
 

@@ -180,7 +180,7 @@ class Adapted:
         payload = None if self.state is None else self.state.payloads.get("prior")
         if payload is None:
             return None
-        return dict(zip(self.classes, payload["prior"].tolist(), strict=True))
+        return dict(zip(self.classes, payload.tensors["prior"].tolist(), strict=True))
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Class probabilities: [n, C]. `images`: paths, arrays, PIL images, tensors or features."""
@@ -362,8 +362,9 @@ def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
         embedding = trained.start(embedding=True).embedding if chain.embedding else None
         return DomainState.empty(digest, embedding.dim if embedding else 0)
     into.require(digest)
-    for name in (*into.payloads, *chain.methods):
-        raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+    stuck = [name for name, method in chain.methods.items() if not method.grows]
+    if stuck:
+        raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
     made = chain_of(into).name
     if made != chain.name:
         raise StateMismatch(

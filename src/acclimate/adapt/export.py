@@ -121,7 +121,7 @@ def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.nda
         embedding = chain.embedding
         shift = torch.zeros_like(prior)
         for name, method in chain.methods.items():
-            own, further = method.shift(state.payloads[name])
+            own, further = method.shift(state.payloads[name].tensors)
             temperature, shift = temperature * own, shift / own + further
         prior = (prior.log() + shift).softmax(0)  # log 0 stays: no such class in training
     inputs = {"prior": prior, "temperature": torch.tensor(temperature)}

@@ -104,7 +104,7 @@ class ModelConfig:
     head: Literal["linear", "mlp"] = setting(
         "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
     )
-    condition: Literal["concat", "low-rank"] = setting(
+    condition: Literal["concat", "film", "bias", "low-rank"] = setting(
         "concat", "how μ enters an adaptive predictor; concat is the paper's"
     )
     width: int = setting(1024, "output of the layer after the backbone", at_least=1, at_most=WIDEST)

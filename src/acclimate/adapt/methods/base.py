@@ -21,6 +21,7 @@ class Context:
     """What a method may know of label frequencies."""
 
     label_prior: Tensor  # [C] float64: those that the classifier a chain starts from stands under,
+    implied: bool = False  # read off the images, where it is not known from training
     ratios: np.ndarray | None = None  # how they vary between training domains: see `fit_ratios`
 
 
@@ -41,9 +42,11 @@ class Method(ABC):
     # after the latter are features taken again.
     changes: ClassVar[Literal["bias", "head", "backbone"]]
     gradient_free: ClassVar[bool] = True
+    mergeable: ClassVar[bool] = False  # whether the tensors of two image sets add up
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
     calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
+    grows: ClassVar[bool] = False  # whether it has `observe_more`
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
@@ -54,6 +57,12 @@ class Method(ABC):
     @abstractmethod
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
         """What `images` say, with `classifier` as it is so far."""
+
+    def observe_more(
+        self, classifier: Head, images: Images, context: Context, earlier: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """What `images` say together with those that `earlier` was learned from."""
+        raise NotImplementedError
 
     @classmethod
     def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.prior import implied_prior, posteriors
 from acclimate.core.errors import ConfigError, StateMismatch
 from acclimate.core.tensors import require_finite
-from acclimate.learn.embeddings import DomainState
+from acclimate.learn.embeddings import DomainState, Payload
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Predictor
@@ -68,8 +68,9 @@ def adapt_model(
 ) -> tuple[Predictor, DomainState]:
     """Adapt a model to the domain of `images` by `chain`: THE way, for every caller.
 
-    `state` has counted `images` already. Without one, μ is computed here where the chain starts
-    from it. Returns the adapted predictor, and the state with what the methods keep.
+    `state` has counted `images` already, and holds what the methods kept of earlier ones. Without
+    one, μ is computed here where the chain starts from it. Returns the adapted predictor, and the
+    state with what the methods keep.
     """
     if state is None:
         state = embed(model, images, chain)
@@ -83,10 +84,14 @@ def adapt_model(
         if method.changes != "backbone":
             head, rows = predictor.head, images.features(predictor.backbone)
         with torch.set_grad_enabled(not method.gradient_free):
-            observed = method.observe(head, rows, context)
+            if state.payloads:
+                earlier = state.payloads[name].tensors
+                observed = method.observe_more(head, rows, context, earlier)
+            else:
+                observed = method.observe(head, rows, context)
         for value in observed.values():
             require_finite(value, f"what method '{name}' found")
-        payloads[name] = {key: value.cpu() for key, value in observed.items()}
+        payloads[name] = Payload({k: v.cpu() for k, v in observed.items()}, method.mergeable)
         predictor = _changed(predictor, method, payloads[name])
     return predictor, replace(state, payloads=payloads)
 
@@ -102,12 +107,12 @@ def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
     return predictor
 
 
-def _changed(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) -> Predictor:
+def _changed(predictor: Predictor, method: Method, payload: Payload) -> Predictor:
     if method.changes == "backbone":
-        changed = method.apply(predictor, payload)
+        changed = method.apply(predictor, payload.tensors)
         assert isinstance(changed, Predictor)
         return changed
-    return Predictor(predictor.backbone, method.apply(predictor.head, payload))
+    return Predictor(predictor.backbone, method.apply(predictor.head, payload.tensors))
 
 
 def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Context:
@@ -115,10 +120,11 @@ def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Co
     frequencies into account: which ones, F(·, μ) and F at the centre tell on the images."""
     prior = torch.tensor(model.label_prior, dtype=torch.float64)
     asked = any(method.assumes_label_shift for method in chain.methods.values())
-    if chain.embedding and not model.prior_aware and asked:
+    implied = chain.embedding and not model.prior_aware
+    if implied and asked:
         at_centre = posteriors(model.at(None), images)
         prior = implied_prior(posteriors(start, images), at_centre, prior)
-    return Context(prior, None if model.ratios is None else np.asarray(model.ratios))
+    return Context(prior, implied, None if model.ratios is None else np.asarray(model.ratios))
 
 
 def no_phi(count: int) -> Tensor:

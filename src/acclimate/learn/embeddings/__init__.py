@@ -7,7 +7,7 @@ from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import unknown
 from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
 from acclimate.learn.embeddings.prototype import Prototype
-from acclimate.learn.embeddings.state import DomainState, DomainTable, embed_rows
+from acclimate.learn.embeddings.state import DomainState, DomainTable, Payload, embed_rows
 from acclimate.learn.objective import Embedding
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DomainTable",
     "Embedding",
     "FromERM",
+    "Payload",
     "embed_rows",
     "embedding_settings",
     "find_embedding",

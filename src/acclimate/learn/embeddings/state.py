@@ -37,6 +37,22 @@ SUMS = ("total", "squares", "reference")
 
 
 @dataclass(frozen=True)
+class Payload:
+    """What another adaptation method keeps, and whether two of them add up."""
+
+    tensors: Mapping[str, Tensor]
+    mergeable: bool  # tensors of merged states are added
+
+    def __add__(self, other: "Payload") -> "Payload":
+        return Payload({key: t + other.tensors[key] for key, t in self.tensors.items()}, True)
+
+    def adds_to(self, other: "Payload") -> bool:
+        """Whether both can be merged and hold tensors of the same names and shapes."""
+        mine, theirs = ({k: t.shape for k, t in p.tensors.items()} for p in (self, other))
+        return self.mergeable and other.mergeable and mine == theirs
+
+
+@dataclass(frozen=True)
 class DomainState:
     """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
 
@@ -51,8 +67,7 @@ class DomainState:
     count: int
     reference: Tensor  # [d]
     reach: float = 0.0
-    # What each further adaptation method keeps, by its name.
-    payloads: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    payloads: Mapping[str, Payload] = field(default_factory=dict)
     # [k] int64: a hash of each image, sorted, of the first that were seen; not of rows of features,
     # since two measurements may agree.
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -148,8 +163,13 @@ class DomainState:
         """Both domains' images as one, as if seen together."""
         self.require(other.model)
         self.require_width(len(other.total))
-        for name in (*self.payloads, *other.payloads):
-            raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+        payloads = {**other.payloads, **self.payloads}
+        for name, payload in payloads.items():
+            partner = other.payloads.get(name, payload)
+            if not payload.adds_to(partner):
+                raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+            if name in self.payloads and name in other.payloads:
+                payloads[name] = payload + partner
         apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
             self,
@@ -158,6 +178,7 @@ class DomainState:
             count=self.count + other.count,
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + float(apart.norm())),
+            payloads=payloads,
             seen=torch.unique(torch.cat([self.seen, other.seen]))[:MOST_SEEN],
         )
 
@@ -180,7 +201,7 @@ class DomainState:
         """safetensors, with JSON metadata."""
         tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
         for name, payload in self.payloads.items():
-            tensors |= {f"payload/{name}/{key}": value for key, value in payload.items()}
+            tensors |= {f"payload/{name}/{key}": value for key, value in payload.tensors.items()}
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
         if not finite or self.count > MOST_IMAGES:
             raise StateMismatch(
@@ -192,7 +213,7 @@ class DomainState:
             "model": self.model,
             "count": str(self.count),
             "reach": repr(self.reach),
-            "payloads": json.dumps([*self.payloads]),
+            "payloads": json.dumps({name: p.mergeable for name, p in self.payloads.items()}),
         }
         save_tensors(Path(path), tensors, metadata)
 
@@ -203,7 +224,7 @@ class DomainState:
         try:
             tensors, metadata = read_tensors(path)
             facts = _facts(metadata, path, "count", "reach", "payloads")
-            names = facts.texts("payloads")
+            mergeable = facts.table("payloads")
             numbers, seen = {name: tensors[name] for name in SUMS}, tensors["seen"]
             shape, dim = (torch.float64, 1), len(numbers["total"])
             if (
@@ -211,14 +232,16 @@ class DomainState:
                 or any((t.dtype, t.ndim) != shape or len(t) != dim for t in numbers.values())
                 or (seen.dtype, seen.ndim) != (torch.int64, 1)
                 or len(seen) > MOST_SEEN
+                or not {*map(type, mergeable.values())} <= {bool}
                 or not all_finite(tensors.values())
             ):
                 raise DamagedFile(path)
+            stored = {name: below(tensors, f"payload/{name}/") for name in mergeable}
             return cls(
                 metadata["model"],
                 count=facts.whole("count", most=MOST_IMAGES),
                 reach=facts.number("reach"),
-                payloads={name: below(tensors, f"payload/{name}/") for name in names},
+                payloads={name: Payload(stored[name], merge) for name, merge in mergeable.items()},
                 seen=seen,
                 **numbers,
             )

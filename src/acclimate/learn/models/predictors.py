@@ -5,9 +5,12 @@ The adaptive predictor is F(x, μ) = F_mlp(F_ft(x), μ). F_ft is the backbone an
 layer to the classes. Where μ enters is the condition:
 
 - concat: F_mlp sees [z, μ] instead of z = F_ft(x), as published;
-- low-rank: W (U h ∘ V μ) / √rank + A μ is added to the logits, with h the hidden layer: for one
-  domain, another last layer, in which image and domain multiply. A and W start at zero, so that
-  training starts at the plain predictor.
+- film: F_mlp sees z (1 + G μ) + B μ;
+- bias: A μ is added to the logits;
+- low-rank: W (U h ∘ V μ) / √rank + A μ is added to them, with h the hidden layer: for one domain,
+  another last layer, in which image and domain multiply.
+
+G, B, A and W start at zero, so that training starts at the plain predictor.
 """
 
 import copy
@@ -285,6 +288,39 @@ class _Concat(_Condition):
 
 
 @final
+class _Film(_Condition):
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
+        self.scale = _zero_linear(mu_dim, width)
+        self.shift = _zero_linear(mu_dim, width)
+
+    def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
+        modulated: Tensor = z * (1 + self.scale(mu)) + self.shift(mu)
+        return modulated
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        # s (P f + p) + B μ = (diag(s) P) f + (s p + B μ), with s = 1 + G μ
+        scale = 1 + self.scale.weight.to(mu) @ mu
+        head["project.weight"] *= scale[:, None]
+        head["project.bias"] *= scale
+        head["project.bias"] += self.shift.weight.to(mu) @ mu
+
+
+@final
+class _Bias(_Condition):
+    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+        super().__init__(mu_dim, width, hidden, classes)
+        self.shift = _zero_linear(mu_dim, classes)
+
+    def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
+        shifted: Tensor = logits + self.shift(mu)
+        return shifted
+
+    def fold(self, head: dict[str, Tensor], mu: Tensor) -> None:
+        head["last.bias"] += self.shift.weight.to(mu) @ mu
+
+
+@final
 class _LowRank(_Condition):
     rank = 128
 
@@ -313,7 +349,12 @@ def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-_CONDITIONS: dict[str, type[_Condition]] = {"concat": _Concat, "low-rank": _LowRank}
+_CONDITIONS: dict[str, type[_Condition]] = {
+    "concat": _Concat,
+    "film": _Film,
+    "bias": _Bias,
+    "low-rank": _LowRank,
+}
 
 
 def build_head(
