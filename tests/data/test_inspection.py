@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_the_whole_by_hand() -> None:
     assert inspection.pairwise.largest_pair == ("x", "z")
     assert [domain.role for domain in inspection.domains] == [None, "train", "val", None]
     assert inspection.digest == manifest.digest()
-    told = json.loads(json.dumps(inspection.as_dict(), allow_nan=False))
+    told = json.loads(json.dumps(asdict(inspection), allow_nan=False))
     assert told["domains"][1]["top_class"] == "a"
     assert told["pairwise"]["largest_pair"] == ["x", "z"]
 

@@ -1,8 +1,7 @@
 """What a data set looks like before training: sizes, long tails and label shift per domain."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
@@ -66,10 +65,6 @@ class Inspection:
     tail_share: float | None
     pairwise: PairwiseShift | None
     domains: tuple[DomainInspection, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it as nested values, ready for JSON."""
-        return asdict(self)
 
 
 def inspect(manifest: Manifest) -> Inspection:
