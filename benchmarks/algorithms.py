@@ -25,7 +25,7 @@ from rich.console import Console
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_text
-from acclimate.data.images import load
+from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.demo import SETTINGS
 from acclimate.learn.algorithms import names
@@ -66,7 +66,7 @@ def write_data(folder: Path, seed: int) -> None:
     (gain, offset, label frequencies) beside them, for an oracle that knows the true domain."""
     digits = build_digits(DigitsSettings(seed=seed))
     rows = range(len(digits))
-    pixels = np.stack([load(digits.image_source(row), 8)[0].ravel() / 255 for row in rows])
+    pixels = np.stack([read_pixels(digits.image_source(row), 8)[0].ravel() / 255 for row in rows])
     frequencies = np.stack(
         [
             np.bincount(digits.label_index[digits.rows(domain=name)], minlength=10)

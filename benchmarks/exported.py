@@ -18,7 +18,7 @@ from acclimate import AdaptiveClassifier, Manifest
 from acclimate.adapt.export import export_adapted, export_conditioned, site_inputs
 from acclimate.adapt.methods import find_chain
 from acclimate.build.digits import DigitsSettings, build_digits
-from acclimate.data.images import load
+from acclimate.data.images import read_pixels
 from pages import fill
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
@@ -69,7 +69,9 @@ def main() -> None:
         DigitsSettings(train_domains=6, test_domains=1, train_images=60, test_images=80, noise=0.2)
     )
     unseen = digits.rows(domain="test-0-000")
-    images = np.stack([load(digits.image_source(int(row)), arguments.size) for row in unseen])
+    images = np.stack(
+        [read_pixels(digits.image_source(int(row)), arguments.size) for row in unseen]
+    )
     header = ["predictor", *CHAINS, "conditioned form"]
     table = [header, ["---"] * len(header)]
     for name in arguments.predictors.split(";"):

@@ -14,7 +14,7 @@ import torch
 from acclimate.config import DataConfig
 from acclimate.data import source as sources
 from acclimate.data.batches import DomainSampler, EpisodeSampler
-from acclimate.data.images import DECODER, load, read_pixels
+from acclimate.data.images import DECODER, decode, read_pixels
 from acclimate.data.source import ImageSource, Quarantine
 from acclimate.learn.models.weights import import_torchvision
 from speeds.bench import Bench, Row
@@ -25,7 +25,7 @@ def decoding(bench: Bench) -> list[Row]:
     data = [Path(str(bench.manifest.image_source(row))).read_bytes() for row in range(count)]
     size = bench.scale.size
     ways: dict[str, Callable[[bytes], object]] = {
-        "Pillow, decoded and resized": lambda one: load(one, size),
+        "Pillow, decoded and resized": lambda one: decode(one, hint=size).resize((size, size)),
         "ours, decoded and resized": lambda one: read_pixels(one, size),
     }
     if DECODER is not None:

@@ -304,7 +304,7 @@ def test_pack_decodes_what_can_be_read(
     bad.write_bytes(b"nothing")
     images = len(list(tree.rglob("*.jpg")))
     _, out, _ = cli("pack", tmp_path / "photos", "--size", "16")
-    (folder,) = (tmp_path / "cache" / "images").iterdir()
+    (folder,) = (tmp_path / "cache" / "images" / "kept").iterdir()
     name = bad.relative_to(tmp_path / "photos")
     said = out.splitlines()
     assert said[:2] == [f"folder: {folder}", f"images: {images - 1}"]

@@ -68,25 +68,6 @@ def test_a_step_is_a_pure_function_of_its_number(
     assert len({rows.tobytes() for rows, _ in forwards}) == 40
 
 
-@pytest.mark.parametrize("kind", ["domains", "episodes"])
-def test_seeds_differ_and_rows_belong_to_their_domain(kind: str) -> None:
-    domains = domains_of(9, 5, 7)
-    options = {"per_domain": 4, "domains_per_step": 2}
-    drawn = []
-    for seed in (0, 1):
-        sampler = (
-            DomainSampler(domains, seed=seed, **options)
-            if kind == "domains"
-            else EpisodeSampler(domains, seed=seed, support=0.5, **options)
-        )
-        for step in range(20):
-            rows, numbers = sampler.rows(step)
-            assert rows.shape == numbers.shape == (8,)
-            assert all(row in domains[number] for row, number in zip(rows, numbers, strict=True))
-            drawn.append(rows.tobytes())
-    assert len(set(drawn)) == 40
-
-
 def test_domains_are_seen_equally_often_over_whole_rounds() -> None:
     sampler = domain_sampler(*[6] * 7, slots=3)
     for start in (0, 7, 70):  # seven steps are three rounds

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from acclimate.core.errors import ImageError, ManifestError, RecordError, TooManyUnreadable
-from acclimate.data.images import decode, load, read_pixels
+from acclimate.core.errors import ImageError, ManifestError, TooManyUnreadable
+from acclimate.data.images import decode, read_pixels
 from acclimate.data.readers import find_images
 from acclimate.data.source import Quarantine
 from fixtures.errors import refused
@@ -167,8 +166,8 @@ def test_orientation_by_exif(orientation: int, kind: str) -> None:
     data = encoded(RGB, kind, exif=exif, **options)
     assert np.array_equal(pixels(data), TURNED[orientation])
     with Image.open(io.BytesIO(data)) as image:
-        expected = load(np.ascontiguousarray(TURNED[orientation]), 12)
-        assert np.array_equal(load(image, 12), expected)
+        expected = read_pixels(np.ascontiguousarray(TURNED[orientation]), 12)
+        assert np.array_equal(read_pixels(image, 12), expected)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -218,11 +217,10 @@ def test_bad_images_say_why(name: str, tmp_path: Path) -> None:
             decode(source)
 
 
-@pytest.mark.parametrize("read", [load, read_pixels])
-def test_files_that_are_not_there(tmp_path: Path, read: Callable[..., np.ndarray]) -> None:
+def test_files_that_are_not_there(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "no.jpg", "no such file"), (tmp_path, "a folder")):
         with refused(ImageError, reason):
-            read(path, 8)
+            read_pixels(path, 8)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
@@ -249,22 +247,22 @@ def test_damage_of_any_kind_is_an_image_error(kind: str) -> None:
 def test_the_limit_is_the_callers() -> None:
     data = encoded(RGB, "PNG")
     assert decode(data, max_pixels=54).size == (9, 6)
-    for call in (decode, lambda d, **k: load(d, 8, **k)):
+    for call in (decode, lambda d, **k: read_pixels(d, 8, **k)):
         with refused(ImageError, "9x6", 53):
             call(data, max_pixels=53)
     with refused(ImageError, "9x6", 53):
-        load(Image.fromarray(RGB), 8, max_pixels=53)
+        read_pixels(Image.fromarray(RGB), 8, max_pixels=53)
 
 
 def test_load_squashes_and_antialiases() -> None:
     stripes = np.zeros((40, 80, 3), dtype=np.uint8)
     stripes[:, ::2] = 255  # at a tenth only their average is left
-    small = load(encoded(stripes, "PNG"), 8)
+    small = read_pixels(encoded(stripes, "PNG"), 8)
     assert small.shape == (3, 8, 8) and small.dtype == np.uint8 and small.flags["C_CONTIGUOUS"]
     assert np.abs(small[:, :, 1:-1].astype(int) - 127).max() <= 2
     half = np.zeros((10, 40, 3), dtype=np.uint8)
     half[:, 20:, 0] = 200
-    square = load(encoded(half, "PNG"), 10)
+    square = read_pixels(encoded(half, "PNG"), 10)
     assert square[0, :, :4].max() == 0 and square[0, :, 6:].min() == 200 and square[1:].max() == 0
 
 
@@ -272,7 +270,7 @@ def test_load_takes_what_users_hold(tmp_path: Path) -> None:
     data = encoded(RGB, "PNG")
     file = tmp_path / "x.png"
     file.write_bytes(data)
-    expected = load(data, 8)
+    expected = read_pixels(data, 8)
     planes = np.ascontiguousarray(RGB.transpose(2, 0, 1))
     same = [
         *(file, str(file), data, Image.fromarray(RGB), RGB, planes, RGB / 255),
@@ -281,15 +279,15 @@ def test_load_takes_what_users_hold(tmp_path: Path) -> None:
         torch.from_numpy(planes / 255 + 1e-9),
     ]
     for image in same:
-        assert np.array_equal(load(image, 8), expected), type(image)
+        assert np.array_equal(read_pixels(image, 8), expected), type(image)
     grey = RGB[..., 0]
-    expected = load(np.stack([grey] * 3), 8)
+    expected = read_pixels(np.stack([grey] * 3), 8)
     for image in (grey, grey / 255, torch.from_numpy(grey.copy()), Image.fromarray(grey)):
-        assert np.array_equal(load(image, 8), expected)
+        assert np.array_equal(read_pixels(image, 8), expected)
     rows = RGB[:3]
-    assert np.array_equal(load(rows, 8), load(encoded(rows, "PNG"), 8))
+    assert np.array_equal(read_pixels(rows, 8), read_pixels(encoded(rows, "PNG"), 8))
     half = torch.from_numpy(planes).to(torch.bfloat16) / 255
-    assert np.abs(load(half, 8).astype(int) - load(data, 8)).max() <= 2
+    assert np.abs(read_pixels(half, 8).astype(int) - read_pixels(data, 8)).max() <= 2
 
 
 @pytest.mark.parametrize(
@@ -310,7 +308,7 @@ def test_load_takes_what_users_hold(tmp_path: Path) -> None:
 )
 def test_load_refuses_clearly(image: object, facts: list[str]) -> None:
     with refused(ImageError, *facts):
-        load(image, 8)
+        read_pixels(image, 8)
 
 
 def test_a_lazily_opened_damaged_image() -> None:
@@ -318,7 +316,7 @@ def test_a_lazily_opened_damaged_image() -> None:
         Image.open(io.BytesIO(BAD["cut jpeg"][0])) as image,
         refused(ImageError, "truncated"),
     ):
-        load(image, 8)
+        read_pixels(image, 8)
 
 
 def test_files_are_closed_and_threads_agree(tmp_path: Path) -> None:
@@ -327,12 +325,12 @@ def test_files_are_closed_and_threads_agree(tmp_path: Path) -> None:
         files.append(tmp_path / f"{i}.{suffix}")
         files[-1].write_bytes(encoded(np.roll(SMOOTH, i, axis=1), kind))
     (tmp_path / "cut.jpg").write_bytes(BAD["cut jpeg"][0])
-    alone = [load(file, 16) for file in files]
+    alone = [read_pixels(file, 16) for file in files]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda file: load(file, 16), files))
+        together = list(pool.map(lambda file: read_pixels(file, 16), files))
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
     with pytest.raises(ImageError):
-        load(tmp_path / "cut.jpg", 16)
+        read_pixels(tmp_path / "cut.jpg", 16)
     gc.collect()  # an unclosed file would warn, and warnings are errors
     handles = Path("/proc/self/fd")
     if handles.exists():
@@ -414,13 +412,6 @@ def test_a_stopped_runs_list_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_a_file_that_is_no_quarantine_list(tmp_path: Path) -> None:
-    path = tmp_path / "quarantine.jsonl"
-    path.write_text('{"image": "a.jpg", "reason": "truncated"}\n[1]\n{"image": "b"}\n')
-    with refused(RecordError, path, "line 2"):
-        Quarantine(path, total=10, max_share=1.0)
-
-
 def test_pipes_sockets_and_devices_are_named_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -430,9 +421,8 @@ def test_pipes_sockets_and_devices_are_named_and_not_waited_for(tmp_path: Path) 
         found = find_images([tmp_path])
         assert [path.name for path in found] == ["good.png", "null.png", "pipe.jpg", "socket.png"]
         for path, kind in zip(found[1:], ("a device", "a pipe", "a socket"), strict=True):
-            for read in (load, read_pixels):
-                with refused(ImageError, kind):
-                    read(path, 4)
+            with refused(ImageError, kind):
+                read_pixels(path, 4)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(
@@ -453,4 +443,4 @@ def test_a_folder_that_cannot_be_listed_is_named(
 
 def test_a_name_with_a_nul() -> None:
     with refused(ImageError, "NUL"):
-        load(Path("a\0b.png"), 4)
+        read_pixels(Path("a\0b.png"), 4)

@@ -292,22 +292,6 @@ def test_images_stay_where_they_are_held(folder: Path, decoded: list[object]) ->
     assert len(decoded) == COUNT  # the unreadable one was tried once too
 
 
-def test_a_pack_knows_what_was_written(folder: Path) -> None:
-    source = opened(folder)
-    pack = in_pack(source)
-    stored, _ = source.take(np.arange(3))
-    image, into = int(source.image[1]), np.empty((3, SIDE, SIDE), np.uint8)
-    fresh = in_pack(opened(folder))
-    assert fresh.has(image) and fresh.find(image, into) and (into == stored[1].numpy()).all()
-    assert not fresh.has(5) and not fresh.find(5, into), "never written"
-    fresh.slot[5] = fresh.slot[image]
-    assert not fresh.find(5, into), "another image's place"
-    os.pwrite(pack.file, b"\x00\x01", pack._place(image) + packing.HEAD)
-    assert not in_pack(opened(folder)).find(image, into), "not as it was written"
-    os.truncate(pack.folder / "images", 10)
-    assert not pack.find(image, into), "cut short"
-
-
 @pytest.mark.parametrize(
     ("free", "share", "reserved", "most"),
     [(1000, 1.0, 3000, 250), (1000, 0.5, 2000, 125), (1000, 0.5, 3000, -1)],

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from acclimate.config import OptimiserConfig
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError
 from acclimate.data.batches import Batch, DomainSampler, Loader
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
@@ -28,7 +27,6 @@ from acclimate.learn.penalties import (
     Groups,
     coral,
     irm,
-    irm_square,
     mmd2,
 )
 from acclimate.records.folder import RunFolder
@@ -44,7 +42,6 @@ from fixtures.algorithms import (
     run_process,
     trained,
 )
-from fixtures.errors import refused
 from fixtures.predictors import plain_on
 
 BATCH = make_batch([0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
@@ -95,11 +92,6 @@ def test_settings_are_domainbeds(name: str) -> None:
     assert choose(name).build.least_domains == 2
 
 
-def test_a_wrong_form_is_refused() -> None:
-    with refused(ConfigError, "hparams.form", "cube"):
-        choose("irm", {"form": "cube"})
-
-
 # Penalties on hidden features and logits
 
 
@@ -117,11 +109,10 @@ def test_features_of_the_hidden_layer_are_penalised(name: str) -> None:
     assert losses.penalty != 0
 
 
-@pytest.mark.parametrize(("form", "penalty"), [("split", irm), ("square", irm_square)])
-def test_irms_weight_is_1_until_its_penalty_counts(form: str, penalty: Any) -> None:
-    algorithm = make("irm", penalty=50.0, anneal=3, form=form)
+def test_irms_weight_is_1_until_its_penalty_counts() -> None:
+    algorithm = make("irm", penalty=50.0, anneal=3)
     logits = algorithm.predict(BATCH).logits
-    gap = penalty(logits, BATCH.y, BATCH.domain)
+    gap = irm(logits, BATCH.y, BATCH.domain)
     for step, weight in [(0, 1), (2, 1), (3, 50), (9, 50)]:
         losses = algorithm(BATCH, step)
         torch.testing.assert_close(losses.penalty, weight * gap)
@@ -311,18 +302,6 @@ def test_mldg_splits_the_domains_of_a_batch(domains: int, asked: int, held_out: 
         assert not out & set(domain[~mask].tolist())
         chosen |= out
     assert chosen == set(range(domains))
-
-
-def test_mldgs_splits_are_those_of_the_seed_and_the_step() -> None:
-    """As they have always been: a run that is resumed or repeated goes on with the same ones."""
-    domain = torch.arange(6)
-    for seed, meta_test, expected in (
-        (0, 1, [[0], [3], [2], [4], [0], [0]]),
-        (7, 2, [[0, 2], [2, 4], [2, 4], [2, 4], [1, 5], [0, 5]]),
-    ):
-        algorithm = make("mldg", meta_test=meta_test, seed=seed)
-        splits = [algorithm._held_out(Groups.of(domain), step) for step in range(6)]
-        assert [domain[out].tolist() for out in splits] == expected
 
 
 def test_mldg_leaves_a_layer_that_is_not_used_where_it_is() -> None:

@@ -1,35 +1,22 @@
 """One suite for every row of the tables: algorithms over both predictors, and embeddings."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from acclimate.config import EmbeddingConfig, RunConfig, from_dict, setting
+from acclimate.config import EmbeddingConfig, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError
-from acclimate.data.batches import Batch
-from acclimate.data.manifest import Manifest
-from acclimate.learn.algorithms import ALGORITHMS, Algorithm, names
+from acclimate.learn.algorithms import names
 from acclimate.learn.embeddings import (
     EMBEDDINGS,
-    Embedding,
     embedding_settings,
-    find_embedding,
 )
-from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.models import build_backbone
-from acclimate.learn.objective import Losses
-from acclimate.records.folder import RunFolder
-from acclimate.rehearse.training import train
-from acclimate.sweep.contenders import ranges
 from fixtures.errors import refused
 from fixtures.objectives import (
     CLASSES,
@@ -44,7 +31,7 @@ from fixtures.objectives import (
 
 # On one batch seen again and again an unbiased square has no lower bound, and seven kernels over
 # four rows of a domain outweigh the risk.
-ON_ONE_BATCH = {"irm": {"form": "square"}, "mmd": {"penalty": 0.1}}
+ON_ONE_BATCH = {"irm": {"penalty": 0.01, "anneal": 0}, "mmd": {"penalty": 0.1}}
 
 
 def any_precision() -> AbstractContextManager[object]:
@@ -111,55 +98,6 @@ class TestAlgorithm:
         assert algorithm(batch, 40).risk.item() < 0.7 * first
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmoothedConfig:
-    smoothing: float = setting(0.1, "share of the target that all classes get", at_least=0)
-
-
-class Smoothed(Algorithm):
-    """Label smoothing, and each class of a batch counts equally: losses without a penalty."""
-
-    Config = SmoothedConfig
-
-    def forward(self, batch: Batch, step: int) -> Losses:
-        count = F.one_hot(batch.y, self.classes).sum(0)  # bincount would wait for a GPU
-        weight = 1 / count.clamp(min=1).float()
-        logits, smoothing = self.predict(batch).logits, self.config.smoothing
-        risk = F.cross_entropy(logits, batch.y, weight=weight, label_smoothing=smoothing)
-        return Losses(risk=risk)
-
-
-CHECKS = [name for name in vars(TestAlgorithm) if name.startswith("test_")]
-
-
-@pytest.mark.parametrize("name", ["smoothed", "da-smoothed"])
-@pytest.mark.parametrize("check", CHECKS)
-def test_an_algorithm_without_a_penalty_passes(
-    name: str, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ALGORITHMS, "smoothed", (Smoothed, "label smoothing"))
-    getattr(TestAlgorithm(), check)(name)
-
-
-@pytest.mark.parametrize("name", ["smoothed", "da-smoothed"])
-def test_an_algorithm_without_a_penalty_trains_and_is_drawn(
-    name: str,
-    tiny: Callable[..., RunConfig],
-    features: Manifest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As one with a penalty does; its records have none, and a sweep finds nothing to draw of it
-    that others have not."""
-    monkeypatch.setitem(ALGORITHMS, "smoothed", (Smoothed, "label smoothing"))
-    config = tiny(name, hparams={"smoothing": 0.2}, test_domains=("site-0",))
-    train(config, features, tmp_path / "run", device="cpu")
-    losses = RunFolder(tmp_path / "run").records().losses
-    assert losses and {loss.penalty for loss in losses} == {None}
-    erm = name.replace("smoothed", "erm")
-    assert ranges(name) == ranges(erm)
-
-
 @pytest.mark.parametrize("name", EMBEDDINGS)
 @pytest.mark.parametrize("mixup", ["on", "off"])
 class TestEmbedding:
@@ -197,38 +135,6 @@ class TestEmbedding:
         embedding = self.make(name, mixup).to("meta")
         with any_precision():
             embedding(without_numbers(make_batch(adaptive=False)), 0).total.backward()
-
-    def test_same_seed_same_loss(self, name: str, mixup: str) -> None:
-        batch = make_batch(adaptive=False)
-        one, two = (self.make(name, mixup)(batch, 2).total for _ in range(2))
-        assert torch.equal(one, two)
-
-
-def test_a_new_embedding_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class SharpConfig:
-        scale: float = setting(2.0, "what the features are multiplied by", at_least=0)
-
-    class Sharp(Prototype):
-        Config = SharpConfig
-
-        def raw(self, x: Tensor) -> Tensor:
-            return self.own.scale * super().raw(x)
-
-    def built(**values: Any) -> Embedding:
-        config = from_dict(EmbeddingConfig, {"dim": MU, "mixup": "off", **values}, where="test")
-        torch.manual_seed(0)
-        return find_embedding(config.name).build(
-            build_backbone("mlp", in_features=FEATURES),
-            config, domains=DOMAINS, classes=CLASSES, world=World(), seed=0,
-        )  # fmt: skip
-
-    monkeypatch.setitem(EMBEDDINGS, "sharp", replace(EMBEDDINGS["prototype"], build=Sharp))
-    x = make_batch(adaptive=False).x
-    once = built().raw(x)
-    torch.testing.assert_close(built(name="sharp").raw(x), 2 * once)
-    torch.testing.assert_close(built(name="sharp", sharp={"scale": 3.0}).raw(x), 3 * once)
-    assert torch.equal(built(name="prototype", sharp={"scale": 3.0}).raw(x), once)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from acclimate.learn.embeddings import state
 from acclimate.learn.embeddings.state import Sample
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
+from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
 Tiny = Callable[..., RunConfig]
@@ -123,18 +122,6 @@ def test_at_most_so_many_points_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Sample(rows, 3, "ä").rows.tolist() == [101, 130, 151, 154, 172, 181, 188]
 
 
-def test_what_is_drawn_is_as_it_has_always_been() -> None:
-    found = measure({"a": np.arange(12.0).reshape(6, 2), "ä": np.eye(5)[:, :2]}, seed=3)
-    assert [point["n"] for point in found["points"]] == [1, 2, 5]
-    assert [point["error"] for point in found["points"]] == pytest.approx(
-        [2.4064527, 1.6246688, 0.9421382]
-    )
-    assert [point["error95"] for point in found["points"]] == pytest.approx(
-        [7.0710678, 5.7275649, 3.6769553]
-    )
-    assert found["within"] == pytest.approx(2.2764980)
-
-
 def test_at_most_so_many_domains_are_measured() -> None:
     names = [f"site-{i:02d}" for i in range(40)]
     chosen = choose_domains(names, 0)
@@ -195,13 +182,8 @@ def test_two_processes_measure_what_one_does(tiny: Tiny, tmp_path: Path) -> None
     flags = ["--test-domains", "d", "--algorithm", "da-erm", *as_flags(TINY | sgd)]
     found = []
     for processes in (1, 2):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        out = tmp_path / str(processes)
-        command = [*launcher, "-m", "acclimate", "train", str(data), "--out", str(out), *flags]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads((out / "consistency.json").read_text()))
+        train_with(processes, data, tmp_path / str(processes), *flags)
+        stored = tmp_path / str(processes) / "consistency.json"
+        found.append(json.loads(stored.read_text()))
     assert [d["n"] for d in found[1]["domains"]] == [2, 3, 31]
     assert flat(found[1]) == pytest.approx(flat(found[0]), rel=1e-3)

@@ -15,7 +15,7 @@ from acclimate.adapt.choice import choose_method, explained_here
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
-from acclimate.data.images import load
+from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
@@ -417,7 +417,7 @@ def test_an_image_that_many_rows_show_is_passed_through_the_network_once(
     trained = Trained.load(tmp_path / "run")
     rows = np.concatenate([every[5:8], len(once) + every[5:8]])
     pixels = torch.stack(
-        [torch.from_numpy(load(twice.image_source(int(r)), trained.size)) for r in rows]
+        [torch.from_numpy(read_pixels(twice.image_source(int(r)), trained.size)) for r in rows]
     )
     with torch.no_grad():
         features = trained.predictor.backbone(pixels.float() / 255)

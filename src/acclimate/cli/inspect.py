@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
-from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
+from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_some, say_table
 from acclimate.core.text import DASH, percent
 
 if TYPE_CHECKING:
@@ -25,40 +25,38 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
-    from acclimate.data.duplicates import find_duplicates, sentences
+    from acclimate.data.columns import summaries
+    from acclimate.data.inspection import find_copies, try_images
     from acclimate.data.inspection import inspect as inspect_manifest
-    from acclimate.data.inspection import rare_formats, sampled, try_images
     from acclimate.data.manifest import Manifest
 
     manifest = Manifest.open(data)
-    problems = manifest.findings()
+    problems = manifest.problems()
     inspection = inspect_manifest(manifest)
     with progress_bar() as watch:
         tried, unreadable = try_images(manifest, read, watch)
-    copies = find_duplicates(manifest, sampled(manifest, read))
+    copies = find_copies(manifest)
     figures = []
     if plots is not None:
         from acclimate.report.figures.label_shares import write_label_plots
 
         figures = [str(path) for path in write_label_plots(manifest, plots)]
-    formats = rare_formats(manifest)
     if json:
         facts = {
             **asdict(inspection),
-            "problems": [sentence for kind in problems for sentence in kind.sentences()],
+            "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
-            "rare_formats": formats,
             "duplicates": [asdict(group) for group in copies],
             "plots": figures,
         }
         say_json(facts)
         return
     _show_domains(inspection)
-    for kind in problems:
-        say(f"problem: {kind.summary()}")
+    for line in summaries(problems):
+        say(f"problem: {line}")
+    say_some("copies", [" and ".join(one.images) for one in copies])
     facts = {
-        "notes": [*formats, *sentences(copies, str(data))],
         "images_tried": f"{tried} of {len(manifest)}",
         "unreadable": unreadable,
         "plots": figures,

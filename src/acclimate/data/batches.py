@@ -74,9 +74,9 @@ def label_shifts(counts: np.ndarray) -> np.ndarray:
     One image more, shared out as over all domains, keeps what a small domain lacks possible.
     """
     prior = label_prior(counts)
-    own = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
+    frequencies = (counts + prior) / (counts.sum(1, keepdims=True) + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(prior > 0, np.log(own) - np.log(prior), 0.0)
+        return np.where(prior > 0, np.log(frequencies) - np.log(prior), 0.0)
 
 
 def fit_ratios(counts: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -140,12 +140,12 @@ class DomainSampler:
 
     def _turn(self, domain: int, turn: int) -> Iterator[np.ndarray]:
         """The rows of a domain's turn, a part from each epoch that it touches."""
-        wanted = self.per_domain
-        epoch, place = divmod(turn * wanted, len(self.domains[domain]))
-        while wanted:
-            part = self._epoch(domain, epoch)[place : place + wanted]
+        missing = self.per_domain
+        epoch, place = divmod(turn * missing, len(self.domains[domain]))
+        while missing:
+            part = self._epoch(domain, epoch)[place : place + missing]
             yield part
-            wanted, epoch, place = wanted - len(part), epoch + 1, 0
+            missing, epoch, place = missing - len(part), epoch + 1, 0
 
     def _shuffled_round(self, turn: int) -> np.ndarray:
         return stream(self.seed, "round", turn).permutation(len(self.domains))
@@ -181,10 +181,10 @@ class EpisodeSampler:
         return np.concatenate(rows), np.repeat(chosen, self.per_domain)
 
     def _split(self, shuffled: np.ndarray) -> np.ndarray:
-        drawn = shuffled[: self.per_domain]
-        cut = support_size(len(drawn), self.support / self.per_domain)
+        rows = shuffled[: self.per_domain]
+        cut = support_size(len(rows), self.support / self.per_domain)
         query = self.per_domain - self.support
-        return np.concatenate([np.resize(drawn[:cut], self.support), np.resize(drawn[cut:], query)])
+        return np.concatenate([np.resize(rows[:cut], self.support), np.resize(rows[cut:], query)])
 
 
 def support_size(count: int, share: float) -> int:
@@ -192,7 +192,7 @@ def support_size(count: int, share: float) -> int:
     return min(max(round(count * share), 1), count - 1)
 
 
-class _Drawn(NamedTuple):
+class _Share(NamedTuple):
     """This process's share of a step."""
 
     step: int
@@ -215,40 +215,40 @@ class Loader:
 
     def batches(self, start: int, stop: int) -> Generator[Batch]:
         """Batches of steps `start`..`stop`-1."""
-        drawn: deque[_Drawn] = deque()
+        pending: deque[_Share] = deque()
 
         def parts() -> Iterator[np.ndarray]:
             for step in range(start, stop):
-                drawn.append(self._draw(step))
-                yield drawn[-1].rows
+                pending.append(self._draw(step))
+                yield pending[-1].rows
 
         with closing(self.source.stream(parts(), np.concatenate(self.domains))) as read:
             for stored, good in read:
-                yield self._finish(drawn.popleft(), stored, good)
+                yield self._finish(pending.popleft(), stored, good)
 
     def batch(self, step: int) -> Batch:
         """The batch of one step."""
         return next(self.batches(step, step + 1))
 
-    def _draw(self, step: int) -> _Drawn:
+    def _draw(self, step: int) -> _Share:
         rows, domains = self.sampler.rows(step)
         share = self.world.share(len(rows))
-        return _Drawn(step, len(rows), share, rows[share], domains[share])
+        return _Share(step, len(rows), share, rows[share], domains[share])
 
-    def _finish(self, drawn: _Drawn, stored: Tensor, good: np.ndarray) -> Batch:
-        labels = self.source.labels[drawn.rows]
+    def _finish(self, part: _Share, stored: Tensor, good: np.ndarray) -> Batch:
+        labels = self.source.labels[part.rows]
         for place in np.flatnonzero(~good):
-            domain = self.domains[drawn.domains[place]]
-            row, image = self._substitute(int(drawn.rows[place]), domain)
+            domain = self.domains[part.domains[place]]
+            row, image = self._substitute(int(part.rows[place]), domain)
             stored[place], labels[place] = image, self.source.labels[row]
         device, side = self.world.device, stored.shape[-1]
         x = to_float(stored, device)
         if self.augmented:
             # For the whole batch, so that a sample looks the same whichever process handles it.
-            numbers = draw(drawn.size, side, side, stream(self.seed, "augment", drawn.step))
-            x = augment(x, numbers.take(drawn.share))
+            numbers = draw(part.size, side, side, stream(self.seed, "augment", part.step))
+            x = augment(x, numbers.take(part.share))
             x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
-        return Batch(x, sent(torch.from_numpy(labels), device), torch.from_numpy(drawn.domains))
+        return Batch(x, sent(torch.from_numpy(labels), device), torch.from_numpy(part.domains))
 
     def _substitute(self, row: int, domain: np.ndarray) -> tuple[int, Tensor]:
         """The next readable row of an unreadable row's domain, and what is stored of it."""

@@ -18,7 +18,7 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,6 @@ from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, DamagedFile
 from acclimate.core.files import clear_temporary, locked, write_error, write_json
 from acclimate.core.tensors import read_tensors, save_tensors
-from acclimate.data.images import vectorised
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import LOCK
 
@@ -93,31 +92,28 @@ class FeatureCache:
         if not (self.folder / "about.json").exists():
             write_json(self.folder / "about.json", about)
 
-    def fill(self, wanted: Sequence[bytes], into: Tensor, found: np.ndarray) -> None:
-        """Put what is there of `wanted` into the rows of `into` [n, f], and mark it in `found` [n].
+    def fill(self, images: Sequence[bytes], into: Tensor, there: np.ndarray) -> None:
+        """Put what is there of `images` into the rows of `into` [n, f], and mark it in `there` [n].
 
         A shard that does not hold what it held when it was written is removed.
         """
-        places = {image: place for place, image in enumerate(wanted) if not found[place]}
-        for path, images in self._shards() if places else ():
-            if places.keys().isdisjoint(images):
-                continue
+        places = {image: place for place, image in enumerate(images) if not there[place]}
+        for path in sorted(self.folder.glob(f"*{ENDING}")) if places else ():
             try:
+                with safe_open(path, framework="pt") as file:
+                    held = [row.tobytes() for row in file.get_tensor(IMAGES).numpy()]
+                if places.keys().isdisjoint(held):
+                    continue
                 features = read_tensors(path)[0][FEATURES]
-                if features.shape != (len(images), self.width) or not features.isfinite().all():
+                if features.shape != (len(held), self.width) or not features.isfinite().all():
                     raise DamagedFile(path)
-            except DamagedFile:
-                path.unlink(missing_ok=True)
+            except (DamagedFile, SafetensorError, OSError):
+                path.unlink(missing_ok=True)  # it may be gone: another process was faster
                 continue
-            for image, row in zip(images, features, strict=True):
+            for image, row in zip(held, features, strict=True):
                 if image in places:
                     into[places[image]] = row
-                    found[places[image]] = True
-
-    def count(self, wanted: Sequence[bytes]) -> int:
-        """How many of `wanted` are there, by their names alone."""
-        there = {image for _, images in self._shards() for image in images}
-        return len(there & {*wanted})
+                    there[places[image]] = True
 
     def add(self, images: Sequence[bytes], features: Tensor) -> None:
         """Keep a shard: [n] identities and their features [n, f]."""
@@ -133,22 +129,10 @@ class FeatureCache:
         path = self.folder / f"{LOCK}-{which}"
         return locked(path, "extracting features", ConfigError, wait=True)
 
-    def _shards(self) -> Iterator[tuple[Path, list[bytes]]]:
-        """Each shard's file and the images in it; damaged ones are removed."""
-        for path in sorted(self.folder.glob(f"*{ENDING}")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    images = file.get_tensor(IMAGES).numpy()
-            except FileNotFoundError:  # damaged, and another process was faster to see it
-                continue
-            except (SafetensorError, OSError):
-                path.unlink(missing_ok=True)
-                continue
-            yield path, [row.tobytes() for row in images]
-
 
 FORMAT = 3  # of a pack: another layout, or way of decoding or resizing, is another number
 HEAD = IDENTITY + 4  # bytes before an image's pixels: its identity, and a checksum of both
+KEPT = "kept"  # the folder of packs that are never removed for others
 LEAST = 64 << 20  # bytes of pixels below which a pack is not worth its file
 
 
@@ -226,15 +210,16 @@ def open_pack(
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
-    digest = hashlib.sha256(json.dumps([FORMAT, vectorised(), size, config.max_pixels]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, size, config.max_pixels]).encode())
     for place in order:
         digest.update(names[place])
-    folder = root / digest.hexdigest()[:32]
-    stays = keep or bool(_about(folder).get("keep"))
-    worth = make and needed >= LEAST
-    if not stays and not (worth and _make_room(root, folder, needed, config.pack_gib * GIB)):
+    key = digest.hexdigest()[:32]
+    kept, folder = root / KEPT / key, root / key
+    if keep or kept.exists():
+        folder = kept
+    elif not (make and needed >= LEAST and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
-    facts = {"data": manifest.source, "images": len(rows), "size": size, "keep": stays}
+    facts = {"data": manifest.source, "images": len(rows), "size": size}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})
@@ -256,7 +241,7 @@ def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
         others = [path.parent for path in root.glob("*/about.json") if path.parent != folder]
-        sizes = {path: _bytes(path) for path in others if not _about(path).get("keep")}
+        sizes = {path: _bytes(path) for path in others}
         total = needed + sum(sizes.values())
         for path in sorted(sizes, key=lambda path: (path / "about.json").stat().st_mtime):
             if total <= budget:
@@ -266,14 +251,6 @@ def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
         # Half of what is left stays free: a run has more to write than this.
         return needed - _bytes(folder) <= shutil.disk_usage(root).free / 2
     return False
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads((folder / "about.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _bytes(folder: Path) -> int:

@@ -6,11 +6,10 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -156,9 +155,9 @@ def image_codes(table: pa.Table, *names: str) -> np.ndarray:
     codes = np.arange(table.num_rows)
     for name in [name for name in names if name in table.column_names]:
         column = table[name]
-        own = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
+        values = pc.index_in(column, value_set=pc.unique(column)).to_numpy().astype(np.int64)
         # After all codes so far, so that a path and a row without one cannot be the same.
-        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + own, codes)
+        codes = np.where(pc.is_valid(column).to_numpy(), codes.max(initial=0) + 1 + values, codes)
     return codes
 
 
@@ -169,32 +168,11 @@ def digest(table: pa.Table, classes: Sequence[str]) -> str:
     for name in CORE:
         if name in table.column_names and table[name].null_count < table.num_rows:
             sha.update(name.encode())
-            _feed(name, sha, sha, table[name])
+            _feed(name, sha, table[name])
     return sha.hexdigest()
 
 
-class Content:
-    """The checksum of a manifest that comes in parts, however those are cut: its facts, the names
-    of its columns, and what its core columns hold."""
-
-    def __init__(self, facts: Mapping[str, Any], names: Sequence[str]) -> None:
-        self._known = json.dumps([facts, list(names)], sort_keys=True)
-        self._rows = 0
-        self._sums = {n: (hashlib.sha256(), hashlib.sha256()) for n in CORE if n in names}
-
-    def add(self, part: pa.Table) -> None:
-        """`part` has its core columns in their types."""
-        self._rows += part.num_rows
-        for name, sums in self._sums.items():
-            _feed(name, *sums, part[name])
-
-    def checksum(self) -> str:
-        sums = {n: [one.hexdigest() for one in both] for n, both in self._sums.items()}
-        whole = json.dumps([self._known, self._rows, sums], sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
+def _feed(name: str, sha: Any, column: pa.ChunkedArray) -> None:
     """Hash a column: the lengths of its cells, and their bytes."""
     if name == "features":
         for block in feature_blocks(column):
@@ -202,7 +180,7 @@ def _feed(name: str, lengths: Any, sha: Any, column: pa.ChunkedArray) -> None:
         return
     column = column.cast(pa.large_binary())
     # Lengths first (null is -1), then the bytes on end: no separator can be mistaken for content.
-    lengths.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
+    sha.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().astype("<i8"))
     for chunk in pc.fill_null(column, b"").chunks:
         _, offsets, data = chunk.buffers()
         if len(chunk) and data is not None:
@@ -224,20 +202,27 @@ def grouped(codes: np.ndarray, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Problems of one kind, and the remedy that they share."""
-
-    problems: Sequence[str]
+class Problem(NamedTuple):
+    what: str
     remedy: str
 
-    def sentences(self) -> list[str]:
-        return [f"{problem} ({self.remedy})" for problem in self.problems]
+    def __str__(self) -> str:
+        return f"{self.what} ({self.remedy})"
 
-    def summary(self) -> str:
-        more = len(self.problems) - _SHOWN
-        listed = ", ".join(self.problems[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        return f"{listed} ({self.remedy})"
+
+Problems = Iterator[Problem]
+
+
+def summaries(problems: Iterable[Problem]) -> list[str]:
+    """A line for those that share a remedy, which names a few of them."""
+    by_remedy = defaultdict(list)
+    for problem in problems:
+        by_remedy[problem.remedy].append(problem.what)
+    return [
+        f"{', '.join(alike[:_SHOWN])}"
+        f"{f' and {len(alike) - _SHOWN} more' if len(alike) > _SHOWN else ''} ({remedy})"
+        for remedy, alike in by_remedy.items()
+    ]
 
 
 def find_problems(
@@ -247,107 +232,73 @@ def find_problems(
     root: Path,
     *,
     check_files: bool,
-) -> list[Finding]:
-    """Every kind of problem there is; the files are looked at only with `check_files`."""
+) -> Problems:
+    """Whatever is wrong with the rows; the files are looked at only with `check_files`."""
     if table.num_rows == 0 and not declared_domains:
-        return [Finding(["there are no rows"], "add some")]
-    labels, label = encode(table["label"])
-    domains, domain = encode(table["domain"])
-    splits, split = encode(table["split"])
+        yield Problem("there are no rows", "add some")
+        return
+    for name in sorted({*declared_domains} - {*encode(table["domain"])[0]}):
+        yield Problem(f"domain '{name}' has no images", "add images or remove its folder")
+    yield from _names(table, "label", classes, "is not in the class list", "drop the rows")
+    yield from _names(table, "domain")
+    yield from _names(table, "split", SPLITS, "is unknown", _one_of(SPLITS))
+    yield from _roles(table)
+    yield from _content(table)
     outside = _outside_paths(table)
-    findings = [
-        _empty_names("label", labels, label),
-        _empty_names("domain", domains, domain),
-        Finding(
-            [f"domain '{name}' has no images" for name in sorted({*declared_domains} - {*domains})],
-            "add images or remove its folder",
-        ),
-        _unlisted(classes, labels, label),
-        _spellings("class", {*classes, *labels}),
-        _spellings("domain", domains),
-        Finding(_outside("split", SPLITS, splits, split, "is unknown"), _one_of(SPLITS)),
-        *_roles(table),
-        _no_content(table),
-        *_repeats(table),
-        Finding(
-            [f"path '{path}' is outside the root" for path in outside],
-            "give paths relative to the root and below it",
-        ),
-        _bad_features(table),
-    ]
+    for path in outside:
+        remedy = "give paths relative to the root and below it"
+        yield Problem(f"path '{path}' is outside the root", remedy)
+    if "image" in table.column_names:
+        yield from _repeats(table.filter(pc.is_valid(table["image"])))
     if check_files:
-        findings += _files(table, root, skip=set(outside))
-    return [finding for finding in findings if finding.problems]
+        yield from _files(table, root, skip=set(outside))
 
 
-def _repeats(table: pa.Table) -> list[Finding]:
+def _names(
+    table: pa.Table,
+    column: str,
+    allowed: Sequence[str] | None = None,
+    what: str = "",
+    remedy: str = "",
+) -> Problems:
+    """Names that are missing, spelt in two ways, or not `allowed`."""
+    names, codes = encode(table[column])
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    for name, count in zip(names, counts, strict=True):
+        rows = wording.count(count, "row")
+        if not name.strip() and column != "split":
+            first = pc.index(pc.fill_null(table[column], ""), name).as_py()
+            fill = f"fill in the {column} or drop the rows"
+            yield Problem(f"{rows} without {column}, first row {first}", fill)
+        elif allowed is not None and name not in allowed:
+            yield Problem(f"{column} '{name}' of {rows} {what}", remedy)
+    spelt = defaultdict(list)
+    for name in sorted({*names, *(allowed or ())}):
+        spelt[_spelling(name)].append(name)
+    for first, *others in spelt.values():
+        if others and first.strip():
+            also = " and ".join(f"'{name}'" for name in others)
+            yield Problem(f"{column} '{first}' is also spelt {also}", "choose one spelling")
+
+
+def _repeats(named: pa.Table) -> Problems:
     """Rows that say the same, and images in two splits of a domain, which would be both trained on
     and scored."""
-    if "image" not in table.column_names:
-        return []
     keys = ["image", "label", "domain", "split"]
-    named = table.select(keys).filter(pc.is_valid(table["image"]))
     counted = named.group_by(keys, use_threads=False).aggregate([([], "count_all")])
-    repeated = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
+    for row in counted.filter(pc.greater(counted["count_all"], 1)).to_pylist():
+        yield Problem(
+            f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in "
+            f"domain '{row['domain']}', split '{row['split']}'",
+            "keep one row of each",
+        )
     splits = named.group_by(["image", "domain"]).aggregate([("split", "count_distinct")])
     several = splits.filter(pc.greater(splits["split_count_distinct"], 1)).sort_by("image")
-    return [
-        Finding(
-            [
-                f"image '{row['image']}' is listed {row['count_all']} times as {row['label']} in "
-                f"domain '{row['domain']}', split '{row['split']}'"
-                for row in repeated
-            ],
-            "keep one row of each",
-        ),
-        Finding(
-            [
-                f"image '{row['image']}' is in several splits of domain '{row['domain']}'"
-                for row in several.to_pylist()
-            ],
+    for row in several.to_pylist():
+        yield Problem(
+            f"image '{row['image']}' is in several splits of domain '{row['domain']}'",
             "keep all rows of an image in one split",
-        ),
-    ]
-
-
-def _empty_names(column: str, names: list[str], codes: np.ndarray) -> Finding:
-    blank = np.isin(codes, [code for code, name in enumerate(names) if not name.strip()])
-    number = int(blank.sum())
-    have = wording.count(number, "row") + (" has" if number == 1 else " have")
-    problems = [f"{have} no {column}, first row {blank.argmax()}"] if number else []
-    return Finding(problems, f"fill in the {column} or drop the rows")
-
-
-def _unlisted(classes: Sequence[str], names: list[str], codes: np.ndarray) -> Finding:
-    twice = sorted(name for name, times in Counter(classes).items() if times > 1)
-    blank = [name for name in names if not name.strip()]
-    unknown = _outside("label", {*classes, *blank}, names, codes, "is not in the class list")
-    problems = [*(f"class '{name}' is listed twice" for name in twice), *unknown]
-    return Finding(problems, "mend the class list or drop the rows")
-
-
-def _outside(
-    column: str, allowed: Collection[str], names: list[str], codes: np.ndarray, what: str
-) -> list[str]:
-    """The values of a column that are not `allowed`, each with its number of rows."""
-    counts = np.bincount(codes, minlength=len(names)).tolist()
-    return [
-        f"{column} '{name}' of {wording.count(count, 'row')} {what}"
-        for name, count in zip(names, counts, strict=True)
-        if count and name not in allowed
-    ]
-
-
-def _spellings(what: str, names: Iterable[str]) -> Finding:
-    spelt = defaultdict(list)
-    for name in sorted(name for name in names if name.strip()):
-        spelt[_spelling(name)].append(name)
-    problems = [
-        f"{what} '{first}' is also spelt " + " and ".join(f"'{name}'" for name in others)
-        for first, *others in spelt.values()
-        if others
-    ]
-    return Finding(problems, "choose one spelling")
+        )
 
 
 def _spelling(name: str) -> str:
@@ -361,36 +312,38 @@ def _spelling(name: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"[\s_-]+", " ", folded))
 
 
-def _roles(table: pa.Table) -> list[Finding]:
+def _roles(table: pa.Table) -> Problems:
     """Unknown roles, and domains that have several; a domain need not have one."""
     if "role" not in table.column_names:
-        return []
-    roles, role = encode(table["role"])
+        return
     by_domain = defaultdict(list)
     pairs = table.select(["domain", "role"]).group_by(["domain", "role"]).aggregate([])
     for pair in pairs.to_pylist():
-        by_domain[pair["domain"] or ""].append(pair["role"] or "")
-    several = [
-        f"domain '{name}' has the roles {' and '.join(one or 'none' for one in sorted(held))}"
-        for name, held in sorted(by_domain.items())
-        if len(held) > 1
-    ]
-    return [
-        Finding(_outside("role", ("", *ROLES), roles, role, "is unknown"), _one_of(ROLES)),
-        Finding(several, "give all rows of a domain one role"),
-    ]
+        by_domain[pair["domain"] or ""].append(pair["role"] or "none")
+    for name, roles in sorted(by_domain.items()):
+        for role in sorted({*roles} - {*ROLES, "none"}):
+            yield Problem(f"role '{role}' of domain '{name}' is unknown", _one_of(ROLES))
+        if len(roles) > 1:
+            several = f"domain '{name}' has the roles {' and '.join(sorted(roles))}"
+            yield Problem(several, "give all rows of a domain one role")
 
 
 def _one_of(allowed: Sequence[str]) -> str:
     return f"use {', '.join(allowed[:-1])} or {allowed[-1]}"
 
 
-def _no_content(table: pa.Table) -> Finding:
+def _content(table: pa.Table) -> Problems:
+    """Rows without an image, and features that are no numbers."""
     bare = np.ones(table.num_rows, dtype=bool)
     for name in set(CONTENT) & set(table.column_names):
         bare &= pc.is_null(table[name]).to_numpy()
-    problems = [f"row {row} has no image" for row in np.flatnonzero(bare)]
-    return Finding(problems, "give its path or drop the row")
+    for row in np.flatnonzero(bare):
+        yield Problem(f"row {row} has no image", "give its path or drop the row")
+    if "features" in table.column_names and table.num_rows:
+        finite = [np.isfinite(block).all(axis=1) for block in feature_blocks(table["features"])]
+        for row in np.flatnonzero(~np.concatenate(finite)):
+            remedy = "replace the values or drop the rows"
+            yield Problem(f"the features of row {row} hold NaN or infinity", remedy)
 
 
 def _outside_paths(table: pa.Table) -> list[str]:
@@ -407,18 +360,9 @@ def _leaves(path: str) -> bool:
     return plain.startswith("/") or plain[1:3] == ":/" or plain.split("/")[0] == ".."
 
 
-def _bad_features(table: pa.Table) -> Finding:
-    if "features" not in table.column_names:
-        return Finding([], "")
-    finite = [np.isfinite(block).all(axis=1) for block in feature_blocks(table["features"])]
-    rows = np.flatnonzero(~np.concatenate([np.empty(0, dtype=bool), *finite]))
-    problems = [f"the features of row {row} hold NaN or infinity" for row in rows]
-    return Finding(problems, "replace the values or drop the rows")
-
-
-def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
+def _files(table: pa.Table, root: Path, *, skip: set[str]) -> Problems:
     if "image" not in table.column_names or "features" in table.column_names:
-        return []  # with features, as with bytes, a path is only a name
+        return  # with features, as with bytes, a path is only a name
     column = table["image"]
     if "bytes" in table.column_names:
         column = column.filter(pc.is_null(table["bytes"]))
@@ -426,22 +370,22 @@ def _files(table: pa.Table, root: Path, *, skip: set[str]) -> list[Finding]:
     for path in pc.unique(pc.drop_null(column)).to_pylist():
         if path not in skip:
             by_folder[path.rpartition("/")[0]].append(path)
-    missing, stray = [], []
+    fetched = "url" in table.column_names
+    mend = (
+        "fetch them with `acclimate build fetch`"
+        if fetched
+        else "restore the files or drop their rows"
+    )
     for folder, paths in by_folder.items():
         entries, outside = _listing(root, folder)
         for path in paths:
             entry = entries.get(path.rpartition("/")[2])
             # A dead link is missing.
             if entry is None or not (entry.is_file() or Path(entry.path).exists()):
-                missing.append(f"file '{path}' is missing")
+                yield Problem(f"file '{path}' is missing", mend)
             elif outside or (entry.is_symlink() and not _inside(entry.path, root)):
-                stray.append(f"file '{path}' leads out of the root")
-    fetched = "url" in table.column_names
-    remedy = "fetch them with `acclimate build fetch`"
-    return [
-        Finding(missing, remedy if fetched else "restore the files or drop their rows"),
-        Finding(stray, "replace the symbolic link by what it points to"),
-    ]
+                remedy = "replace the symbolic link by what it points to"
+                yield Problem(f"file '{path}' leads out of the root", remedy)
 
 
 def _listing(root: Path, folder: str) -> tuple[dict[str, os.DirEntry[str]], bool]:

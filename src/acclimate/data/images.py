@@ -9,7 +9,6 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -29,7 +28,7 @@ from PIL import (
 
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
-from acclimate.data.readers import DICOM, HEADER, HEIC, Format, is_dicom
+from acclimate.data.readers import HEADER, is_dicom
 
 MAX_PIXELS = 100_000_000
 MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
@@ -87,14 +86,20 @@ def decode(
         return _draft(image, hint)
 
 
-def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = None) -> Image.Image:
-    """What `decode` gives, from whatever a user holds.
+def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """uint8 [3,size,size] of whatever a user holds, squashed to a square as DomainBed does.
 
     A path, encoded bytes, a PIL image, an array ([h,w], [h,w,3], [3,h,w]; [3,w,3] is read as
     three rows) or a tensor ([3,h,w], [h,w]); arrays and tensors hold uint8, or floats in 0..1.
     """
-    if isinstance(image, str | Path | bytes):
-        return decode(image, max_pixels=max_pixels, hint=hint)
+    if not isinstance(image, str | Path | bytes):
+        return squash(np.asarray(_as_rgb(image, max_pixels)), size)
+    with _opened(image, max_pixels) as opened:
+        pixels = decode_plain(opened, size)
+        return squash(np.asarray(_draft(opened, size)) if pixels is None else pixels, size)
+
+
+def _as_rgb(image: object, max_pixels: int) -> Image.Image:
     if isinstance(image, Image.Image):
         _check_size(image.size, max_pixels)
         with _pillow_errors():  # a lazily opened file is read only here
@@ -112,39 +117,12 @@ def as_rgb(image: object, *, max_pixels: int = MAX_PIXELS, hint: int | None = No
     )
 
 
-def load(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """uint8 [3,size,size] of whatever `as_rgb` takes, squashed to a square as DomainBed does.
-
-    Bilinear over the shrunken pixel's whole footprint (antialiased), torchvision's default for
-    images from files and so what most pretrained weights saw; plain bilinear would alias.
-    """
-    rgb = as_rgb(image, max_pixels=max_pixels, hint=size)
-    small = rgb.resize((size, size), Image.Resampling.BILINEAR)
-    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
-
-
-def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """What `load` gives to within one level of 255, in a fraction of the time: torch's vectorised
-    resizing rounds its weights to fewer bits than Pillow's."""
-    if not vectorised():
-        return load(image, size, max_pixels=max_pixels)
-    if not isinstance(image, str | Path | bytes):
-        return squash(np.asarray(as_rgb(image, max_pixels=max_pixels)), size)
-    with _opened(image, max_pixels) as opened:
-        pixels = decode_plain(opened, size)
-        return squash(np.asarray(_draft(opened, size)) if pixels is None else pixels, size)
-
-
-@cache
-def vectorised() -> bool:
-    """Whether torch has a fast kernel for 8-bit pixels here; elsewhere Pillow is the faster one."""
-    import torch
-
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX")
-
-
 def squash(pixels: np.ndarray, size: int) -> np.ndarray:
-    """uint8 [h,w,3] -> [3,size,size]: the whole image, bilinear and antialiased."""
+    """uint8 [h,w,3] -> [3,size,size]: the whole image, bilinear over the shrunken pixel's whole
+    footprint (antialiased), which most pretrained weights saw; plain bilinear would alias.
+
+    torch's kernel agrees with Pillow's to one level of 255, in a fraction of the time.
+    """
     import torch
     from torch.nn import functional
 
@@ -241,14 +219,16 @@ def _opener(header: bytes) -> Callable[[IO[bytes], Check], Image.Image]:
 
 
 def _open_heic(file: IO[bytes], check: Check) -> Image.Image:
-    image: Image.Image = _module(HEIC).HeifImageFile(file)  # decoded when it is loaded, upright
+    image: Image.Image = _module("HEIC", "pillow_heif").HeifImageFile(
+        file
+    )  # decoded when it is loaded, upright
     check(image.size)
     return image
 
 
 def _open_dicom(file: IO[bytes], check: Check) -> Image.Image:
     """The first frame as its window shows it, or from its lowest value to its highest."""
-    dicom = _module(DICOM)
+    dicom = _module("DICOM", "pydicom")
     pixels = import_module("pydicom.pixels")
     data = dicom.dcmread(file)
     if "PixelData" not in data:
@@ -258,10 +238,8 @@ def _open_dicom(file: IO[bytes], check: Check) -> Image.Image:
     if frame.ndim == 3:
         return Image.fromarray(frame if frame.dtype == np.uint8 else _window(frame))
     values = pixels.apply_voi_lut(pixels.apply_modality_lut(frame, data), data)
-    shown = _window(np.asarray(values, dtype=np.float64))
-    return Image.fromarray(
-        255 - shown if data.PhotometricInterpretation == "MONOCHROME1" else shown
-    )
+    grey = _window(np.asarray(values, dtype=np.float64))
+    return Image.fromarray(255 - grey if data.PhotometricInterpretation == "MONOCHROME1" else grey)
 
 
 def _window(values: np.ndarray) -> np.ndarray:
@@ -270,11 +248,12 @@ def _window(values: np.ndarray) -> np.ndarray:
     return scaled.astype(np.uint8)
 
 
-def _module(kind: Format) -> Any:
+def _module(kind: str, package: str) -> Any:
     try:
-        return import_module(kind.package)
+        return import_module(package)
     except ImportError:
-        raise ImageError(f"a {kind.name} image; to read it: {kind.remedy}") from None
+        remedy = f'pip install "acclimate[{kind.lower()}]"'
+        raise ImageError(f"a {kind} image; to read it: {remedy}") from None
 
 
 def _declared_size(header: bytes) -> tuple[int, int] | None:

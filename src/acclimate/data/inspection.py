@@ -1,7 +1,9 @@
 """What a data set looks like before training: sizes, long tails and label shift per domain."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -9,35 +11,35 @@ import pyarrow.compute as pc
 from acclimate.core.errors import ImageError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.core.text import count
-from acclimate.data.columns import SPLITS
+from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.manifest import Manifest
-from acclimate.data.readers import FORMATS, is_of
+from acclimate.data.readers import same_content
 
 TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""
 
 
-@dataclass(frozen=True)
-class DomainInspection:
-    """One domain. What its rows cannot tell is None: nothing is shown as zero that is missing."""
+@dataclass(frozen=True, kw_only=True)
+class _Statistics:
+    """What rows cannot tell is None: nothing is shown as zero that is missing."""
 
-    domain: str
-    role: str | None
     rows: int
     splits: dict[str, int]
-    classes: int
-    """How many classes have rows here."""
-    missing_classes: tuple[str, ...]
-    top_class: str | None
-    top_share: float | None
     imbalance: float | None
     effective_classes: float | None
     tail_share: float | None
-    total_variation: float | None
-    """Distance of its label distribution from that of the other domains pooled, 0 to 1."""
-    jensen_shannon: float | None
-    """Divergence of the same two, in bits, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainInspection(_Statistics):
+    domain: str
+    role: str | None
+    classes: int  # that have rows here
+    missing_classes: tuple[str, ...]
+    top_class: str | None
+    top_share: float | None
+    total_variation: float | None  # between its labels and those of the other domains pooled
+    jensen_shannon: float | None  # divergence of the same two, in bits
 
 
 @dataclass(frozen=True)
@@ -49,20 +51,15 @@ class PairwiseShift:
     largest_pair: tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Inspection:
+@dataclass(frozen=True, kw_only=True)
+class Inspection(_Statistics):
     """The whole data set, then each domain in order of name."""
 
     source: str
     digest: str
-    rows: int
     images: int
-    splits: dict[str, int]
     classes: int
     unused_classes: tuple[str, ...]
-    imbalance: float | None
-    effective_classes: float | None
-    tail_share: float | None
     pairwise: PairwiseShift | None
     domains: tuple[DomainInspection, ...]
 
@@ -73,55 +70,66 @@ def inspect(manifest: Manifest) -> Inspection:
     Rows whose label is not in the class list count as rows and in no label statistic.
     """
     counts = label_counts(manifest)
-    pooled = counts.sum(axis=0)
-    roles = manifest.roles()
+    pooled, names, roles = counts.sum(axis=0), manifest.all_domains, manifest.roles()
     return Inspection(
+        **_statistics(manifest.splits, pooled),
         source=manifest.source,
         digest=manifest.digest(),
-        rows=len(manifest),
         images=_images(manifest),
-        splits=_split_counts(manifest.splits),
         classes=len(manifest.classes),
         unused_classes=_without_rows(manifest, pooled),
-        imbalance=imbalance(pooled),
-        effective_classes=effective_classes(pooled),
-        tail_share=tail_share(pooled),
-        pairwise=_pairwise(counts, all_domains(manifest)),
+        pairwise=_pairwise(counts, names),
         domains=tuple(
-            _domain(manifest, name, roles.get(name), counts[i], pooled - counts[i])
-            for i, name in enumerate(all_domains(manifest))
+            _domain(manifest, name, roles.get(name), row, pooled - row)
+            for name, row in zip(names, counts, strict=True)
         ),
     )
 
 
-def rare_formats(manifest: Manifest) -> list[str]:
-    """Of images in a format that takes an extra: how many there are, and whether they are read."""
-    if "image" not in manifest.table.column_names:
+def _statistics(splits: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    return {
+        "rows": len(splits),
+        "splits": {split: int((splits == split).sum()) for split in SPLITS},
+        "imbalance": imbalance(counts),
+        "effective_classes": effective_classes(counts),
+        "tail_share": tail_share(counts),
+    }
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Files that hold one picture."""
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+def find_copies(manifest: Manifest) -> list[Copies]:
+    """Pictures in several files, of one content: whoever trains on one copy and is scored on
+    another is scored on what it was trained on."""
+    same = None if manifest.has_features else same_content(manifest.table, manifest.root)
+    if same is None:
         return []
-    names = pc.unique(pc.drop_null(manifest.table["image"])).to_pylist()
-    lines = []
-    for kind in FORMATS:
-        mine = [name for name in names if is_of(kind, str(manifest.root / name))]
-        if mine:
-            how = f"read by {kind.package}" if kind.readable else f"to read them: {kind.remedy}"
-            lines.append(f"{count(len(mine), 'image')} in {kind.name}, such as {mine[0]}; {how}")
-    return lines
-
-
-def all_domains(manifest: Manifest) -> tuple[str, ...]:
-    """Domains with rows and domains that were declared and have none, sorted."""
-    return tuple(sorted({*manifest.domains, *manifest.declared_domains}))
+    pictures, picture = np.unique(same, return_inverse=True)
+    copies = []
+    for rows in grouped(picture, pictures.tolist()).values():
+        images = sorted({manifest.image_name(int(row)) for row in rows})
+        if len(images) > 1:
+            labels = {manifest.classes[manifest.label_index[row]] for row in rows}
+            domains = {manifest.domain_names[row] for row in rows}
+            copies.append(Copies(tuple(images), tuple(sorted(labels)), tuple(sorted(domains))))
+    return copies
 
 
 def label_counts(manifest: Manifest) -> np.ndarray:
-    """int64 [domains of all_domains, classes]: rows of each class in each domain."""
-    names = all_domains(manifest)
-    position = {name: i for i, name in enumerate(names)}
-    place = np.array([position[name] for name in manifest.domains], dtype=np.int64)
+    """int64 [all domains, classes]: rows of each class in each domain."""
+    place = np.searchsorted(manifest.all_domains, manifest.domains)
     known = manifest.label_index >= 0
-    width = len(manifest.classes)
-    cell = place[manifest.domain_index[known]] * width + manifest.label_index[known]
-    return np.bincount(cell, minlength=len(names) * width).reshape(len(names), width)
+    cells = place[manifest.domain_index[known]], manifest.label_index[known]
+    counts = np.zeros((len(manifest.all_domains), len(manifest.classes)), dtype=np.int64)
+    np.add.at(counts, cells, 1)
+    return counts
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> float:
@@ -142,8 +150,8 @@ def effective_classes(counts: np.ndarray) -> float | None:
 
 def imbalance(counts: np.ndarray) -> float | None:
     """Rows of the largest class over those of the smallest that has any  # [k] -> []"""
-    held = counts[counts > 0]
-    return float(held.max() / held.min()) if held.size else None
+    present = counts[counts > 0]
+    return float(present.max() / present.min()) if present.size else None
 
 
 def tail_share(counts: np.ndarray) -> float | None:
@@ -151,14 +159,14 @@ def tail_share(counts: np.ndarray) -> float | None:
 
     Classes without rows are left out: they are missing, not rare.
     """
-    held = counts[counts > 0]
+    present = counts[counts > 0]
     # Whole numbers: 0.1 * 30 is a little more than 3.
-    return float((held * round(1 / TAIL) <= held.max()).mean()) if held.size else None
+    return float((present * round(1 / TAIL) <= present.max()).mean()) if present.size else None
 
 
 def _entropy(p: np.ndarray) -> float:
-    held = p[p > 0]
-    return float(-(held * np.log(held)).sum())
+    present = p[p > 0]
+    return float(-(present * np.log(present)).sum())
 
 
 def _domain(
@@ -168,42 +176,31 @@ def _domain(
     comparable = total > 0 and others.any()
     p, q = counts / max(total, 1), others / max(int(others.sum()), 1)
     top = int(counts.argmax()) if total else None
-    rows = manifest.rows(domain=name)
     return DomainInspection(
+        **_statistics(manifest.splits[manifest.rows(domain=name)], counts),
         domain=name,
         role=role,
-        rows=len(rows),
-        splits=_split_counts(manifest.splits[rows]),
         classes=int((counts > 0).sum()),
         missing_classes=_without_rows(manifest, counts),
         top_class=None if top is None else manifest.classes[top],
         top_share=None if top is None else float(p[top]),
-        imbalance=imbalance(counts),
-        effective_classes=effective_classes(counts),
-        tail_share=tail_share(counts),
         total_variation=total_variation(p, q) if comparable else None,
         jensen_shannon=jensen_shannon(p, q) if comparable else None,
     )
 
 
-def _pairwise(counts: np.ndarray, names: tuple[str, ...]) -> PairwiseShift | None:
+def _pairwise(counts: np.ndarray, names: Sequence[str]) -> PairwiseShift | None:
+    from scipy.spatial.distance import pdist
+
     filled = np.flatnonzero(counts.sum(axis=1))
     if len(filled) < 2:
         return None
     shares = counts[filled] / counts[filled].sum(axis=1, keepdims=True)
-    total, largest, pair = 0.0, -1.0, (0, 0)
-    for i in range(len(filled) - 1):
-        distances = 0.5 * np.abs(shares[i + 1 :] - shares[i]).sum(axis=1)
-        total += float(distances.sum())
-        if distances.max() > largest:
-            largest, pair = float(distances.max()), (i, i + 1 + int(distances.argmax()))
-    pairs = len(filled) * (len(filled) - 1) // 2
-    first, second = (names[filled[i]] for i in pair)
-    return PairwiseShift(mean=total / pairs, largest=largest, largest_pair=(first, second))
-
-
-def _split_counts(splits: np.ndarray) -> dict[str, int]:
-    return {split: int((splits == split).sum()) for split in SPLITS}
+    distances = pdist(shares, "cityblock") / 2
+    largest = distances.argmax()
+    pairs = np.stack(np.triu_indices(len(filled), 1), axis=1)
+    one, two = (names[place] for place in filled[pairs[largest]])
+    return PairwiseShift(float(distances.mean()), float(distances[largest]), (one, two))
 
 
 def _without_rows(manifest: Manifest, counts: np.ndarray) -> tuple[str, ...]:
@@ -217,12 +214,6 @@ def _images(manifest: Manifest) -> int:
     return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
 
 
-def sampled(manifest: Manifest, limit: int) -> np.ndarray:
-    """`limit` rows at random, or all where it is negative."""
-    rows = stream(0, "inspect").permutation(len(manifest))
-    return np.asarray(rows if limit < 0 else rows[:limit])
-
-
 def try_images(
     manifest: Manifest, limit: int, watch: Watch = unwatched
 ) -> tuple[int, list[dict[str, str]]]:
@@ -232,7 +223,7 @@ def try_images(
 
     if manifest.has_features or limit == 0:
         return 0, []
-    rows = sampled(manifest, limit)
+    rows = stream(0, "inspect").permutation(len(manifest))[: None if limit < 0 else limit]
 
     def problem(row: int) -> str | None:
         try:

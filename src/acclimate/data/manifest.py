@@ -18,7 +18,7 @@ from acclimate.data.columns import (
     BASE_IMAGE,
     GROUPS,
     SPLITS,
-    Finding,
+    Problem,
     conform,
     digest,
     encode,
@@ -28,8 +28,8 @@ from acclimate.data.columns import (
     image_codes,
     require_columns,
     seeded_splits,
+    summaries,
 )
-from acclimate.data.duplicates import joined, near_content
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -55,20 +55,13 @@ class Manifest:
     """Domains that the source names, with or without rows."""
 
     @classmethod
-    def from_folder(
-        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
-    ) -> Self:
-        """A domain/class/image tree; folders may nest below the class.
-
-        Copies of a file are in one split, and with `alike` pictures that look the same, for which
-        every image is read.
-        """
+    def from_folder(cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
+        """A domain/class/image tree; folders may nest below the class. Copies of a file are in one
+        split."""
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
         table, domains = readers.read_folder(folder, source)
-        return cls._of(
-            table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
-        )
+        return cls._of(table, folder, source, domains=domains, val_share=val_share, seed=seed)
 
     @classmethod
     def from_table(
@@ -78,7 +71,6 @@ class Manifest:
         root: str | Path | None = None,
         val_share: float = 0.2,
         seed: int = 0,
-        alike: bool = False,
     ) -> Self:
         """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
@@ -91,7 +83,7 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
+        return cls._of(table, folder, path.name, val_share=val_share, seed=seed)
 
     @classmethod
     def from_arrays(
@@ -147,7 +139,6 @@ class Manifest:
         domains: tuple[str, ...] = (),
         val_share: float,
         seed: int,
-        alike: bool = False,
     ) -> Self:
         table = conform(table, source)
         if classes is None:
@@ -155,10 +146,6 @@ class Manifest:
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
             same = readers.same_content(table, root)
-            if alike:
-                whole = cls(table, classes, root.resolve(), source, domains)
-                own = image_codes(table, "image") if same is None else same
-                same = joined(own, near_content(whole, whole.one_row_each(np.arange(len(whole)))))
             splits = seeded_splits(table, val_share=val_share, seed=seed, same=same)
             table = table.append_column("split", splits)
         return cls(table, classes, root.resolve(), source, domains)
@@ -182,6 +169,11 @@ class Manifest:
         return tuple(self._domain_codes[0])
 
     @cached_property
+    def all_domains(self) -> tuple[str, ...]:
+        """Also those that were declared and have no rows, sorted."""
+        return tuple(sorted({*self.domains, *self.declared_domains}))
+
+    @cached_property
     def _domain_codes(self) -> tuple[list[str], np.ndarray]:
         return encode(self.table["domain"])
 
@@ -193,14 +185,14 @@ class Manifest:
     @cached_property
     def domain_names(self) -> np.ndarray:
         """object [n]"""
-        names, codes = self._domain_codes
-        return np.take(np.asarray(names, dtype=object), codes)
+        names: np.ndarray = self.table["domain"].fill_null("").to_numpy()
+        return names
 
     @cached_property
     def splits(self) -> np.ndarray:
         """object [n]"""
-        names, codes = encode(self.table["split"])
-        return np.take(np.asarray(names, dtype=object), codes)
+        names: np.ndarray = self.table["split"].fill_null("").to_numpy()
+        return names
 
     @cached_property
     def label_index(self) -> np.ndarray:
@@ -276,14 +268,15 @@ class Manifest:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        others = ~np.isin(self.domain_index, codes)
+        remaining = ~np.isin(self.domain_index, codes)
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
-        return replace(self, table=self.table.filter(pa.array(others)), declared_domains=declared)
+        return replace(
+            self, table=self.table.filter(pa.array(remaining)), declared_domains=declared
+        )
 
     def _known(self, domain: str) -> None:
-        known = {*self.domains, *self.declared_domains}
-        if domain not in known:
-            raise unknown(f"{self.source} has no domain '{domain}'", domain, known)
+        if domain not in self.all_domains:
+            raise unknown(f"{self.source} has no domain '{domain}'", domain, self.all_domains)
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""
@@ -340,40 +333,30 @@ class Manifest:
     def _digest(self) -> str:
         return digest(self.table, self.classes)
 
-    def findings(self, *, check_files: bool = True) -> list[Finding]:
-        """Every problem, by kind."""
-        return find_problems(
-            self.table, self.classes, self.declared_domains, self.root, check_files=check_files
+    def problems(self, *, check_files: bool = True) -> list[Problem]:
+        """Every problem of the rows and, with `check_files`, of the files that they name."""
+        domains = self.declared_domains
+        return list(
+            find_problems(self.table, self.classes, domains, self.root, check_files=check_files)
         )
-
-    def problems(self, *, check_files: bool = True) -> list[str]:
-        """Every problem with its remedy, one sentence each."""
-        findings = self.findings(check_files=check_files)
-        return [sentence for finding in findings for sentence in finding.sentences()]
 
     def check(self, *, check_files: bool = True) -> None:
         """Raise one ManifestError that names all problems, a few of each kind."""
-        findings = self.findings(check_files=check_files)
-        if findings:
-            several = sum(len(finding.problems) for finding in findings)
-            number = "a problem" if several == 1 else f"{several} problems"
-            listed = "; ".join(finding.summary() for finding in findings)
-            raise ManifestError(f"{self.source} has {number}: {listed}")
-
-
-def image_counts(manifest: Manifest) -> dict[str, int]:
-    """Different images of each domain, also of those that were declared and have none."""
-    counts = dict.fromkeys(sorted({*manifest.domains, *manifest.declared_domains}), 0)
-    for name in manifest.domains:
-        counts[name] = len(manifest.one_row_each(manifest.rows(domain=name)))
-    return counts
+        problems = self.problems(check_files=check_files)
+        if problems:
+            number = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise ManifestError(f"{self.source} has {number}: {'; '.join(summaries(problems))}")
 
 
 def without_small(manifest: Manifest, least: int) -> tuple[Manifest, dict[str, int]]:
     """The domains with `least` images or more, and how many images each of the others has."""
     if least < 1:
         return manifest, {}
-    small = {name: size for name, size in image_counts(manifest).items() if size < least}
+    sizes = {
+        name: len(manifest.one_row_each(manifest.rows(domain=name)))
+        for name in manifest.all_domains
+    }
+    small = {name: size for name, size in sizes.items() if size < least}
     return (manifest.without_domains(*small) if small else manifest), small
 
 

@@ -3,7 +3,6 @@
 Nothing here judges the rows.
 """
 
-import codecs
 import hashlib
 import io
 import json
@@ -11,10 +10,9 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,39 +30,19 @@ from acclimate.core.files import (
     require_regular,
     write_atomically,
 )
-from acclimate.data.columns import TEXT, Content, conform, encode, require_columns
+from acclimate.data.columns import TEXT, conform, encode, require_columns
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
 
 
-class Format(NamedTuple):
-    """A format that is read where its extra is installed."""
-
-    name: str
-    extensions: frozenset[str]
-    package: str
-    extra: str
-
-    @property
-    def readable(self) -> bool:
-        return find_spec(self.package) is not None
-
-    @property
-    def remedy(self) -> str:
-        return f'pip install "acclimate[{self.extra}]"'
-
-
-HEIC = Format("HEIC", frozenset({"heic", "heif"}), "pillow_heif", "heic")
-DICOM = Format("DICOM", frozenset({"dcm", "dicom"}), "pydicom", "dicom")
-FORMATS = (HEIC, DICOM)
 IMAGE_EXTENSIONS = frozenset(
-    {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", *HEIC.extensions, *DICOM.extensions}
+    {"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "heic", "heif", "dcm", "dicom"}
 )
 _KINDS = ", ".join(sorted(IMAGE_EXTENSIONS))
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
-SEAL_KEY = b"acclimate.data.seal"  # the checksum of a manifest's content
+SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
 BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
@@ -155,13 +133,13 @@ def _images_below(root: Path, folder: str) -> Iterator[str]:
     visited = {os.path.realpath(root / above) for above in Path(folder).parents}
     ahead = [folder]
     while ahead:
-        here = ahead.pop()
-        real = os.path.realpath(root / here)
+        current = ahead.pop()
+        real = os.path.realpath(root / current)
         if real not in visited:
             visited.add(real)
-            folders, images = _entries(root / here)
-            ahead += [f"{here}/{name}" for name in folders]
-            yield from (f"{here}/{name}" for name in images)
+            folders, images = _entries(root / current)
+            ahead += [f"{current}/{name}" for name in folders]
+            yield from (f"{current}/{name}" for name in images)
 
 
 def _entries(folder: Path) -> tuple[list[str], list[str]]:
@@ -221,8 +199,8 @@ def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
     for places in groups:
         first[places] = places[0]
     # A row without a path shows a picture of its own.
-    own = len(names) + np.arange(len(file))
-    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], own)
+    alone = len(names) + np.arange(len(file))
+    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], alone)
 
 
 def _equal(
@@ -232,15 +210,13 @@ def _equal(
     by_key = defaultdict(list)
     for place in places:
         with suppress(OSError, ValueError):  # what cannot be read is no copy
-            by_key[key(root / names[place])].append(place)
+            if value := key(root / names[place]):  # an empty file shows nothing
+                by_key[value].append(place)
     return [alike for alike in by_key.values() if len(alike) > 1]
 
 
 def _size(path: Path) -> int:
-    size = os.stat(path).st_size  # noqa: PTH116 (many)
-    if size == 0:
-        raise ValueError("an empty file shows nothing")
-    return size
+    return os.stat(path).st_size  # noqa: PTH116 (many)
 
 
 def _middle(path: Path) -> bytes:
@@ -255,18 +231,14 @@ def _whole(path: Path) -> bytes:
 
 
 def is_image(path: str) -> bool:
-    """By its name; DICOM without an ending by what is in it."""
-    return path.rpartition(".")[2].lower() in IMAGE_EXTENSIONS or is_of(DICOM, path)
-
-
-def is_of(kind: Format, path: str) -> bool:
-    """By the ending of its name; a name without one is looked into, for hospitals write DICOM
+    """By the ending of its name. A file without one is looked into, for hospitals write DICOM
     under such names, or under a number such as 1.2.840.10008.17."""
     name = path.rpartition("/")[2]
     ending = name.rpartition(".")[2].lower()
-    if ending != name.lower() and not ending.isdecimal():
-        return ending in kind.extensions
-    if kind is not DICOM or name == _INDEX or not os.path.isfile(path):  # noqa: PTH113 (many)
+    if ending in IMAGE_EXTENSIONS:
+        return True
+    named = ending != name.lower() and not ending.isdecimal()
+    if named or name == _INDEX or not os.path.isfile(path):  # noqa: PTH113 (many)
         return False
     try:
         with Path(path).open("rb") as file:
@@ -314,22 +286,21 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(path: Path) -> tuple[pa.Table, Fields]:
     """The rows that `write_parts` wrote, in their types, and the facts beside them."""
     table, metadata = read_rows(path), _file_metadata(path)
-    try:
-        facts = parse_json(metadata.get(MANIFEST_KEY, b""))
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict) or "\0" in str(facts.get("root")):
+    text = metadata.get(MANIFEST_KEY, b"")
+    if metadata.get(SEAL_KEY) != _seal(text, table.column_names, table.num_rows):
         raise DamagedFile(path)
-    require_format(facts.get("version"), path)
+    facts = Fields(parse_json(text), path)
+    require_format(facts.values.get("version"), path)
     require_columns(table, path.name)
-    if "split" not in table.column_names:
+    if "split" not in table.column_names or "\0" in facts.text("root"):
         raise DamagedFile(path)
-    table = conform(table, path.name)
-    content = Content(facts, table.column_names)
-    content.add(table)
-    if content.checksum().encode() != metadata.get(SEAL_KEY):
-        raise DamagedFile(path)
-    return table, Fields(facts, path)
+    return conform(table, path.name), facts
+
+
+def _seal(facts: bytes, names: Sequence[str], rows: int) -> bytes:
+    """A checksum of what a Parquet file says of its content; pages have their own."""
+    whole = json.dumps([facts.decode("utf-8", "replace"), list(names), rows])
+    return hashlib.sha256(whole.encode()).hexdigest().encode()
 
 
 def _file_metadata(path: Path) -> dict[bytes, bytes]:
@@ -357,19 +328,14 @@ def _read_json_lines(path: Path) -> pa.Table:
 
 
 def _read_separated(path: Path) -> pa.Table:
-    """The rows of a .csv or .tsv file in UTF-8 or UTF-16, with the separator that its header uses;
-    core columns as text."""
-    content = path.read_bytes()
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = "UTF-16" if marked else "UTF-8"
+    """The rows of a .csv or .tsv file, with the separator that its header uses; core columns as
+    text."""
     try:
-        text = content.decode(encoding).removeprefix("\ufeff")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManifestError(
-            f"{path.name} is not {encoding} at byte {error.start}; save it as CSV (UTF-8)"
+            f"{path.name} is not UTF-8 at byte {error.start}; save it as CSV (UTF-8)"
         ) from None
-    if "\0" in text:
-        raise ManifestError(f"{path.name} holds NUL characters; save it as CSV (UTF-8)")
     header = text.lstrip().splitlines()[:1] or [""]
 
     def columns(mark: str) -> tuple[int, int]:
@@ -454,17 +420,17 @@ def write_parts(
         "root": os.path.relpath(root, path.parent.resolve()) if named else ".",
         "domains": tuple(domains),
     }
-    schema = first.schema.with_metadata({MANIFEST_KEY: json.dumps(facts)})
-    content = Content(json.loads(json.dumps(facts)), schema.names)
+    text = json.dumps(facts)
+    schema, rows = first.schema.with_metadata({MANIFEST_KEY: text}), 0
 
     def fill(file: Path) -> None:
-        # Pages have checksums of their own: columns that are not ours are guarded by those alone.
+        nonlocal rows
         options = {"compression": "zstd", "write_page_checksum": True}
         with pq.ParquetWriter(file, schema, **options) as writer:
             for part in chain([first], coming):
-                content.add(conform(part, path.name))
                 writer.write_table(part.cast(schema), row_group_size=1 << 16)
-            writer.add_key_value_metadata({SEAL_KEY: content.checksum()})
+                rows += part.num_rows
+            writer.add_key_value_metadata({SEAL_KEY: _seal(text.encode(), schema.names, rows)})
 
     write_atomically(path, fill)
 

@@ -24,14 +24,15 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from acclimate.config import DataConfig
 from acclimate.core.distributed import cores, local_processes
-from acclimate.core.errors import ConfigError, ImageError, RecordError, TooManyUnreadable
-from acclimate.core.files import append_line, parse_json, write_error, write_text
+from acclimate.core.errors import ConfigError, ImageError, TooManyUnreadable
+from acclimate.core.files import append_line, write_error, write_text
 from acclimate.core.progress import Watch, unwatched
 from acclimate.data.cache import GIB, VARIABLE, Pack, open_pack, user_cache
 from acclimate.data.columns import require_finite
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import find_images
+from acclimate.records.folder import read_quarantine
 
 
 class Quarantine:
@@ -47,10 +48,13 @@ class Quarantine:
         self, path: Path | None = None, *, total: int | None = None, max_share: float = 1.0
     ) -> None:
         self._path, self._total, self._max_share = path, total, max_share
-        self._reasons: dict[str, str] = {} if path is None else _read_back(path)
-        if path is not None and self._too_many():
-            self._reasons = {}
-            write_text(path, "")
+        self._reasons: dict[str, str] = {} if path is None else read_quarantine(path)
+        if path is not None and path.exists():
+            if self._too_many():
+                self._reasons = {}
+            if not self._reasons or not path.read_bytes().endswith(b"\n"):
+                # The next line must not be joined to one that was torn.
+                write_text(path, "".join(_line(*entry) + "\n" for entry in self.entries))
 
     def add(self, image: str, reason: str) -> None:
         """Record `image` once; raise `TooManyUnreadable` when the share is over the limit."""
@@ -63,7 +67,7 @@ class Quarantine:
     def refresh(self) -> None:
         """Take in what other processes of the run listed at the same path, and check the limit."""
         if self._path is not None:
-            self._reasons = _read_back(self._path)
+            self._reasons = read_quarantine(self._path)
         self._check(next(iter(self._reasons), ""))
 
     @property
@@ -94,24 +98,6 @@ class Quarantine:
             f"allowed {100 * self._max_share:.4g} %, for example {problem}{listed}; mend the "
             f"files or raise data.max_unreadable"
         )
-
-
-def _read_back(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    *lines, torn = path.read_text(encoding="utf-8").split("\n")
-    reasons: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = parse_json(line)
-            reasons[str(entry["image"])] = str(entry["reason"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{path} line {number} is not an entry of a quarantine list; delete the file"
-            ) from error
-    if torn:  # the next line must not be joined to it; its image will be met again
-        write_text(path, "".join(_line(*entry) + "\n" for entry in reasons.items()))
-    return reasons
 
 
 def _line(image: str, reason: str) -> str:
@@ -265,11 +251,11 @@ class ImageSource(Source, Dataset[Decoded]):
         self.first, self.image = numbered(manifest.image_ids)
         self.unreadable = np.zeros(len(self.first), dtype=bool)
         self.there = np.zeros(len(self.first), dtype=bool)  # [images]: which are held
-        own = max(cores() // local_processes(), 1)
-        self._able = processes and own >= LEAST_CORES and sys.platform == "linux"
+        available = max(cores() // local_processes(), 1)
+        self._able = processes and available >= LEAST_CORES and sys.platform == "linux"
         # Some cores are left to those for whom processes decode.
-        self._processes = config.workers or max(min(own * 3 // 4, MOST_PROCESSES), 1)
-        self._threads = ThreadPoolExecutor(config.workers or min(own, MOST_THREADS), "decode")
+        self._processes = config.workers or max(min(available * 3 // 4, MOST_PROCESSES), 1)
+        self._threads = ThreadPoolExecutor(config.workers or min(available, MOST_THREADS), "decode")
         self.pack: Pack | None = None
         if isinstance(manifest, Manifest):
             self.pack = open_pack(manifest, self.first, size, config, keep=keep, make=make_pack)
@@ -339,9 +325,9 @@ class ImageSource(Source, Dataset[Decoded]):
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:
         """The images to decode for `rows`, each once, in order of appearance."""
-        shown = self.image[rows]
-        shown = shown[~(self.there | self.unreadable)[shown]]
-        return np.asarray(shown[numbered(shown)[0]])
+        images = self.image[rows]
+        images = images[~(self.there | self.unreadable)[images]]
+        return np.asarray(images[numbered(images)[0]])
 
     def _gather(self, rows: np.ndarray, missing: np.ndarray, decoded: Decoded) -> Stored:
         """Rows as stored, from what is held and from the `missing` images, which were decoded."""
@@ -349,14 +335,14 @@ class ImageSource(Source, Dataset[Decoded]):
         for place, reason in failures.items():
             self.unreadable[missing[place]] = True
             self.quarantine.add(self.manifest.image_name(int(self.first[missing[place]])), reason)
-        shown = self.image[rows]
-        good = ~self.unreadable[shown]
-        if self.held is None and np.array_equal(missing, shown):
+        images = self.image[rows]
+        good = ~self.unreadable[images]
+        if self.held is None and np.array_equal(missing, images):
             return pixels, good  # which may be pinned memory, and need no copy
         if self.held is None:
             stored = torch.zeros((len(rows), *pixels.shape[1:]), dtype=torch.uint8)
             order = {image: place for place, image in enumerate(missing.tolist())}
-            read = [order[image] for image in shown[good].tolist()]
+            read = [order[image] for image in images[good].tolist()]
             stored[torch.from_numpy(good)] = pixels[read]
             return stored, good
         device = self.held.device
@@ -364,7 +350,7 @@ class ImageSource(Source, Dataset[Decoded]):
             places = sent(torch.from_numpy(missing), device)
             self.held.index_copy_(0, places, sent(pixels, device))
             self.there[missing] = True
-        stored = self.held.index_select(0, sent(torch.from_numpy(shown), device))
+        stored = self.held.index_select(0, sent(torch.from_numpy(images), device))
         return stored, good
 
 

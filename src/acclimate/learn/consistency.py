@@ -93,9 +93,9 @@ def _mean_error(
 
 def _errors(centred: np.ndarray, n: int, seed: int, name: str) -> np.ndarray:
     """‖mean of n drawn points‖ of points whose mean is 0: [DRAWS]"""
-    drawn = stream(seed, "consistency", name, n).integers(len(centred), size=(DRAWS, n))
+    points = stream(seed, "consistency", name, n).integers(len(centred), size=(DRAWS, n))
     # How often each point was drawn, instead of the points themselves: n·d numbers a draw less.
-    places = drawn + len(centred) * np.arange(DRAWS)[:, None]
+    places = points + len(centred) * np.arange(DRAWS)[:, None]
     times = np.bincount(places.ravel(), minlength=DRAWS * len(centred)).reshape(DRAWS, -1)
     return np.asarray(np.linalg.norm(times @ centred / n, axis=1))
 

@@ -77,7 +77,7 @@ class Extraction:
         Processes of a run share the work; where they do not see each other's files, each does all.
         """
         self.on(world.device)
-        images, first, shown = _images(manifest, rows)
+        images, first, image = _images(manifest, rows)
         width = self.network.features
         needed = len(images) * width * 4 / GIB
         if needed > config.cache_gib:
@@ -100,12 +100,12 @@ class Extraction:
             """Read what the cache has, and add this process's share of what it lacks."""
             cache.fill(images, features, good)
             missing = np.flatnonzero(~good)
-            mine = missing[world.share(len(missing))]
-            for places, stored in readable(source, first[mine], most=SHARD):
-                here = mine[places]
+            share = missing[world.share(len(missing))]
+            for places, stored in readable(source, first[share], most=SHARD):
+                chosen = share[places]
                 computed = self._features(stored)
-                cache.add([images[place] for place in here], computed)
-                features[torch.from_numpy(here)], good[here] = computed, True
+                cache.add([images[place] for place in chosen], computed)
+                features[torch.from_numpy(chosen)], good[chosen] = computed, True
                 watch("features", int(good.sum()), len(images), "")
 
         with cache.alone(images) if world.main else nullcontext():
@@ -114,7 +114,7 @@ class Extraction:
             if world.size > 1:
                 work(World(device=world.device))
         watch("features", len(images), len(images), "")
-        return FeatureSource(manifest.label_index, features, shown, good)
+        return FeatureSource(manifest.label_index, features, image, good)
 
     def _features(self, stored: Tensor) -> Tensor:
         """Images as stored [n, 3, h, w] -> [n, f], on the CPU."""
@@ -133,6 +133,6 @@ def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarr
     identities = map(image_identity, manifest.image_sources(rows[one]))
     numbers = [places.setdefault(identity, len(places)) for identity in identities]
     _, first = np.unique(numbers, return_index=True)
-    shown = np.full(len(manifest), -1, dtype=np.int64)
-    shown[rows] = np.asarray(numbers, dtype=np.int64)[code]
-    return list(places), rows[one[first]], shown
+    image = np.full(len(manifest), -1, dtype=np.int64)
+    image[rows] = np.asarray(numbers, dtype=np.int64)[code]
+    return list(places), rows[one[first]], image

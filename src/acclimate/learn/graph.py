@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,9 +107,9 @@ def without_weights(model: Any) -> bytes:
     graph.input.extend(given)  # inputs, while constants are folded
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
-    own = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
+    inputs = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
     del model.graph.input[:]
-    model.graph.input.extend(own)
+    model.graph.input.extend(inputs)
     model.graph.initializer.extend(weights)
     content: bytes = model.SerializeToString()
     return content
@@ -199,36 +200,31 @@ def available() -> bool:
 
 
 def _choose(backbone: Backbone, size: int) -> Engine:
-    """ONNX Runtime with the graph in the cache, or with one that is made now and cached; PyTorch
-    where neither will do."""
+    """ONNX Runtime where it gives what PyTorch gives; else PyTorch, and why."""
+    name = f"onnxruntime {_version('onnxruntime')}"
     folder = user_cache("graphs")
     path = None if folder is None else folder / f"{_key(backbone, size)}.onnx"
-    if path is not None and path.is_file():
-        with suppress(OSError):
-            cached, _ = _compare(backbone, size, path.read_bytes())
-            if cached.session is not None:
-                return cached
-    engine, content = _compare(backbone, size)
-    if path is not None and engine.session is not None:
-        with suppress(OSError):  # a full or read-only disk: made again next time
-            write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return engine
-
-
-def _compare(backbone: Backbone, size: int, content: bytes = b"") -> tuple[Engine, bytes]:
-    """ONNX Runtime with that graph, or with one that is made here; or PyTorch and why. With the
-    graph's content."""
-    name = f"onnxruntime {_version('onnxruntime')}"
     try:
-        content = content or _graph(backbone, size)
-        engine = Engine(name, _open(backbone, content))
+        content = path.read_bytes() if path is not None and path.is_file() else None
+        engine = Engine(name, _open(backbone, content or _make(backbone, size, path)))
         difference = _difference(backbone, engine, size)
     except Exception as error:  # what an exporter or a runtime may stumble over is without end
+        if path is not None:
+            path.unlink(missing_ok=True)  # a damaged graph is made again next time
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Engine(why=f"{name} cannot compute it: {reason[:200]}"), content
+        return Engine(why=f"{name} cannot compute it: {reason[:200]}")
     if not difference <= TOLERANCE:
-        return Engine(why=f"{name} is off by {difference:.1g} of the largest feature"), content
-    return replace(engine, difference=difference), content
+        return Engine(why=f"{name} is off by {difference:.1g} of the largest feature")
+    return replace(engine, difference=difference)
+
+
+def _make(backbone: Backbone, size: int, path: Path | None) -> bytes:
+    """The graph of a backbone, kept at `path`."""
+    content = _graph(backbone, size)
+    if path is not None:
+        with suppress(OSError):  # a full or read-only disk: made again next time
+            write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return content
 
 
 def _open(backbone: Backbone, content: bytes) -> OnnxSession:

@@ -50,13 +50,10 @@ from acclimate.records.folder import (
 from acclimate.records.rehearsal import Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
-MOST_FEATURES = 1 << 24
 CONFUSION = "rehearsal/confusion"  # the name of that tensor on disk
 # Fields of a model that its description holds as they are.
-DESCRIBED = (
-    *("classes", "train_domains", "val_domains", "test_domains"),
-    *("data", "label_prior", "label_ratios", "size"),
-)
+DOMAINS_AND_CLASSES = ("classes", "train_domains", "val_domains", "test_domains")
+DESCRIBED = (*DOMAINS_AND_CLASSES, "data", "label_prior", "label_ratios", "size")
 
 
 class Model(NamedTuple):
@@ -159,17 +156,9 @@ class Trained:
         return {
             **{name: getattr(self, name) for name in DESCRIBED},
             "config": as_dict(self.config),
-            "in_features": self._in_features(),
             "digest": self.digest(),
-            "domains": None if self.table is None else _table_digest(self.table),
             "rehearsal": self.rehearsal is not None,
         }
-
-    def _in_features(self) -> int | None:
-        """Width of the feature vectors that its networks learned on, None for images."""
-        backbone, model = self.predictor.backbone, self.config.model
-        frozen = model.freeze == "backbone"
-        return backbone.features if frozen or takes_features(self.predictor) else None
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
@@ -185,45 +174,44 @@ def _loaded(folder: Path, device: torch.device | str) -> Trained:
             f"{folder}: its weights were pruned after the sweep chose another run; train it "
             f"again, or use the selected run"
         )
-    path, rehearsed = folder / WEIGHTS, described.values.get("rehearsal")
-    _require(isinstance(rehearsed, bool), described.path)
+    path = folder / WEIGHTS
     try:
         tensors, _ = read_tensors(path)
-        document = stored(folder / REHEARSAL) if rehearsed else None
+        document = stored(folder / REHEARSAL) if described.values.get("rehearsal") else None
     except FileNotFoundError as missing:
         raise RunError(f"{missing.filename or path} is missing; {AGAIN}") from None
-    rehearsal = None
-    if document is not None:
-        rehearsal = Rehearsal.from_dict(document, where=str(folder / REHEARSAL))
+    where = str(folder / REHEARSAL)
+    rehearsal = None if document is None else Rehearsal.from_dict(document, where=where)
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
-    classes, domains = described.texts("classes"), described.texts("train_domains")
-    digest, count = described.text("digest"), len(classes)
-    predictor, embedding = _networks(config, described, tensors, path)
+    classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
+    digest = described.text("digest")
+    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path)
     table, site, confusion = None, None, tensors.get(CONFUSION)
-    _require(confusion is None or confusion.shape == (count, count), path)
+    _require(confusion is None or confusion.shape == (len(classes),) * 2, path)
     if embedding is not None:
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(domains, states, digest, embedding.dim, path)
-        # The digest of weights leaves the domains out.
-        _require(described.text("domains") == _table_digest(table), path)
     if parts := below(tensors, "site."):
-        site = Site.from_tensors(parts, domains, count, config.adapt.site, digest, path).to(device)
+        site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path).to(
+            device
+        )
+    prior, ratios = _frequencies(described, len(classes))
     trained = Trained(
         config,
         classes,
         domains,
-        described.text("data"),
-        _frequencies(described, count),
-        _size(described, config),
-        predictor,
-        embedding,
-        table,
-        described.texts("val_domains"),
-        described.texts("test_domains"),
-        site,
-        rehearsal,
-        _ratios(described),
-        confusion,
+        data=described.text("data"),
+        label_prior=prior,
+        size=_size(described, predictor),
+        predictor=predictor,
+        embedding=embedding,
+        table=table,
+        val_domains=val_domains,
+        test_domains=test_domains,
+        site=site,
+        rehearsal=rehearsal,
+        label_ratios=ratios,
+        confusion=confusion,
     )
     _require(trained.digest() == digest, path)  # worked out before the weights are a GPU's
     if embedding is not None:
@@ -239,60 +227,50 @@ def _require(condition: bool, path: Path) -> None:
         raise DamagedFile(path)
 
 
-def _frequencies(described: Fields, classes: int) -> tuple[float, ...]:
+def _frequencies(
+    described: Fields, classes: int
+) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
+    """Class frequencies over the training domains, and how they vary where that is known."""
     prior = described.numbers("label_prior")
-    whole = len(prior) == classes and min(prior) >= 0 and abs(sum(prior) - 1) <= 1e-6
-    _require(whole, described.path)
-    return prior
+    ratios = described.numbers("label_ratios") if "label_ratios" in described else None
+    whole = len(prior) == classes and (ratios is None or len(ratios) == len(RATIOS))
+    _require(whole and min((*prior, *(ratios or ()))) >= 0, described.path)
+    return prior, ratios
 
 
-def _ratios(described: Fields) -> tuple[float, ...] | None:
-    if "label_ratios" not in described:
-        return None
-    ratios = described.numbers("label_ratios")
-    _require(len(ratios) == len(RATIOS) and min(ratios) >= 0, described.path)
-    return ratios
-
-
-def _size(described: Fields, config: RunConfig) -> int:
-    features = config.model.backbone == "mlp"
-    size = described.whole("size", least=1, most=MOST_FEATURES if features else MOST_SIDE)
-    _require(not features or size == described.whole("in_features"), described.path)
+def _size(described: Fields, predictor: Predictor) -> int:
+    size, width = described.whole("size", least=1), predictor.backbone.mean.numel()
+    fits = size == width if takes_features(predictor) else size <= MOST_SIDE
+    _require(fits, described.path)
     return size
 
 
 def _networks(
-    config: RunConfig, described: Fields, tensors: Mapping[str, Tensor], path: Path
+    config: RunConfig, classes: int, domains: int, tensors: Mapping[str, Tensor], path: Path
 ) -> tuple[Predictor, Embedding | None]:
     """The networks that are described, with their weights."""
-    width = described.whole("in_features", least=1) if "in_features" in described else None
-    largest = max(width or 1, config.model.width, config.model.hidden, config.embedding.dim)
-    counts = len(described.texts("classes")), len(described.texts("train_domains")), width
-    fits = largest <= sum(value.numel() for value in tensors.values())
-    if fits:
-        # Shapes alone first: what is not in the file is not allocated.
-        with torch.device("meta"), own_weights(0):
-            networks = _build_whole(config, *counts)
-        parts = zip(("predictor.", "embedding."), networks, strict=True)
-        fits = all(_same_shapes(network, below(tensors, part)) for part, network in parts)
+    mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
+    width = None if mean is None else mean.numel()
+
+    def build() -> tuple[Predictor, Embedding | None]:
+        predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
+        if width is not None:
+            frozen = config.model.freeze == "backbone"
+            extractor = build_extractor(config, pretrained=False) if frozen else None
+            predictor = on_features_of(extractor, predictor, width)
+        return predictor, embedding
+
+    # Shapes alone first: what is not in the file is not allocated.
+    with own_weights(0), torch.device("meta"):
+        shapes = zip(("predictor.", "embedding."), build(), strict=True)
+        fits = all(_same_shapes(network, below(tensors, part)) for part, network in shapes)
     if not fits:
         raise RunError(f"{path} holds weights of another network than {MODEL} describes; {AGAIN}")
     with own_weights(0):
-        predictor, embedding = _build_whole(config, *counts)
+        predictor, embedding = build()
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:
         fill(embedding, below(tensors, "embedding."), path)
-    return predictor, embedding
-
-
-def _build_whole(
-    config: RunConfig, classes: int, domains: int, width: int | None
-) -> tuple[Predictor, Embedding | None]:
-    predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
-    if width is not None:
-        frozen = config.model.freeze == "backbone"
-        extractor = build_extractor(config, pretrained=False) if frozen else None
-        predictor = on_features_of(extractor, predictor, width)
     return predictor, embedding
 
 
@@ -305,12 +283,9 @@ def on_features_of(extractor: Backbone | None, learned: Predictor, width: int) -
 
 
 def _same_shapes(network: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
-    own = {} if network is None else network.state_dict()
-    return {key: t.shape for key, t in own.items()} == {key: t.shape for key, t in tensors.items()}
-
-
-def _table_digest(table: DomainTable) -> str:
-    return tensors_digest(table.tensors().items())
+    expected = {} if network is None else network.state_dict()
+    shapes = ({key: t.shape for key, t in own.items()} for own in (expected, tensors))
+    return next(shapes) == next(shapes)
 
 
 def ready(network: nn.Module, device: torch.device | str) -> nn.Module:

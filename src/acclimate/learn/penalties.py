@@ -116,13 +116,6 @@ def irm(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
     return product
 
 
-@_penalty
-def irm_square(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
-    """As `irm`, by the plain square of a domain's mean gradient: biased, never below 0."""
-    sums = groups.members(logits).T @ _slopes(logits, y)
-    return (sums / groups.count).square().mean()
-
-
 def _slopes(logits: Tensor, y: Tensor) -> Tensor:
     """Gradient of a row's cross-entropy by a scale of its logits: Σ_k p_k z_k − z_y. [b]"""
     return (logits.softmax(1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]

@@ -96,6 +96,18 @@ def is_pruned(folder: Path) -> bool:
     return (folder / PRUNED).exists() and not (folder / WEIGHTS).exists()
 
 
+def read_quarantine(path: Path) -> dict[str, str]:
+    """The reason for each image of a list of unreadable ones; damaged lines are left out."""
+    if not path.exists():
+        return {}
+    reasons = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        with suppress(ValueError, KeyError, TypeError):
+            entry = parse_json(line)
+            reasons[str(entry["image"])] = str(entry["reason"])
+    return reasons
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -189,16 +201,8 @@ class RunFolder:
             return Predictions.read(path) if path.exists() else None
 
     def quarantined(self) -> tuple[tuple[str, str], ...]:
-        """(image, reason) of what could not be read; damaged lines are left out."""
-        if not self.quarantine.exists():
-            return ()
-        entries = []
-        text = self.quarantine.read_text(encoding="utf-8", errors="replace")
-        for line in text.split("\n")[:-1]:
-            with suppress(ValueError, KeyError, TypeError):
-                entry = parse_json(line)
-                entries.append((str(entry["image"]), str(entry["reason"])))
-        return tuple(entries)
+        """(image, reason) of what could not be read."""
+        return tuple(read_quarantine(self.quarantine).items())
 
     def consistency(self) -> dict[str, Any] | None:
         """What was measured of μ's error; a damaged file is as good as none."""

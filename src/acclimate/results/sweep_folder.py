@@ -56,10 +56,10 @@ class LabelCounts:
 
     @classmethod
     def of(cls, name: str, manifest: "Manifest") -> "LabelCounts":
-        from acclimate.data.inspection import all_domains, label_counts  # a report needs no data
+        from acclimate.data.inspection import label_counts  # a report needs no data
 
         roles, groups = manifest.roles(), manifest.groups()
-        counts = zip(all_domains(manifest), label_counts(manifest).tolist(), strict=True)
+        counts = zip(manifest.all_domains, label_counts(manifest).tolist(), strict=True)
         domains = {
             domain: DomainLabels(roles.get(domain), tuple(row), groups.get(domain, ""))
             for domain, row in counts

@@ -130,8 +130,8 @@ class DANN(Algorithm):
         whole = self.world.gather(y)
         count = whole.new_zeros(self.classes).index_add(0, whole, torch.ones_like(whole))
         weights = 1 / (count[whole] * (count > 0).sum())
-        own = weights[self.world.share(len(weights))]
-        return self.world.size * (own * losses).sum()
+        share = weights[self.world.share(len(weights))]
+        return self.world.size * (share * losses).sum()
 
 
 class CDANN(DANN):

@@ -1,16 +1,13 @@
 """Invariant risk minimisation (Arjovsky et al. 2019), in its practical form IRMv1."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.nn.functional as F
 
 from acclimate.config import log10, setting
 from acclimate.data.batches import Batch
 from acclimate.learn.objective import Algorithm, Losses
-from acclimate.learn.penalties import irm, irm_square, widened
-
-FORMS = {"split": irm, "square": irm_square}
+from acclimate.learn.penalties import irm, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +18,13 @@ class IRMConfig:
     anneal: int = setting(
         500, "steps before that, during which its weight is 1", at_least=0, search=log10(0, 4)
     )
-    form: Literal["split", "square"] = setting(
-        "split", "split: even rows' gradient times odd rows'; square: the whole gradient's square"
-    )
 
 
 class IRM(Algorithm):
     """The risk and the squared gradient by a scale of the logits, domain by domain.
 
-    Form "split", DomainBed's, is an unbiased square and can fall below 0: without end, where the
-    same few rows come again and again. Form "square" is biased upwards and cannot.
+    As in DomainBed the square is unbiased and can fall below 0: without end, where the same few
+    rows come again and again.
 
     The optimiser is not reset when the penalty comes to count. Adam's running squares are then
     still those of smaller gradients, so for some hundred steps its steps are longer than usual, 7
@@ -44,7 +38,7 @@ class IRM(Algorithm):
     def forward(self, batch: Batch, step: int) -> Losses:
         logits = self.predict(batch).logits
         weight = self.config.penalty if step >= self.config.anneal else 1.0
-        gap = FORMS[self.config.form](
+        gap = irm(
             self.world.gather(widened(logits)),
             self.world.gather(batch.y),
             self.world.whole(batch.domain),

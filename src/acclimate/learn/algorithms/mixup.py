@@ -39,9 +39,9 @@ class Mixup(Algorithm):
         }
         both = replace(batch, **mixed)
         logits = self.predict(both).logits
-        own = F.cross_entropy(logits, batch.y, reduction="none")
-        other = F.cross_entropy(logits, batch.y[partner], reduction="none")
-        return Losses(risk=(ratio * own + (1 - ratio) * other).mean())
+        losses = F.cross_entropy(logits, batch.y, reduction="none")
+        partner_losses = F.cross_entropy(logits, batch.y[partner], reduction="none")
+        return Losses(risk=(ratio * losses + (1 - ratio) * partner_losses).mean())
 
     def _pairs(self, domain: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Each row's partner in another domain, and its own share of the mixture: [b], [b]"""

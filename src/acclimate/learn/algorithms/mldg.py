@@ -66,15 +66,15 @@ class MLDG(Algorithm):
 
     def _stepped(self, risk: Tensor) -> dict[str, Tensor]:
         """The predictor's weights after one step down `risk`, and copies of its buffers."""
-        own = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
+        weights = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(
             risk,
-            list(own.values()),
+            list(weights.values()),
             create_graph=not self.config.first_order,
             retain_graph=True,
             materialize_grads=True,  # 0 for what this batch does not use
         )
         stepped: dict[str, Tensor] = {n: b.clone() for n, b in self.predictor.named_buffers()}
-        for (name, weight), gradient in zip(own.items(), gradients, strict=True):
+        for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
             stepped[name] = weight - self.config.inner_lr * self.world.mean(gradient)
         return stepped

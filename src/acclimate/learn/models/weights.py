@@ -10,7 +10,7 @@ image decoding do not.
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ from acclimate.core.tensors import all_finite
 
 # What stands before a classifier's own tensors in the files of timm, torchvision and others.
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
-_SHOWN = 3
+_LONGEST = 300  # characters of a list of tensors that do not fit
 FROM_ELSEWHERE = ("give --weights FILE", "--backbone efficientnet-lite0")
 _FROM_SCRATCH = "train from scratch with --set model.pretrained=false"
 _SYMPTOM = "operator torchvision::nms does not exist"
@@ -104,42 +104,34 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Load `tensors` into `module`, all or nothing; a classifier's tensors are left aside.
+    """Load `tensors` into `module`; a classifier's tensors are left aside.
 
     `where` says in the error what was loaded for what.
     """
-    own = module.state_dict()
+    state = module.state_dict()
     # The batch counter is no weight: eval never reads it, and older files do not have it.
-    missing = [k for k in own if k not in tensors and not k.endswith("num_batches_tracked")]
-    unexpected = [k for k in tensors if k not in own and not k.startswith(_HEADS)]
-    shapes = [
-        f"{k} {list(tensors[k].shape)} instead of {list(own[k].shape)}"
-        for k in own
-        if k in tensors and tensors[k].shape != own[k].shape
-    ]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    faults = [f"{len(names)} {what} ({_few(names)})" for what, names in kinds.items() if names]
-    _refuse(faults, where)
-    module.load_state_dict({k: tensors.get(k, own[k]) for k in own})
+    counters = {name: t for name, t in state.items() if name.endswith("num_batches_tracked")}
+    weights = {n: t for n, t in tensors.items() if n in state or not n.startswith(_HEADS)}
+    try:
+        module.load_state_dict({**counters, **weights})
+    except RuntimeError as error:
+        raise _misfit(where, " ".join(str(error).split())[:_LONGEST]) from None
 
 
 def rename_by_order(
     module: nn.Module, tensors: Mapping[str, Tensor], where: str
 ) -> dict[str, Tensor]:
-    """`tensors` under `module`'s names, paired one by one in order, heads left aside.
+    """`tensors` under `module`'s names, paired one by one in order, heads left aside."""
+    weights = {name: t for name, t in tensors.items() if not name.startswith(_HEADS)}
+    names = list(module.state_dict())
+    theirs, mine = ([name.rpartition(".")[2] for name in some] for some in (weights, names))
+    if theirs != mine:  # weight, bias, running_mean ...
+        raise _misfit(where, f"its {len(theirs)} tensors are not in the order of our {len(mine)}")
+    return dict(zip(names, weights.values(), strict=True))
 
-    Shape and kind (the last part of the name: weight, bias, running_mean ...) must agree.
-    """
-    own = module.state_dict()
-    given = {name: value for name, value in tensors.items() if not name.startswith(_HEADS)}
-    faults = [f"{len(given)} tensors instead of {len(own)}"] if len(given) != len(own) else []
-    for (name, value), (target, expected) in zip(given.items(), own.items(), strict=False):
-        same_kind = name.rpartition(".")[2] == target.rpartition(".")[2]
-        if value.shape != expected.shape or not same_kind:
-            shapes = list(value.shape), list(expected.shape)
-            faults.append(f"{name} {shapes[0]} stands where {target} {shapes[1]} belongs")
-    _refuse(faults[:1], where)
-    return dict(zip(own, given.values(), strict=True))
+
+def _misfit(where: str, reason: str) -> WeightsError:
+    return WeightsError(f"{where} does not fit: {reason}; give a file made for this backbone")
 
 
 def hub_options(name: str, source: Any) -> dict[str, Any]:
@@ -181,15 +173,3 @@ def _load(path: Path) -> Mapping[Any, Any]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     return dict(loaded) if isinstance(loaded, Mapping) else {}
-
-
-def _refuse(faults: Sequence[str], where: str) -> None:
-    if faults:
-        raise WeightsError(
-            f"{where} does not fit: {', '.join(faults)}; give a file made for this backbone"
-        )
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from acclimate.core.errors import ImageError
 from acclimate.core.randomness import stream
-from acclimate.data.images import load
-from acclimate.data.inspection import all_domains, label_counts
+from acclimate.data.images import decode
+from acclimate.data.inspection import label_counts
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, short
 
@@ -34,7 +35,7 @@ class Sheet:
 def contact_sheet(manifest: Manifest, *, seed: int = 0) -> Sheet:
     """The classes that most domains have, and the domains with most images of them; an image of
     each, at random."""
-    counts, names = label_counts(manifest), all_domains(manifest)
+    counts, names = label_counts(manifest), manifest.all_domains
     spread, sizes = (counts > 0).sum(axis=0), counts.sum(axis=0)
     order = sorted(range(counts.shape[1]), key=lambda c: (-spread[c], -sizes[c], c))
     classes = [c for c in order if sizes[c]][:CLASSES]
@@ -51,7 +52,8 @@ def _image(manifest: Manifest, label: int, domain: str, seed: int) -> np.ndarray
     rows = rows[manifest.label_index[rows] == label]
     for row in stream(seed, "contact sheet", domain, label).permutation(rows)[:_TRIES]:
         try:
-            return load(manifest.image_source(int(row)), _SIDE).transpose(1, 2, 0)
+            image = decode(manifest.image_source(int(row)), hint=_SIDE)
+            return np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR))
         except (ImageError, OSError):
             continue
     return None

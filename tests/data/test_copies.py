@@ -1,0 +1,92 @@
+"""One picture in several files: found, and kept on one side of every split."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate.data.inspection import Copies, find_copies
+from acclimate.data.manifest import Manifest
+from acclimate.data.readers import same_content
+
+
+def photo(seed: int, side: int = 48) -> Image.Image:
+    """Smooth shapes, as photographs have them."""
+    rng = np.random.default_rng(seed)
+    rough = Image.fromarray(rng.integers(0, 256, (6, 6, 3)).astype(np.uint8))
+    return rough.resize((side, side), Image.Resampling.BICUBIC)
+
+
+def write(path: Path, image: Image.Image, quality: int = 95) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, quality=quality)
+    return path
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    root = tmp_path / "sites"
+    for number in range(40):
+        site, label = ("north", "south")[number % 2], ("cat", "dog")[number // 2 % 2]
+        write(root / site / label / f"{number:02d}.jpg", photo(number))
+    return root
+
+
+def copy(root: Path, name: str, to: str) -> None:
+    (root / to).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(root / name, root / to)
+
+
+def split_of(manifest: Manifest, name: str) -> str:
+    row = manifest.table["image"].to_pylist().index(name)
+    return str(manifest.table["split"][row])
+
+
+def test_without_copies_nothing_changes(sites: Path) -> None:
+    manifest = Manifest.from_folder(sites)
+    assert same_content(manifest.table, sites) is None
+    assert find_copies(manifest) == []
+
+
+def test_copies_are_found_and_stay_together(sites: Path) -> None:
+    copy(sites, "north/cat/00.jpg", "north/dog/copy.jpg")  # another label
+    copy(sites, "north/cat/04.jpg", "south/cat/copy.jpg")  # another site
+    copy(sites, "south/dog/03.jpg", "south/dog/again.jpg")
+    pairs = [
+        ("north/cat/00.jpg", "north/dog/copy.jpg"),
+        ("north/cat/04.jpg", "south/cat/copy.jpg"),
+        ("south/dog/03.jpg", "south/dog/again.jpg"),
+    ]
+    seen = set()
+    for seed in range(12):
+        manifest = Manifest.from_folder(sites, val_share=0.5, seed=seed)
+        for one, two in pairs:
+            assert split_of(manifest, one) == split_of(manifest, two)
+            seen.add((one, split_of(manifest, one)))
+    assert {split for _, split in seen} == {"train", "val"}  # on either side, and not for nothing
+    groups = find_copies(manifest)
+    assert groups == [
+        Copies(("north/cat/00.jpg", "north/dog/copy.jpg"), ("cat", "dog"), ("north",)),
+        Copies(("north/cat/04.jpg", "south/cat/copy.jpg"), ("cat",), ("north", "south")),
+        Copies(("south/dog/03.jpg", "south/dog/again.jpg"), ("dog",), ("south",)),
+    ]
+
+
+def test_a_file_in_two_domains_is_split_by_each(tmp_path: Path) -> None:
+    """Long-tailed domains share their images by intent: a path is no copy of itself."""
+    rows = ["image,label,domain"]
+    for number in range(20):
+        write(tmp_path / f"{number}.jpg", photo(number))
+        rows += [f"{number}.jpg,cat,a", f"{number}.jpg,cat,b"]
+    (tmp_path / "photos.csv").write_text("\n".join(rows))
+    before = Manifest.open(tmp_path / "photos.csv")
+    copy(tmp_path, "3.jpg", "3-again.jpg")
+    (tmp_path / "more.csv").write_text("\n".join([*rows, "3-again.jpg,cat,c"]))
+    after = Manifest.open(tmp_path / "more.csv")
+    others = [row for row, name in enumerate(before.table["image"].to_pylist()) if name != "3.jpg"]
+    assert after.table["split"].take(others).to_pylist() == (
+        before.table["split"].take(others).to_pylist()
+    )
+    assert 0 < before.table["split"].to_pylist().count("val") == 8
