@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
-from acclimate.results.selection import applicable, candidates, select
+from acclimate.results.selection import candidates, choices_by_rule
 from acclimate.results.sweep_folder import SweepFolder
 
 SETTINGS = {
@@ -97,7 +97,6 @@ def results(folder: Path) -> dict[str, Any]:
     """What must not depend on what happened: every job's scores, and every rule's choices."""
     sweep = SweepFolder(folder).read()
     found = candidates(folder, sweep)
-    rules = applicable(found, expected=sweep.jobs, asked=sweep.rule)
     return {
         "scores": {
             job.id: sorted(
@@ -106,7 +105,8 @@ def results(folder: Path) -> dict[str, Any]:
             for job in sweep.jobs
         },
         "choices": {
-            rule: list(map(repr, select(found, rule, expected=sweep.jobs))) for rule in rules
+            rule: list(map(repr, choices))
+            for rule, choices in choices_by_rule(found, sweep.rule, sweep.jobs).items()
         },
     }
 

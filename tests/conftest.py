@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
-from PIL import Image
 
 from acclimate.config import RunConfig, from_dict, merged, nested
 from acclimate.data.manifest import Manifest
+from fixtures.pictures import write_sites
 from fixtures.settings import TINY
 
 settings.register_profile("unhurried", deadline=None)  # machines are not equally fast all the time
@@ -37,18 +37,7 @@ def features() -> Manifest:
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """domain/class/image: four sites, two classes, twelve 16-pixel JPEGs each."""
-    root = tmp_path_factory.mktemp("tree") / "sites"
-    rng = np.random.default_rng(0)
-    for site, brightness in {"north": 40, "south": 90, "east": 140, "west": 190}.items():
-        for label, channel in {"red": 0, "blue": 2}.items():
-            folder = root / site / label
-            folder.mkdir(parents=True)
-            for number in range(12):
-                pixels = rng.normal(brightness, 20, (16, 16, 3))
-                pixels[4:12, 4:12, channel] += 80
-                image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-                image.save(folder / f"{number:02d}.jpg")
-    return root
+    return write_sites(tmp_path_factory.mktemp("tree") / "sites", 12, ".jpg")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,24 +1,24 @@
 """The worked examples of CONTRIBUTING.md: one file and one row each, taken from the page as is."""
 
+import gzip
 import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from acclimate import AdaptiveClassifier
-from acclimate.adapt import methods
+from acclimate.adapt import export, methods
 from acclimate.build import BUILDERS, Row, builder
-from acclimate.cli import app, load_commands
-from acclimate.config import EmbeddingConfig, RunConfig
-from acclimate.core.errors import AcclimateError, UnknownName
+from acclimate.config import EmbeddingConfig, RunConfig, from_dict
+from acclimate.core.errors import AcclimateError, ConfigError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn import embeddings
 from acclimate.learn.algorithms import ALGORITHMS
@@ -28,19 +28,30 @@ from acclimate.records.metrics import METRICS, Metric
 from acclimate.rehearse.training import train
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
+from acclimate.results import protocol, selection
 from acclimate.results.load import load_report
+from acclimate.results.protocol import Job
+from acclimate.sweep.launchers import LAUNCHERS
+from fixtures.command_line import command
 from fixtures.errors import refused
-from fixtures.settings import TINY
+from fixtures.settings import TINY, as_flags
 from fixtures.sweep_example import write_example
 
-PAGE = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(
     r"`src/(?P<file>acclimate/\S+)\.py`(?:(?!\n## ).)*?"
     r"<!-- example: (?P<name>\w+) -->\n```python\n(?P<code>.*?)```\n\n"
-    r"The row, in `(?P<table>\w+)` of `src/(?P<package>\S+)/__init__\.py`.*?:\n\n"
+    r"The row, in `(?P<table>\w+)` of `src/(?P<module>\S+?)(?:/__init__)?\.py`.*?:\n\n"
     r"```python\n(?P<row>.*?)```",
     re.DOTALL,
 )
+LINE = re.compile(
+    r"The row, in `\w+` of `src/(?P<file>\S+)`:\n\n"
+    r"<!-- example: (?P<name>\w+) -->\n```python\n(?P<row>.*?)```",
+    re.DOTALL,
+)
+LINES = {found["name"]: found for found in LINE.finditer(PAGE)}
 EXAMPLES = {found["name"]: found for found in EXAMPLE.finditer(PAGE)}
 Tiny = Callable[..., RunConfig]
 
@@ -51,17 +62,23 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Module
 
     def add(example: str, table: Any, **names: Any) -> ModuleType:
         found = EXAMPLES[example]
-        path = tmp_path / f"{Path(found['file']).name}.py"
-        path.write_text(found["code"], encoding="utf-8")
-        name = found["file"].replace("/", ".")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        package = importlib.import_module(found["package"].replace("/", "."))
-        assert getattr(package, found["table"]) is table
-        row = eval(f"{{{found['row']}}}", {**vars(module), **names, path.stem: module})
+        beside = importlib.import_module(found["module"].replace("/", "."))
+        assert getattr(beside, found["table"]) is table
+        if found["file"] == found["module"]:  # a function beside its row
+            module = ModuleType(beside.__name__)
+            vars(module).update(vars(beside) | names)
+            exec(compile(found["code"], str(tmp_path), "exec"), vars(module))
+        else:
+            path = tmp_path / f"{Path(found['file']).name}.py"
+            path.write_text(found["code"], encoding="utf-8")
+            name = found["file"].replace("/", ".")
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, name, module)
+            spec.loader.exec_module(module)
+        short = module.__name__.rpartition(".")[2]
+        row = eval(f"{{{found['row']}}}", {**vars(module), **names, short: module})
         for key, value in row.items():
             assert key not in table
             monkeypatch.setitem(table, key, value)
@@ -70,8 +87,24 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Module
     return add
 
 
+def with_line(example: str, below: str) -> dict[str, Any]:
+    """The module that the page names, with the example's line below the line `below`."""
+    path = ROOT / "src" / LINES[example]["file"]
+    source = path.read_text(encoding="utf-8")
+    assert source.count(below) == 1
+    module = ModuleType(f"{path.stem} of an example")
+    sys.modules[module.__name__] = module  # where dataclasses look for it
+    exec(compile(source.replace(below, below + LINES[example]["row"]), path, "exec"), vars(module))
+    return vars(module)
+
+
 def test_there_is_an_example_of_every_addition() -> None:
-    assert [*EXAMPLES] == ["algorithm", "embedding", "method", "metric", "builder", "figure"]
+    table = PAGE.split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
+    headings = {
+        line.lower().replace(" ", "-")[3:] for line in PAGE.splitlines() if line[:2] == "##"
+    }
+    linked = [re.search(r"\(#([\w-]+)\)", line)[1] for line in table]  # type: ignore[index]
+    assert len(linked) == len({*EXAMPLES, *LINES}) == 11 and {*linked} <= headings
 
 
 @pytest.mark.parametrize("name", ["vrex", "da-vrex"])
@@ -125,10 +158,9 @@ def test_a_metric(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> N
 def test_a_builder(add: Any, tmp_path: Path) -> None:
     """The command, its limits and its help come of themselves."""
     add("builder", BUILDERS, Row=Row)
-    load_commands()
     out = tmp_path / "stripes.parquet"
-    done = CliRunner().invoke(app, ["build", "stripes", "--sites=3", f"--out={out}", "--json"])
-    assert json.loads(done.stdout)["domains"] == 3 and Manifest.read(out).problems() == []
+    facts = json.loads(command("build", "stripes", "--sites=3", f"--out={out}", "--json"))
+    assert facts["domains"] == 3 and Manifest.read(out).problems() == []
     with refused(AcclimateError, "--sites", "2", "1"):
         builder("stripes")(out=out, sites=1)  # type: ignore[call-arg]
 
@@ -142,3 +174,59 @@ def test_a_figure(add: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     page = page_of(report, "")
     assert "Each bar is the mean over seeds of the lowest accuracy on an unseen domain." in page
     assert page.count("<svg") == 1
+
+
+def test_a_launcher(add: Any, features: Manifest, tmp_path: Path) -> None:
+    add("launcher", LAUNCHERS)
+    features.write(tmp_path / "sites.parquet")
+    flags = ["--algorithms", "erm", "--test-domains", "site-0", "--trials", 1, *as_flags(TINY)]
+    flags += ["--launcher", "here", "--device", "cpu", "--out", tmp_path / "sweep", "--json"]
+    done = json.loads(command("sweep", tmp_path / "sites.parquet", *flags))
+    assert (done["runs"], done["done"]) == (1, 1)
+
+
+@pytest.mark.slow
+def test_an_export_format(add: Any, features: Manifest, tmp_path: Path) -> None:
+    add("format", export.FORMATS, gzip=gzip)
+    model = AdaptiveClassifier(algorithm="erm", backbone="mlp", settings=TINY).fit(features)
+    site = model.adapt(np.zeros((4, 5), np.float32), method="none")
+    packed = export.export_adapted(site, tmp_path / "site.pt2.gz")
+    plain = export.export_adapted(site, tmp_path / "site.pt2")
+    assert packed.difference == plain.difference and packed.inputs == plain.inputs
+    assert gzip.decompress(packed.path.read_bytes())[:2] == plain.path.read_bytes()[:2] == b"PK"
+
+
+def test_a_selection_rule(add: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add("rule", selection.RULES_BY_NAME)
+    assert '`"both": "training and\nvalidation domains alike",`' in PAGE
+    monkeypatch.setitem(protocol.RULES, "both", "training and validation domains alike")
+    job = Job(id="j", dataset="d", algorithm="erm", groups=(("a",),), draw=0, trial=0, config={})
+    scores = {0: (0.9, 0.1, 0.4), 1: (0.6, 0.6, 0.7), 2: (1.0, None, 0.9)}
+    runs = [
+        selection.Candidate(
+            job=replace(job, id=f"j{draw}", draw=draw),
+            method="none",
+            training=training,
+            validation=validation,
+            unseen={"a": unseen},
+        )
+        for draw, (training, validation, unseen) in scores.items()
+    ]
+    (choice,) = selection.select(runs, "both")
+    assert (choice.draw, choice.score) == (1, pytest.approx(0.6))
+
+
+def test_a_column(tmp_path: Path) -> None:
+    tables = with_line("column", "columns: dict[str, Callable[[Row], Cell]] = {\n")
+    (found, *_) = load_report(write_example(tmp_path / "sweep")).results["training-domains"]
+    grid = tables["comparison"](found)
+    at = grid.header.index("Trials")
+    assert {row[at].text for row in grid.rows} == {"3"}
+
+
+def test_a_setting() -> None:
+    settings = with_line("setting", "class TrainConfig:\n")
+    config = from_dict(settings["RunConfig"], {"train": {"patience": 5}}, where="test")
+    assert config.train.patience == 5  # type: ignore[attr-defined]
+    with refused(ConfigError, "train.patience", -1, 0):
+        from_dict(settings["RunConfig"], {"train": {"patience": -1}}, where="test")

@@ -15,6 +15,7 @@ from fixtures.settings import TINY, as_flags
 ROOT = Path(__file__).resolve().parent.parent
 # The examples of CONTRIBUTING.md, and a file of DomainBed's.
 INVENTED = {
+    "here.py",
     "vrex.py",
     "smoothed.py",
     "balance.py",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from acclimate.build.shift.builder import build_shift
 from acclimate.build.shift.draws import ShiftSettings, apportioned
-from acclimate.build.shift.images import named_pairs, nearest_pairs
+from acclimate.build.shift.images import nearest_pairs
 from acclimate.core.errors import AcclimateError
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
@@ -166,19 +166,6 @@ def test_the_nearest_of_the_rest_by_hand() -> None:
     assert nearest_pairs(means, 2) == [(0, 1), (2, 3)]
 
 
-def test_named_pairs_swap(made: Made) -> None:
-    assert named_pairs("ant:fox, bee:cat", CLASSES) == [(0, 5), (1, 2)]
-    manifest = made(pairs="ant:fox")
-    swapped = {
-        (true, said)
-        for true, said in zip(
-            column(manifest, "true_label"), column(manifest, "label"), strict=True
-        )
-        if true != said
-    }
-    assert swapped == {("ant", "fox"), ("fox", "ant")}
-
-
 def test_covariate_shift_is_what_the_columns_say(made: Made) -> None:
     plain, shifted = made(encoding="png"), made(covariate=1, encoding="png")
     assert column(plain, "base_image") == column(shifted, "base_image")
@@ -220,10 +207,6 @@ def test_shares_are_rounded_to_the_whole() -> None:
         ({"label": 0.5}, ("--label", 1, 0.5)),
         ({"conditional": 2.5}, ("--conditional", 2.5)),
         ({"conditional": 4}, (6, 3, 4, "--conditional")),
-        ({"conditional": 1, "pairs": "ant:bee"}, ("--conditional", "--pairs")),
-        ({"pairs": "ant:be"}, ("--pairs", "'be'", "'bee'")),
-        ({"pairs": "ant"}, ("'ant'", "--pairs")),
-        ({"pairs": "ant:bee,bee:cat"}, ("--pairs", "'bee'")),
         ({"per_domain": 2, "domains": 2}, ("of 6 classes", "--per-domain", "--domains")),
     ],
 )

@@ -24,5 +24,6 @@ def test_messy_folders(cli: Any, tree: Path, tmp_path: Path) -> None:
             "images": ["north/red/00.jpg", "south/blue/copy.jpg"],
             "labels": ["blue", "red"],
             "domains": ["north", "south"],
+            "alike": False,
         }
     ]

@@ -1,12 +1,14 @@
 """One picture in several files: found, and kept on one side of every split."""
 
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from acclimate.data.duplicates import _candidates, joined, perceptual_hash
 from acclimate.data.inspection import Copies, find_copies
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import same_content
@@ -47,7 +49,8 @@ def split_of(manifest: Manifest, name: str) -> str:
 def test_without_copies_nothing_changes(sites: Path) -> None:
     manifest = Manifest.from_folder(sites)
     assert same_content(manifest.table, sites) is None
-    assert find_copies(manifest) == []
+    assert find_copies(manifest, np.arange(len(manifest))) == []
+    assert Manifest.from_folder(sites, alike=True).digest() == manifest.digest()
 
 
 def test_copies_are_found_and_stay_together(sites: Path) -> None:
@@ -66,7 +69,7 @@ def test_copies_are_found_and_stay_together(sites: Path) -> None:
             assert split_of(manifest, one) == split_of(manifest, two)
             seen.add((one, split_of(manifest, one)))
     assert {split for _, split in seen} == {"train", "val"}  # on either side, and not for nothing
-    groups = find_copies(manifest)
+    groups = find_copies(manifest, np.arange(len(manifest)))
     assert groups == [
         Copies(("north/cat/00.jpg", "north/dog/copy.jpg"), ("cat", "dog"), ("north",)),
         Copies(("north/cat/04.jpg", "south/cat/copy.jpg"), ("cat",), ("north", "south")),
@@ -90,3 +93,55 @@ def test_a_file_in_two_domains_is_split_by_each(tmp_path: Path) -> None:
         before.table["split"].take(others).to_pylist()
     )
     assert 0 < before.table["split"].to_pylist().count("val") == 8
+
+
+def test_pictures_that_look_the_same(sites: Path) -> None:
+    write(sites / "south" / "dog" / "smaller.jpg", photo(0).resize((40, 40)), quality=60)
+    brighter = Image.fromarray((np.asarray(photo(1)) * 0.97).astype(np.uint8))
+    write(sites / "north" / "dog" / "darker.png", brighter)
+    for number in range(2):  # two blank pictures show nothing in common
+        blank = Image.new("RGB", (48, 48), (9, 9, 9 + number))
+        write(sites / "north" / "cat" / f"blank-{number}.png", blank)
+    manifest = Manifest.from_folder(sites, alike=True, val_share=0.5)
+    groups = find_copies(manifest, np.arange(len(manifest)))
+    both = {"labels": ("cat", "dog"), "domains": ("north", "south"), "alike": True}
+    assert groups == [
+        Copies(("north/cat/00.jpg", "south/dog/smaller.jpg"), **both),
+        Copies(("north/dog/darker.png", "south/cat/01.jpg"), **both),
+    ]
+    for seed in range(8):
+        drawn = Manifest.from_folder(sites, alike=True, val_share=0.5, seed=seed)
+        for group in groups:
+            one, two = group.images
+            assert split_of(drawn, one) == split_of(drawn, two)
+
+
+def test_the_hash_against_imagehash() -> None:
+    """Its pHash takes the same corner, with the mean among the numbers that have a median."""
+    from scipy.fft import dct
+
+    grey = np.asarray(photo(5, 32).convert("L"), dtype=np.float64)
+    low = dct(dct(grey, axis=0), axis=1)[:8, :8]  # ImageHash's, another scale
+    scale = np.outer(*[np.where(np.arange(8) == 0, np.sqrt(0.5), 1.0)] * 2)
+    expected = (low * scale).ravel()[1:]
+    bits = f"{perceptual_hash(grey):063b}"
+    assert bits == "".join("1" if v > np.median(expected) else "0" for v in expected)
+    file = BytesIO()
+    photo(5, 200).save(file, "JPEG", quality=50)
+    again = np.asarray(Image.open(file).convert("L").resize((32, 32)), dtype=np.float64)
+    assert (perceptual_hash(again) ^ perceptual_hash(grey)).bit_count() <= 4
+    other = np.asarray(photo(6, 32).convert("L"), dtype=np.float64)
+    assert (perceptual_hash(other) ^ perceptual_hash(grey)).bit_count() > 12
+
+
+def test_every_pair_within_four_bits_is_a_candidate() -> None:
+    rng = np.random.default_rng(0)
+    base = int(rng.integers(0, 2**62))
+    flips = [sum(1 << int(b) for b in rng.choice(63, 4, replace=False)) for _ in range(50)]
+    found = _candidates([base, *(base ^ flip for flip in flips)])
+    assert {(0, place) for place in range(1, 51)} <= found
+
+
+def test_joining() -> None:
+    codes = np.array([0, 1, 2, 3, 1, 5])
+    assert joined(codes, [(0, 4), (3, 5)]).tolist() == [0, 0, 2, 3, 0, 3]

@@ -19,6 +19,8 @@ READ = {
     "tabs": PLAIN.replace(",", "\t").encode(),
     "bars": PLAIN.replace(",", "|").encode(),
     "a mark before UTF-8": codecs.BOM_UTF8 + PLAIN.encode(),
+    "UTF-16": PLAIN.encode("utf-16"),
+    "UTF-16, the other way round": codecs.BOM_UTF16_BE + PLAIN.encode("utf-16-be"),
     "Windows line ends": PLAIN.replace("\n", "\r\n").encode(),
     "quotes and a comma inside": b'"image";"label";"domain"\n"north/a.jpg";"K\xc3\xa4fer";"nord"\n'
     b'"south/b.jpg";"007";"s\xc3\xbcd"\n',
@@ -39,7 +41,6 @@ def test_read(case: str, tmp_path: Path) -> None:
 REFUSED = {
     "a workbook": ("photos.xlsx", b"PK\x03\x04rest", [".csv"]),
     "a workbook by another name": ("photos.csv", b"\xd0\xcf\x11\xe0rest", ["UTF-8 at byte 0"]),
-    "UTF-16": ("photos.csv", PLAIN.encode("utf-16"), ["UTF-8 at byte 0"]),
     "Latin-1": ("photos.csv", PLAIN.encode("latin-1"), ["UTF-8 at byte 32"]),
     "a name beyond measure": (
         "photos.csv",

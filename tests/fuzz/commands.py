@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
@@ -14,11 +15,8 @@ from acclimate.core.errors import AcclimateError
 from acclimate.core.text import printable
 
 
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    error: str  # the line that a failing command ends with
+class Refused(Exception):
+    """A command that failed, and the line that it ended with."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Verdict:
 ANSWERED = Verdict("answered")
 
 
-def command(*arguments: object) -> Said:
-    """`acclimate ARGUMENTS`; an exception that is no exit is the caller's traceback."""
+def command(*arguments: object) -> str:
+    """What `acclimate ARGUMENTS` writes on stdout; an exception that is no exit is a traceback."""
     out, error = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["acclimate", *map(str, arguments)]),
@@ -45,16 +43,28 @@ def command(*arguments: object) -> Said:
         try:
             main()
         except SystemExit as end:
-            if isinstance(end.code, str):
-                return Said(1, out.getvalue(), end.code)
-            lines = error.getvalue().strip().splitlines()
-            return Said(end.code or 0, out.getvalue(), lines[-1] if end.code and lines else "")
-    return Said(0, out.getvalue(), "")
+            if end.code:
+                line = error.getvalue().strip().rpartition("\n")[2]
+                raise Refused(end.code if isinstance(end.code, str) else line) from None
+    return out.getvalue()
+
+
+def command_to(out: Path, *arguments: object) -> Path:
+    """A command that writes the file `out`, which a failure leaves unwritten."""
+    out.unlink(missing_ok=True)
+    try:
+        command(*arguments, "--out", out)
+    except Refused:
+        assert not out.exists(), "a file beside an error"
+        raise
+    return out
 
 
 def judged(case: Callable[[], Verdict]) -> Verdict:
     try:
         return case()
+    except Refused as error:
+        return refused(str(error))
     except AcclimateError as error:
         return refused(f"error: {printable(' '.join(str(error).splitlines()))}")  # as `main` does
     except OSError as error:

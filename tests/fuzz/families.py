@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from safetensors.torch import load
 
 from acclimate.config import RunConfig, from_dict, nested
@@ -32,9 +31,10 @@ from acclimate.results.protocol import DataSet, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from fixtures.interruption import weights
 from fixtures.pandas_pickles import frame, released, saved
+from fixtures.pictures import write_sites
 from fixtures.run_folders import make_run, score
 from fixtures.settings import TINY
-from fuzz.commands import ANSWERED, Verdict, command, judged, refused
+from fuzz.commands import ANSWERED, Refused, Verdict, command, command_to, judged
 from fuzz.mutations import Random, flipped, mutated, mutated_json, mutated_values
 from fuzz.pictures import PICTURES, bombs
 
@@ -56,20 +56,6 @@ class Family(ABC):
         return judged(lambda: self.verdict(rng))
 
 
-def site(root: Path) -> Path:
-    """Four domains of 16-pixel images in two classes."""
-    rng = np.random.default_rng(0)
-    for domain, brightness in {"north": 40, "south": 90, "east": 140, "west": 190}.items():
-        for label, channel in {"red": 0, "blue": 2}.items():
-            (root / domain / label).mkdir(parents=True)
-            for number in range(6):
-                pixels = rng.normal(brightness, 20, (16, 16, 3))
-                pixels[4:12, 4:12, channel] += 80
-                image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-                image.save(root / domain / label / f"{number}.png")
-    return root
-
-
 def settings(algorithm: str = "da-erm", **changes: Any) -> RunConfig:
     return from_dict(RunConfig, nested({"algorithm": algorithm, **TINY, **changes}), where="fuzz")
 
@@ -84,48 +70,36 @@ class _OfAModel(Family):
     """Cases that end with predictions for two whole images."""
 
     def prepare(self) -> None:
-        tree = site(self.folder / "tree")
+        tree = write_sites(self.folder / "tree", 6, ".png")
         train(settings(), Manifest.open(tree), self.folder / "run", device="cpu")
         shutil.copytree(tree / "north" / "red", self.folder / "new")
+        self.images = sorted((self.folder / "new").iterdir())
         for name, method in {"mu": "embedding", "both": "embedding+prior", "t3a": "t3a"}.items():
-            said = command(
-                "adapt", self.run_folder, self.folder / "new", "--method", method,
-                "--device", "cpu", "--out", self.folder / f"{name}.safetensors",
-            )  # fmt: skip
-            assert said.code == 0, said
+            path = self.folder / f"{name}.safetensors"
+            self.adapt(path, self.folder / "new", "--method", method)
         self.whole = {name: self.predict(name) for name in ("mu", "both", "t3a")}
 
     @property
     def run_folder(self) -> Path:
         return self.folder / "run"
 
-    def predict(self, state: str | Path = "mu", run: Path | None = None) -> str:
-        """The answer, or an AssertionError's worth of refusal."""
+    def adapt(self, out: Path, *arguments: object) -> Path:
+        return command_to(out, "adapt", self.run_folder, *arguments, "--device", "cpu")
+
+    def predictions(
+        self, images: Sequence[Path], state: str | Path = "mu", run: Path | None = None
+    ) -> Path:
         path = self.folder / f"{state}.safetensors" if isinstance(state, str) else state
+        flags = ("--domain", path, "--probabilities", "--device", "cpu")
         out = self.folder / "out.csv"
-        out.unlink(missing_ok=True)
-        said = command(
-            "predict", run or self.run_folder, *sorted((self.folder / "new").iterdir())[:2],
-            "--domain", path, "--out", out, "--probabilities", "--device", "cpu",
-        )  # fmt: skip
-        if said.code:
-            assert not out.exists(), "a file beside an error"
-            raise Refused(said.error)
-        return out.read_text()
+        return command_to(out, "predict", run or self.run_folder, *images, *flags)
+
+    def predict(self, state: str | Path = "mu", run: Path | None = None) -> str:
+        """The answer for two whole images."""
+        return self.predictions(self.images[:2], state, run).read_text()
 
     def same(self, answer: str, expected: str) -> Verdict:
         return ANSWERED if answer == expected else Verdict("wrong", "another answer, exit code 0")
-
-
-class Refused(Exception):
-    """An exit code that is not 0."""
-
-
-def answered(case: Callable[[], Verdict]) -> Verdict:
-    try:
-        return case()
-    except Refused as error:
-        return refused(str(error))
 
 
 @dataclass
@@ -140,23 +114,14 @@ class States(_OfAModel):
         path.write_bytes(_resealed(data, rng) if hostile else mutated(data, rng))
         if rng.random() < 0.5:
             return self._gone_on_from(path)
-        if hostile:
-            return answered(lambda: _any(self.predict(path)))
-        return answered(lambda: self.same(self.predict(path), self.whole[name]))
+        answer = self.predict(path)
+        return _any(answer) if hostile else self.same(answer, self.whole[name])
 
     def _gone_on_from(self, path: Path) -> Verdict:
         """A state that is added to is refused, or gives one that can be used."""
-        out = self.folder / "gone-on.safetensors"
-        out.unlink(missing_ok=True)
-        images = sorted((self.folder / "new").iterdir())[2:4]
-        said = command(
-            "adapt", self.run_folder, *images, "--into", path, "--out", out, "--device", "cpu"
-        )  # fmt: skip
-        if said.code:
-            assert not out.exists(), "a file beside an error"
-            return refused(said.error)
+        out = self.adapt(self.folder / "gone-on.safetensors", *self.images[2:4], "--into", path)
         DomainState.load(out)
-        return answered(lambda: _any(self.predict(out)))
+        return _any(self.predict(out))
 
 
 @dataclass
@@ -182,15 +147,14 @@ class Models(_OfAModel):
             path.write_text(json.dumps(mutated_values(json.loads(path.read_text()), rng)))
             write_checksums(run)
         else:
-            _replace(
-                run / "model.safetensors", _resealed((run / "model.safetensors").read_bytes(), rng)
-            )
-        return answered(lambda: _any(self.predict("mu", run)))
+            weights_file = run / "model.safetensors"
+            _replace(weights_file, _resealed(weights_file.read_bytes(), rng))
+        return _any(self.predict("mu", run))
 
     def _damaged(self, run: Path, name: str, rng: Random) -> Verdict:
         data = (run / name).read_bytes()
         _replace(run / name, (flipped if rng.random() < 0.5 else mutated)(data, rng))
-        return answered(lambda: self.same(self.predict("mu", run), self.whole["mu"]))
+        return self.same(self.predict("mu", run), self.whole["mu"])
 
 
 @dataclass
@@ -202,19 +166,13 @@ class Images(_OfAModel):
         bad = self.folder / "case" / f"bad.{name.split()[0]}"
         shutil.rmtree(bad.parent, ignore_errors=True)
         bad.parent.mkdir()
-        if rng.random() < 0.1:
-            bad.write_bytes(bombs(rng))
-        else:
-            bad.write_bytes(mutated(PICTURES[name], rng))
-        good = sorted((self.folder / "new").iterdir())[0]
-        out = self.folder / "out.csv"
-        said = command(
-            "predict", self.run_folder, good, bad, "--domain", self.folder / "mu.safetensors",
-            "--out", out, "--probabilities", "--device", "cpu",
-        )  # fmt: skip
-        if said.code:
-            return Verdict("wrong", f"a bad image stopped the good one: {said.error}")
-        rows = predictions(out)
+        bomb = rng.random() < 0.1
+        bad.write_bytes(bombs(rng) if bomb else mutated(PICTURES[name], rng))
+        good = self.images[0]
+        try:
+            rows = predictions(self.predictions([good, bad]))
+        except Refused as error:
+            return Verdict("wrong", f"a bad image stopped the good one: {error}")
         if rows.keys() != {str(good), str(bad)}:
             return Verdict("wrong", f"rows of {list(rows)}")
         if rows[str(good)] != self._good:
@@ -227,9 +185,7 @@ class Images(_OfAModel):
 
     @cached_property
     def _good(self) -> dict[str, str]:
-        self.predict("mu")
-        good = sorted((self.folder / "new").iterdir())[0]
-        return predictions(self.folder / "out.csv")[str(good)]
+        return predictions(self.predictions(self.images[:2]))[str(self.images[0])]
 
 
 @dataclass
@@ -260,7 +216,7 @@ class Manifests(Family):
     """Manifests, which have a checksum, and tables of strangers, which have none."""
 
     def prepare(self) -> None:
-        root = site(self.folder / "tree")
+        root = write_sites(self.folder / "tree", 6, ".png")
         manifest = Manifest.from_folder(root)
         manifest.write(self.folder / "whole.parquet")
         Manifest.from_arrays(*_rows()).write(self.folder / "features.parquet")
@@ -283,10 +239,7 @@ class Manifests(Family):
         whole = self.folder / name
         path = whole.with_stem("case")
         path.write_bytes(mutated(whole.read_bytes(), rng))
-        said = command("inspect", path, "--json", "--read", "3")
-        if said.code:
-            return refused(said.error)
-        json.loads(said.out)
+        json.loads(command("inspect", path, "--json", "--read", "3"))
         if name not in self.digests:
             return ANSWERED
         # Bytes that no part of the rows depends on may differ.
@@ -311,28 +264,19 @@ class Folders(_OfAModel):
         for _ in range(int(rng.integers(1, 6))):
             self._spoil(tree, rng)
         if rng.random() < 0.5:
-            said = command("inspect", tree, "--json", "--read", "3")
-            if not said.code:
-                json.loads(said.out)
-            return refused(said.error) if said.code else ANSWERED
-        out = self.folder / "out.csv"
-        state = self.folder / "mu.safetensors"
-        said = command("predict", self.run_folder, tree, "--domain", state, "--out", out)
-        if said.code:
-            return refused(said.error)
+            json.loads(command("inspect", tree, "--json", "--read", "3"))
+            return ANSWERED
         # By a link or by its own name: each file is there once.
-        found = {os.path.realpath(name): row["label"] for name, row in predictions(out).items()}
-        whole = [str(path) for path in sorted((tree / "east" / "red").glob("[0-9].png"))]
-        labels = [found.get(os.path.realpath(name)) for name in whole]
-        return ANSWERED if labels == self._labels else Verdict("wrong", f"{labels} of {whole}")
+        rows = predictions(self.predictions([tree]))
+        labels = {os.path.realpath(name): row["label"] for name, row in rows.items()}
+        whole = sorted((tree / "east" / "red").glob("[0-9][0-9].png"))
+        found = [labels.get(os.path.realpath(path)) for path in whole]
+        return ANSWERED if found == self._labels else Verdict("wrong", f"{found} of {whole}")
 
     @cached_property
     def _labels(self) -> list[str]:
-        out, state = self.folder / "whole.csv", self.folder / "mu.safetensors"
         images = sorted((self.folder / "tree" / "east" / "red").iterdir())
-        said = command("predict", self.run_folder, *images, "--domain", state, "--out", out)
-        assert said.code == 0, said
-        return [row["label"] for row in predictions(out).values()]
+        return [row["label"] for row in predictions(self.predictions(images)).values()]
 
     def _spoil(self, tree: Path, rng: Random) -> None:
         below = (path for path in sorted(tree.rglob("*")) if not path.is_symlink())
@@ -382,8 +326,8 @@ class Runs(_OfAModel):
             ("theory", run), ("theory", run, "--budget", "1000"), ("evaluate", run),
             ("report", run, "--out", self.folder / "page.html", "--table", self.folder / "t.csv"),
         )  # fmt: skip
-        said = command(*ways[rng.integers(len(ways))])
-        return refused(said.error) if said.code else ANSWERED
+        command(*ways[rng.integers(len(ways))])
+        return ANSWERED
 
 
 @dataclass
@@ -460,10 +404,10 @@ class Pickles(Family):
         self.streams += [path.read_bytes() for path in sorted(real.glob("*.pkl"))]
 
     def verdict(self, rng: Random) -> Verdict:
-        path, out = self.folder / "case.pkl", self.folder / "case.parquet"
+        path = self.folder / "case.pkl"
         path.write_bytes(mutated(self.streams[rng.integers(len(self.streams))], rng))
-        said = command("build", "geo-yfcc-released", path, "--out", out)
-        return refused(said.error) if said.code else ANSWERED
+        command_to(self.folder / "case.parquet", "build", "geo-yfcc-released", path)
+        return ANSWERED
 
 
 def _rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -45,40 +45,53 @@ def where(countries: Countries, *points: tuple[float, float]) -> list[str | None
     return [countries.names[i] if i >= 0 else None for i in found]
 
 
-def test_inside_outside_and_in_a_hole(tmp_path: Path) -> None:
-    ring = feature([square(0, 0, 10, 10), square(4, 4, 6, 6)], name="Ring")
-    far = feature([square(20, 0, 30, 10)], name="Far")
-    countries = drawn(tmp_path, ring, far)
-    assert countries.names == ("Far", "Ring")
-    assert where(countries, (1, 1), (25, 5), (15, 5), (5, 5), (5, 3.999)) == [
-        "Ring",
-        "Far",
-        None,
-        None,
-        "Ring",
-    ]
+HOST = feature([[square(0, 0, 10, 10)], [square(4, 4, 6, 6)]], "MultiPolygon", name="A host")
+ENCLAVE = feature([square(4, 4, 6, 6)], name="Enclave")
+MAPS: dict[str, tuple[list[dict], dict[tuple[float, float], str | None]]] = {
+    "a hole, and the sea": (
+        [
+            feature([square(0, 0, 10, 10), square(4, 4, 6, 6)], name="Ring"),
+            feature([square(20, 0, 30, 10)], name="Far"),
+        ],
+        {(1, 1): "Ring", (25, 5): "Far", (15, 5): None, (5, 5): None, (5, 3.999): "Ring"},
+    ),
+    "of overlapping polygons the smallest wins": (
+        [
+            feature([square(0, 0, 10, 10)], name="Host"),
+            ENCLAVE,
+            feature([square(4.9, 4.9, 5.1, 5.1)], name="Host"),  # a piece of it in the enclave
+        ],
+        {(1, 1): "Host", (4.5, 4.5): "Enclave", (5, 5): "Host"},
+    ),
+    "an outline inside an outline of the same feature is a hole": (
+        [HOST, ENCLAVE],
+        {(1, 1): "A host", (5, 5): "Enclave"},
+    ),
+    "so an exclave of a large country in a small one is not lost to it": (
+        [
+            HOST,
+            feature([[square(20, 0, 60, 40)], [square(4, 4, 6, 6)]], "MultiPolygon", name="Large"),
+        ],
+        {(1, 1): "A host", (5, 5): "Large", (30, 5): "Large"},
+    ),
+    "the seam is one place though only one side is drawn": (
+        [feature([square(170, -5, 180, 5)], name="West")],
+        {(180, 0): "West", (-180, 0): "West", (-179.9, 0): None},
+    ),
+    "poles": (
+        [feature([square(-180, -90, 180, -60)], name="Ice")],
+        {(0, -90): "Ice", (123.4, -90): "Ice", (-180, -90): "Ice", (0, 90): None, (0, -59.9): None},
+    ),
+}
 
 
-def test_of_overlapping_polygons_the_smallest_wins_whatever_the_order(tmp_path: Path) -> None:
-    host = feature([square(0, 0, 10, 10)], name="Host")
-    enclave = feature([square(4, 4, 6, 6)], name="Enclave")
-    inner = feature([square(4.9, 4.9, 5.1, 5.1)], name="Host")  # a piece of the host in the enclave
-    for features in ((host, enclave, inner), (inner, enclave, host)):
-        countries = drawn(tmp_path, *features)
-        assert where(countries, (1, 1), (4.5, 4.5), (5, 5)) == ["Host", "Enclave", "Host"]
-
-
-def test_an_outline_inside_an_outline_of_the_same_feature_is_a_hole(tmp_path: Path) -> None:
-    host = feature([[square(0, 0, 10, 10)], [square(4, 4, 6, 6)]], "MultiPolygon", name="A host")
-    enclave = feature([square(4, 4, 6, 6)], name="Enclave")
-    assert where(drawn(tmp_path, host, enclave), (1, 1), (5, 5)) == ["A host", "Enclave"]
-
-
-def test_so_an_exclave_of_a_large_country_in_a_small_one_is_not_lost_to_it(tmp_path: Path) -> None:
-    host = feature([[square(0, 0, 10, 10)], [square(4, 4, 6, 6)]], "MultiPolygon", name="Small")
-    owner = [[square(20, 0, 60, 40)], [square(4, 4, 6, 6)]]
-    countries = drawn(tmp_path, host, feature(owner, "MultiPolygon", name="Large"))
-    assert where(countries, (1, 1), (5, 5), (30, 5)) == ["Small", "Large", "Large"]
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_by_hand_whatever_their_order(tmp_path: Path, name: str) -> None:
+    features, answers = MAPS[name]
+    for ordered in (features, features[::-1]):
+        countries = drawn(tmp_path, *ordered)
+        assert where(countries, *answers) == list(answers.values())
+        assert list(countries.names) == sorted(countries.names)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A report of rehearsed runs: what was promised, and what happened on unseen domains."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from acclimate.config import RunConfig, as_dict, from_dict, nested
 from acclimate.core.files import write_document
-from acclimate.records.records import Finished, Score, append
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import illustrations, rehearsal
@@ -20,6 +17,7 @@ from acclimate.report.tables import checks_grid, promises_grid
 from acclimate.results.load import load_report
 from acclimate.results.material import check_promises
 from acclimate.results.runs import RunView, find_runs
+from fixtures.run_folders import make_run, score
 
 PLAIN = {"north": 0.6, "south": 0.7, "east": 0.8}
 
@@ -40,40 +38,10 @@ def found(*, drawn_anew: bool = False) -> Rehearsal:
 
 def write_run(place: Path, *, seed: int, what: Rehearsal | None) -> Path:
     """Two unseen domains, adapted to from 25 images: plain 70 and 50 %, auto 75 and 52 %."""
-    place.mkdir()
-    settings = {"algorithm": "erm", "seed": seed, "adapt.rehearse": True, "adapt.points": 25}
-    config = as_dict(from_dict(RunConfig, nested(settings), where="test"))
-    run = {
-        "config": config,
-        "data": "d" * 64,
-        "source": "sites.parquet",
-        "classes": ["ant", "bee"],
-        "train_domains": list(PLAIN),
-        "val_domains": [],
-        "test_domains": ["hill", "dale"],
-    }
-    (place / "run.json").write_text(json.dumps(run))
-    scored = {"hill": (0.7, 0.75), "dale": (0.5, 0.52)}
-    for domain, values in scored.items():
-        for method, top1 in zip(("none", "auto"), values, strict=True):
-            append(
-                place / "records.jsonl",
-                Score(
-                    moment="final",
-                    step=6,
-                    domain=domain,
-                    role="test",
-                    split="all",
-                    n=50,
-                    top1=top1,
-                    top5=None,
-                    method=method,
-                ),
-            )
-    append(
-        place / "records.jsonl",
-        Finished(kept_step=6, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0),
-    )
+    scored = {("hill", "none"): 0.7, ("hill", "auto"): 0.75, ("dale", "none"): 0.5}
+    scored["dale", "auto"] = 0.52
+    scores = [score(domain, top1, method) for (domain, method), top1 in scored.items()]
+    make_run(place, "erm", seed, scores, settings={"adapt": {"points": 25}})
     if what is not None:
         write_document(place / "rehearsal.json", what.to_dict())
     return place
@@ -136,7 +104,6 @@ def test_the_figure_has_a_panel_for_each_kind_of_frequencies() -> None:
 
 def test_the_page_of_a_run_has_a_section(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    runs.mkdir()
     write_run(runs / "a", seed=0, what=found())
     write_run(runs / "b", seed=1, what=found())
     report = load_report(runs)

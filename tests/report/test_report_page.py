@@ -14,15 +14,9 @@ from acclimate.core.errors import UnknownName
 from acclimate.core.files import write_document
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, beside
-from acclimate.paper.figures import (
-    FIGURES,
-)
-from acclimate.paper.figures import (
-    ablation as curve,
-)
-from acclimate.paper.figures import (
-    consistency as theory,
-)
+from acclimate.paper.figures import FIGURES
+from acclimate.paper.figures import ablation as curve
+from acclimate.paper.figures import consistency as theory
 from acclimate.paper.reproduction import beside_grids, figures_of_data
 from acclimate.records.records import Loss, Records
 from acclimate.report.figures import (
@@ -37,7 +31,7 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import page_of, prose, sweep_line, write_page
-from acclimate.results.comparison import AVERAGE, Comparison, Difference, Row
+from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.protocol import Axis
@@ -118,6 +112,8 @@ def test_hostile_names_are_text(text: str) -> None:
         f"ValueError: {shown}</summary>",
         f"<title>{shown} (train), 40 images</title>",
         f"<li>{shown}/1.jpg: truncated</li>",
+        "not finished; last recorded at step 250 of phase main",
+        "40 unlabelled images per domain, of the same domain, kept out of the scoring",
     ):
         assert place in text
 
@@ -191,13 +187,6 @@ def test_notes_speak_of_what_is_there(report: Report, results_of: Section) -> No
     for absent in ("Bold", "t-test", "Difference", "Published", "ceilings"):
         assert absent not in text
     assert "<li>Careful.</li>" in text
-
-
-def test_rules_that_agree_are_shown_once(ablation: Report, results_of: Section) -> None:
-    text = results_of(ablation)
-    assert ablation.rules == ("training-domains",)
-    assert text.count("<table>") == 2 and "<details" not in text
-    assert "Selection by oracle chooses the same runs." in text
 
 
 @pytest.mark.slow
@@ -299,13 +288,6 @@ def test_an_ablation_counts_methods_and_variants_apart(ablation: Report) -> None
     )
 
 
-def test_a_dozen_learning_curves_are_not_faint(ablation: Report) -> None:
-    drawing = learning.draw(ablation.runs, COLOURS)
-    assert drawing is not None and len(ablation.runs) == 12
-    lines = [line for line in drawing.figure.axes[-1].get_lines() if len(line.get_xdata())]
-    assert len(lines) == 12 and all((line.get_alpha() or 0) > 0.7 for line in lines)
-
-
 def test_labels_stand_in_the_order_of_the_data_sets(tmp_path: Path) -> None:
     axis = Axis(label="training domains", places={"4": 4.0, "16": 16.0})
     folder = SweepFolder(write_ablation(tmp_path, axis))
@@ -317,11 +299,6 @@ def test_labels_stand_in_the_order_of_the_data_sets(tmp_path: Path) -> None:
     for name, digest in zip(("lost", *names), "acb", strict=True):  # files are found by digest
         write_document(folder.labels_file(digest), asdict(LabelCounts(name, ("x", "y"), domains)))
     assert [labels.name for labels in load_report(tmp_path).labels] == ["n-4", "n-16", "lost"]
-
-
-def test_a_number_keeps_its_percent_sign_in_its_line(ablation: Report) -> None:
-    lead = re.search(r'<p class="lead">(.*?)</p>', page_of(ablation, figures=FIGURES))
-    assert lead is not None and "\u00a0%" in lead[1] and " %" not in lead[1]
 
 
 def _curve(report: Report) -> canvas.Drawing:
@@ -514,19 +491,6 @@ def test_domain_by_domain_shows_the_winner_and_says_how_it_was_picked(report: Re
     assert len(gains) > 1
     assert f"to {winner.label} (diamond)" in shown.caption
     assert f"Of {len(gains)} methods {winner.label} did best" in shown.caption
-
-
-def test_a_ring_shows_around_a_diamond_at_the_same_place() -> None:
-    da = Key.usual("da-erm")
-    tied = Difference(da, ERM, changes={"a": (0.5, 0.5)})
-    drawing = accuracy.draw_gains(tied, COLOURS)
-    ring, diamond = (
-        next(one for one in drawing.figure.axes[0].get_lines() if one.get_marker() == marker)
-        for marker in ("o", "D")
-    )
-    assert ring.get_zorder() > diamond.get_zorder() and ring.get_markerfacecolor() == "none"
-    # Wider than the diamond from corner to corner.
-    assert ring.get_markersize() > 2**0.5 * diamond.get_markersize()
 
 
 def test_notes_are_kept_when_nothing_can_be_compared(report: Report) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.core.errors import SchemaError, SweepError
+from acclimate.core.errors import AcclimateError, SchemaError, SweepError
 from acclimate.core.files import read_document, write_document
 from acclimate.records.folder import write_checksums
 from acclimate.records.records import Finished, append
@@ -20,6 +20,7 @@ from acclimate.results.protocol import (
     targets,
 )
 from acclimate.results.sweep_folder import Failure, SweepFolder
+from fixtures.errors import refused
 
 CONFIG = {
     "algorithm": "erm",
@@ -71,28 +72,22 @@ def test_targets_are_the_groups_that_runs_are_scored_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "error", "facts"),
     [
-        (None, "{0}: no sweep in it (no sweep.json); make one with `acclimate sweep`"),
-        ("{", "{0}/sweep.json is damaged; restore it, or choose another --out"),
-        ("[]", "{0}/sweep.json is damaged; restore it, or choose another --out"),
-        (
-            '{"format": 9}',
-            "{0}/sweep.json: format 9, this version reads 1; "
-            "use the version of acclimate that wrote it",
-        ),
-        (
-            '{"format": 1}',
-            "{0}/sweep.json is damaged; restore it, or choose another --out",
-        ),
+        (None, SweepError, ["no sweep.json", "acclimate sweep"]),
+        ("{", SweepError, ["sweep.json", "damaged"]),
+        ("[]", SweepError, ["sweep.json", "damaged"]),
+        ('{"format": 9}', SchemaError, ["sweep.json", "format 9"]),
+        ('{"format": 1}', SweepError, ["sweep.json", "damaged"]),
     ],
 )
-def test_what_is_no_sweep_is_said(tmp_path: Path, content: str | None, message: str) -> None:
+def test_what_is_no_sweep_is_said(
+    tmp_path: Path, content: str | None, error: type[AcclimateError], facts: list[str]
+) -> None:
     if content is not None:
         (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises((SweepError, SchemaError)) as caught:
+    with refused(error, tmp_path, *facts):
         SweepFolder(tmp_path).read()
-    assert str(caught.value) == message.format(tmp_path)
 
 
 def test_a_digest_is_of_data_and_settings_not_of_where_weights_lie() -> None:
@@ -118,31 +113,29 @@ def test_names_can_be_read_and_are_safe_as_folders() -> None:
 
 
 def test_the_state_of_a_job_is_read_from_its_files(tmp_path: Path) -> None:
-    assert SweepFolder(tmp_path).job_state("j") == "waiting"
-    folder = SweepFolder(tmp_path).run("j").path
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text("{}")
-    assert SweepFolder(tmp_path).job_state("j") == "started"
-    SweepFolder(tmp_path).write_failure(
-        Failure(job="j", error="e", traceback="t", time="now", attempts=2)
-    )
-    assert SweepFolder(tmp_path).job_state("j") == "failed"
-    finished(SweepFolder(tmp_path).run("k").path)
-    assert SweepFolder(tmp_path).job_state("k") == "done"
-    (SweepFolder(tmp_path).run("k").path / "checksums.json").unlink()  # not all was written
-    assert SweepFolder(tmp_path).job_state("k") == "waiting"
+    here = SweepFolder(tmp_path)
+    assert here.job_state("j") == "waiting"
+    here.run("j").path.mkdir(parents=True)
+    (here.run("j").path / "run.json").write_text("{}")
+    assert here.job_state("j") == "started"
+    here.write_failure(Failure(job="j", error="e", traceback="t", time="now", attempts=2))
+    assert here.job_state("j") == "failed"
+    finished(here.run("k").path)
+    assert here.job_state("k") == "done"
+    (here.run("k").path / "checksums.json").unlink()  # not all was written
+    assert here.job_state("k") == "waiting"
 
 
 def test_the_state_of_an_embedding_is_read_from_its_files(tmp_path: Path) -> None:
-    assert SweepFolder(tmp_path).embedding_state("phi") == "waiting"
-    folder = SweepFolder(tmp_path).embedding("phi").path
-    folder.mkdir(parents=True)
-    assert SweepFolder(tmp_path).embedding_state("phi") == "started"
-    SweepFolder(tmp_path).failure_file("phi").parent.mkdir()
-    SweepFolder(tmp_path).failure_file("phi").write_text("{}")
-    assert SweepFolder(tmp_path).embedding_state("phi") == "failed"
-    (folder / "embedding.safetensors").touch()
-    assert SweepFolder(tmp_path).embedding_state("phi") == "done"
+    here = SweepFolder(tmp_path)
+    assert here.embedding_state("phi") == "waiting"
+    here.embedding("phi").path.mkdir(parents=True)
+    assert here.embedding_state("phi") == "started"
+    here.failure_file("phi").parent.mkdir()
+    here.failure_file("phi").write_text("{}")
+    assert here.embedding_state("phi") == "failed"
+    (here.embedding("phi").path / "embedding.safetensors").touch()
+    assert here.embedding_state("phi") == "done"
 
 
 def test_a_failure_survives_the_disk_and_damage(tmp_path: Path) -> None:
@@ -157,50 +150,29 @@ def test_a_failure_survives_the_disk_and_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("variant", []), ("needs", 1), ("drawn", {}), ("draw", "0"), ("id", "../x"), ("dataset", "z")],
+    ("kind", "change"),
+    [
+        ("jobs", {"variant": []}),
+        ("jobs", {"variant": None}),
+        ("jobs", {"needs": 1}),
+        ("jobs", {"drawn": {}}),
+        ("jobs", {"drawn": None}),
+        ("embeddings", {"drawn": None}),
+        ("jobs", {"draw": "0"}),
+        ("jobs", {"id": "../x"}),
+        ("jobs", {"dataset": "z"}),
+        ("jobs", {"config": {"adapt": {"methods": [None]}}}),
+        ("jobs", {"config": {"adapt": {"methods": "prior"}}}),
+        ("jobs", {"config": {"adapt": ["prior"]}}),
+    ],
 )
-def test_a_job_of_another_kind_is_damage(tmp_path: Path, name: str, value: object) -> None:
-    config = {"algorithm": "erm", "seed": 0}
-    job = Job(
-        id="j", dataset="d", algorithm="erm", groups=(("a",),), draw=0, trial=0, config=config
-    )
-    data = DataSet(name="d", digest="x", source="d.parquet", domains=("a", "b"))
-    sweep = Sweep(
-        title="t", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=(job,)
-    )
-    SweepFolder(tmp_path).write(sweep)
-    assert SweepFolder(tmp_path).read().jobs[0].id == "j"
-    stored = read_document(tmp_path / "sweep.json")
-    stored["jobs"][0][name] = value
-    write_document(tmp_path / "sweep.json", stored)
-    write_checksums(tmp_path)
-    with pytest.raises(SweepError) as error:
-        SweepFolder(tmp_path).read()
-    assert str(error.value) == (
-        f"{tmp_path}/sweep.json is damaged; restore it, or choose another --out"
-    )
-
-
-@pytest.mark.parametrize("adapt", [{"methods": [None]}, {"methods": "prior"}, ["prior"]])
-def test_methods_of_a_damaged_sweep_are_refused(tmp_path: Path, adapt: object) -> None:
+def test_a_value_of_another_kind_is_damage(
+    tmp_path: Path, kind: str, change: dict[str, object]
+) -> None:
     SweepFolder(tmp_path).write(sweep())
     stored = read_document(tmp_path / "sweep.json")
-    stored["jobs"][0]["config"]["adapt"] = adapt
+    stored[kind][0].update(change)
     write_document(tmp_path / "sweep.json", stored)
     write_checksums(tmp_path)
-    with pytest.raises(SweepError, match="damaged"):
-        SweepFolder(tmp_path).read()
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [("jobs", "variant"), ("jobs", "drawn"), ("embeddings", "drawn")]
-)
-def test_a_null_in_a_damaged_sweep_is_refused(tmp_path: Path, kind: str, name: str) -> None:
-    SweepFolder(tmp_path).write(sweep())
-    stored = read_document(tmp_path / "sweep.json")
-    stored[kind][0][name] = None
-    write_document(tmp_path / "sweep.json", stored)
-    write_checksums(tmp_path)
-    with pytest.raises(SweepError, match="damaged"):
+    with refused(SweepError, tmp_path / "sweep.json", "damaged"):
         SweepFolder(tmp_path).read()

@@ -42,9 +42,10 @@ OUTPUT = "probabilities"
 TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7,
 ROUNDINGS = 10  # or by as many times what PyTorch's own float32 is off, where that is more
 SMALLEST = 1e-30  # of a class frequency: its logarithm stays finite in float32
-ENDINGS = (".onnx", ".pt2")
 CPU = torch.device("cpu")
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+Inputs = Mapping[str, Tensor]
+Facts = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -242,10 +243,29 @@ def _reference(predictor: Predictor, rows: np.ndarray) -> np.ndarray:
     return logits.softmax(1).numpy()
 
 
+def onnx(program: Any, inputs: Inputs, classes: int, metadata: Facts) -> tuple[bytes, Run]:
+    model = as_onnx(program, inputs, OUTPUT)
+    _describe(model, inputs, classes, metadata)
+    content = model.SerializeToString()
+    return content, OnnxSession(content)
+
+
+def pt2(program: Any, inputs: Inputs, classes: int, metadata: Facts) -> tuple[bytes, Run]:
+    content = as_pt2(program, metadata)
+    return content, _load_program(content, list(inputs))
+
+
+# By the ending of a file: what a traced network becomes, and what runs that content again.
+FORMATS: dict[str, Callable[[Any, Inputs, int, Facts], tuple[bytes, Run]]] = {
+    ".onnx": onnx,
+    ".pt2": pt2,
+}
+
+
 def _require_format(path: str | Path) -> Path:
     """The ending says the format; what is missing for it is reported before any work."""
     path = Path(path)
-    if path.suffix not in ENDINGS:
+    if path.suffix not in FORMATS:
         raise ConfigError(
             f"{path}: a model is exported as .onnx, or as .pt2 for torch.export; choose one"
         )
@@ -269,15 +289,7 @@ def _write(
     first = next(iter(inputs))
     metadata = {**_metadata(trained, first), **about}
     program = traced(network, inputs, {first})
-    run: Run
-    if path.suffix == ".pt2":
-        content = as_pt2(program, metadata)
-        run = _load_program(content, list(inputs))
-    else:
-        model = as_onnx(program, inputs, OUTPUT)
-        _describe(model, inputs, len(trained.classes), metadata)
-        content = model.SerializeToString()
-        run = OnnxSession(content)
+    content, run = FORMATS[path.suffix](program, inputs, len(trained.classes), metadata)
     difference = _compare(run, cases, path)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
     shapes = {name: _shape(value, free=name == first) for name, value in inputs.items()}

@@ -38,7 +38,7 @@ class DigitsSettings(Limited):
 def build_digits(settings: DigitsSettings | None = None) -> Manifest:
     """Domains `train-SEED-000`… and `test-SEED-000`… with these roles; images are in the table."""
     settings = settings or DigitsSettings()
-    images, labels, pools = _pools(settings)
+    images, pools = _pools(settings)
     parts = []
     for role, count, size in (
         ("train", settings.train_domains, settings.train_images),
@@ -46,7 +46,7 @@ def build_digits(settings: DigitsSettings | None = None) -> Manifest:
     ):
         for number in range(count):
             name = f"{role}-{settings.seed}-{number:03d}"
-            parts.append(_domain(name, role, images, labels, pools[role], size, settings))
+            parts.append(_domain(name, role, images, pools[role], size, settings))
     pixels, targets, names, roles, gains, offsets = (
         np.concatenate([part[i] for part in parts]) for i in range(6)
     )
@@ -57,8 +57,8 @@ def build_digits(settings: DigitsSettings | None = None) -> Manifest:
     return replace(manifest, table=table, source="digits")
 
 
-def _pools(settings: DigitsSettings) -> tuple[np.ndarray, np.ndarray, dict[str, list[np.ndarray]]]:
-    """Digits in 0..1, their labels, and for each role the digits of each class it may use."""
+def _pools(settings: DigitsSettings) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+    """Digits in 0..1, and for each role the places of those of each class that it may use."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -70,14 +70,13 @@ def _pools(settings: DigitsSettings) -> tuple[np.ndarray, np.ndarray, dict[str, 
         cut = round(len(shuffled) * settings.test_share)
         pools["test"].append(shuffled[:cut])
         pools["train"].append(shuffled[cut:])
-    return data.images / 16.0, data.target, pools
+    return data.images / 16.0, pools
 
 
 def _domain(
     name: str,
     role: str,
     images: np.ndarray,
-    labels: np.ndarray,
     pool: list[np.ndarray],
     size: int,
     settings: DigitsSettings,
@@ -91,7 +90,7 @@ def _domain(
     scaled = (seen - LOWEST) / (HIGHEST - LOWEST) * 255
     pixels = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
     constant = [np.full(size, value) for value in (name, role, gain, offset)]
-    return pixels, labels[chosen].astype(str), *constant
+    return pixels, classes.astype(str), *constant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +101,6 @@ class Digits(Builder):
     settings: DigitsSettings = field(default_factory=DigitsSettings)
 
     def build(self, watch: Watch) -> Built:
-        made = build_digits(self.settings)
-        made.write(self.out)
-        return Built(manifest=made, out=self.out)
+        manifest = build_digits(self.settings)
+        manifest.write(self.out)
+        return Built(manifest=manifest, out=self.out)

@@ -3,11 +3,13 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from acclimate.build.base import OUT, Builder, Built, argument, required
+from acclimate.build.base import OUT, Builder, Built, argument, flag, required
 from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
+
+ALIKE = "Keep pictures that look the same in one split; reads every image."
 
 
 def _written(manifest: Manifest, out: Path) -> Built:
@@ -25,10 +27,11 @@ class Folder(Builder):
     root: Path = argument("A domain/class/image tree.")
     out: Path = required(OUT)
     splits: SplitSettings = field(default_factory=SplitSettings)
+    alike: bool = flag(ALIKE)
 
     def build(self, watch: Watch) -> Built:
         splits = asdict(self.splits)
-        return _written(Manifest.from_folder(self.root, **splits), self.out)
+        return _written(Manifest.from_folder(self.root, alike=self.alike, **splits), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,9 @@ class Table(Builder):
     out: Path = required(OUT)
     root: Path | None = setting(None, "Folder that image paths start from. [default: FILE's]")
     splits: SplitSettings = field(default_factory=SplitSettings)
+    alike: bool = flag(ALIKE)
 
     def build(self, watch: Watch) -> Built:
         splits = asdict(self.splits)
-        table = Manifest.from_table(self.file, root=self.root, **splits)
+        table = Manifest.from_table(self.file, root=self.root, alike=self.alike, **splits)
         return _written(table, self.out)

@@ -100,14 +100,14 @@ def choose_classes(
     complete = np.logical_and.reduce(present)
     fit = np.asarray([i for i in listed if complete[i]], dtype=np.int64)
     too_small = [base.classes[i] for i in listed if not complete[i]]
-    wanted = count or len(fit)
-    if wanted > len(fit) or not len(fit):
+    number = count or len(fit)
+    if number > len(fit) or not len(fit):
         raise ManifestError(
             f"{base.source} has {len(fit)} classes with images for training, validation and test "
             f"({len(base.classes) - len(listed)} excluded, {len(too_small)} too small), "
-            f"not {max(wanted, 1)}; lower --classes, or add images"
+            f"not {max(number, 1)}; lower --classes, or add images"
         )
-    chosen = np.sort(stream(seed, "classes").permutation(fit)[:wanted])
+    chosen = np.sort(stream(seed, "classes").permutation(fit)[:number])
     labels = np.full(len(base.classes), -1)
     labels[chosen] = np.arange(len(chosen))
     arranged = {split: Pool.of(base, rows, labels) for split, rows in pools.items()}

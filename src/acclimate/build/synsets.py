@@ -35,26 +35,26 @@ def listed(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if text.lstrip()[:1] not in ("[", "{"):
-            given = (
-                line for line in map(str.strip, text.splitlines()) if line[:1] not in ("", "#")
-            )
-            lines = [line.partition("\t") for line in given]
-            found = {synset.strip(): own.strip() for synset, _, own in lines}
+            rows = (line for line in map(str.strip, text.splitlines()) if line[:1] not in ("", "#"))
+            lines = [line.partition("\t") for line in rows]
+            labels = {synset.strip(): own.strip() for synset, _, own in lines}
         else:
-            held = parse_json(text)
-            if not isinstance(held, list):
+            document = parse_json(text)
+            if not isinstance(document, list):
                 raise TypeError("not a list")
-            entries = [entry if isinstance(entry, str) else entry["label_name"] for entry in held]
-            found = {entry.strip(): "" for entry in entries}
+            entries = [
+                entry if isinstance(entry, str) else entry["label_name"] for entry in document
+            ]
+            labels = {entry.strip(): "" for entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             f"{path.name} is no list of labels; give a JSON list such as "
             '[{"label_id": 0, "label_name": "n04407435"}], '
             "or a text file with a synset on each line"
         ) from error
-    if not found:
+    if not labels:
         raise ManifestError(f"{path.name} is empty; give a list of synsets")
-    return found
+    return labels
 
 
 def timm_file(name: str) -> str:

@@ -26,7 +26,7 @@ def inspect(
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.data.columns import summaries
-    from acclimate.data.inspection import find_copies, try_images
+    from acclimate.data.inspection import find_copies, sampled, try_images
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
 
@@ -34,8 +34,9 @@ def inspect(
     problems = manifest.problems()
     inspection = inspect_manifest(manifest)
     with progress_bar() as watch:
-        tried, unreadable = try_images(manifest, read, watch)
-    copies = find_copies(manifest)
+        rows = sampled(manifest, read)
+        unreadable = try_images(manifest, rows, watch)
+    copies, tried = find_copies(manifest, rows), len(rows)
     figures = []
     if plots is not None:
         from acclimate.report.figures.label_shares import write_label_plots
@@ -55,7 +56,10 @@ def inspect(
     _show_domains(inspection)
     for line in summaries(problems):
         say(f"problem: {line}")
-    say_some("copies", [" and ".join(one.images) for one in copies])
+    say_some("copies", [" and ".join(one.images) for one in copies if not one.alike])
+    say_some("look the same", [" and ".join(one.images) for one in copies if one.alike])
+    if any(one.alike for one in copies):
+        say(f"to keep them in one split: acclimate build folder {data} --alike --out FILE")
     facts = {
         "images_tried": f"{tried} of {len(manifest)}",
         "unreadable": unreadable,

@@ -12,6 +12,7 @@ from acclimate.core.errors import ImageError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
 from acclimate.data.columns import SPLITS, grouped
+from acclimate.data.duplicates import joined, near_copies
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import same_content
 
@@ -103,22 +104,33 @@ class Copies:
     images: tuple[str, ...]
     labels: tuple[str, ...]
     domains: tuple[str, ...]
+    alike: bool = False  # the files differ, and look the same
 
 
-def find_copies(manifest: Manifest) -> list[Copies]:
-    """Pictures in several files, of one content: whoever trains on one copy and is scored on
-    another is scored on what it was trained on."""
-    same = None if manifest.has_features else same_content(manifest.table, manifest.root)
-    if same is None:
+def find_copies(manifest: Manifest, looked_at: np.ndarray) -> list[Copies]:
+    """Pictures that are in several files: equal files among all rows, and files that look the same
+    among the rows `looked_at`."""
+    if manifest.has_features:
         return []
-    pictures, picture = np.unique(same, return_inverse=True)
+    same = same_content(manifest.table, manifest.root)
+    codes = manifest.image_ids if same is None else same
+    equal = _copies(manifest, codes, alike=False)
+    known = {copies.images for copies in equal}
+    alike = _copies(manifest, joined(codes, near_copies(manifest, looked_at)), alike=True)
+    return equal + [copies for copies in alike if copies.images not in known]
+
+
+def _copies(manifest: Manifest, codes: np.ndarray, *, alike: bool) -> list[Copies]:
+    """Files whose rows have one code [n]."""
+    pictures, picture = np.unique(codes, return_inverse=True)
     copies = []
     for rows in grouped(picture, pictures.tolist()).values():
         images = sorted({manifest.image_name(int(row)) for row in rows})
         if len(images) > 1:
             labels = {manifest.classes[manifest.label_index[row]] for row in rows}
             domains = {manifest.domain_names[row] for row in rows}
-            copies.append(Copies(tuple(images), tuple(sorted(labels)), tuple(sorted(domains))))
+            names = tuple(images), tuple(sorted(labels)), tuple(sorted(domains))
+            copies.append(Copies(*names, alike=alike))
     return copies
 
 
@@ -214,16 +226,17 @@ def _images(manifest: Manifest) -> int:
     return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
 
 
-def try_images(
-    manifest: Manifest, limit: int, watch: Watch = unwatched
-) -> tuple[int, list[dict[str, str]]]:
-    """How many images were read, `limit` of them at random or all where it is negative, and those
-    that cannot be, each with its reason."""
-    from acclimate.data.images import decode  # Pillow comes with it, and tables do without
+def sampled(manifest: Manifest, limit: int) -> np.ndarray:
+    """`limit` rows at random, or all where it is negative; none of a manifest of features."""
+    rows = stream(0, "inspect").permutation(0 if manifest.has_features else len(manifest))
+    return np.asarray(rows[: None if limit < 0 else limit])
 
-    if manifest.has_features or limit == 0:
-        return 0, []
-    rows = stream(0, "inspect").permutation(len(manifest))[: None if limit < 0 else limit]
+
+def try_images(
+    manifest: Manifest, rows: np.ndarray, watch: Watch = unwatched
+) -> list[dict[str, str]]:
+    """Those of the images of `rows` that cannot be read, each with its reason."""
+    from acclimate.data.images import decode  # Pillow comes with it, and tables do without
 
     def problem(row: int) -> str | None:
         try:
@@ -238,4 +251,4 @@ def try_images(
             if reason is not None:
                 bad.append({"image": manifest.image_name(int(row)), "reason": reason})
             watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
-    return len(rows), bad
+    return bad

@@ -30,6 +30,7 @@ from acclimate.data.columns import (
     seeded_splits,
     summaries,
 )
+from acclimate.data.duplicates import joined, near_copies
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -55,13 +56,20 @@ class Manifest:
     """Domains that the source names, with or without rows."""
 
     @classmethod
-    def from_folder(cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
-        """A domain/class/image tree; folders may nest below the class. Copies of a file are in one
-        split."""
+    def from_folder(
+        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
+    ) -> Self:
+        """A domain/class/image tree; folders may nest below the class.
+
+        Copies of a file are in one split. With `alike`, so are pictures that look the same, for
+        which every image is read.
+        """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
         table, domains = readers.read_folder(folder, source)
-        return cls._of(table, folder, source, domains=domains, val_share=val_share, seed=seed)
+        return cls._of(
+            table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
+        )
 
     @classmethod
     def from_table(
@@ -71,6 +79,7 @@ class Manifest:
         root: str | Path | None = None,
         val_share: float = 0.2,
         seed: int = 0,
+        alike: bool = False,
     ) -> Self:
         """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
@@ -83,7 +92,7 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        return cls._of(table, folder, path.name, val_share=val_share, seed=seed)
+        return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
 
     @classmethod
     def from_arrays(
@@ -139,6 +148,7 @@ class Manifest:
         domains: tuple[str, ...] = (),
         val_share: float,
         seed: int,
+        alike: bool = False,
     ) -> Self:
         table = conform(table, source)
         if classes is None:
@@ -146,6 +156,10 @@ class Manifest:
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
             same = readers.same_content(table, root)
+            if alike:
+                whole = cls(table, classes, root.resolve(), source, domains)
+                codes = whole.image_ids if same is None else same
+                same = joined(codes, near_copies(whole, np.arange(len(whole))))
             splits = seeded_splits(table, val_share=val_share, seed=seed, same=same)
             table = table.append_column("split", splits)
         return cls(table, classes, root.resolve(), source, domains)

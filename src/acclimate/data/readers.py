@@ -3,6 +3,7 @@
 Nothing here judges the rows.
 """
 
+import codecs
 import hashlib
 import io
 import json
@@ -330,8 +331,11 @@ def _read_json_lines(path: Path) -> pa.Table:
 def _read_separated(path: Path) -> pa.Table:
     """The rows of a .csv or .tsv file, with the separator that its header uses; core columns as
     text."""
+    content = path.read_bytes()
+    # Spreadsheets write "Unicode text" as UTF-16, which begins with a mark.
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = content.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManifestError(
             f"{path.name} is not UTF-8 at byte {error.start}; save it as CSV (UTF-8)"

@@ -45,9 +45,9 @@ class _Place:
     block: str = ""
 
 
-def beside(table: str, found: Iterable[Measured]) -> list[Pair]:
+def beside(table: str, measured: Iterable[Measured]) -> list[Pair]:
     """Every cell of a published table that the data sets at hand have, row by row."""
-    known = list(found)
+    known = list(measured)
     datasets = {one.dataset for one in known}
     # The printed average is over all data sets of its table, and stands beside no other.
     if {one.dataset for one in rows(table)} - {AVERAGE} <= datasets:
@@ -56,9 +56,9 @@ def beside(table: str, found: Iterable[Measured]) -> list[Pair]:
     for printed in rows(table):
         if printed.dataset in datasets:
             for place in _places(printed):
-                own = _estimate(known, printed.dataset, place)
-                shown = printed if place.measure == _measure(printed) else None
-                pairs.append(Pair(place.block, place.row, place.column, own, shown))
+                ours = _estimate(known, printed.dataset, place)
+                counterpart = printed if place.measure == _measure(printed) else None
+                pairs.append(Pair(place.block, place.row, place.column, ours, counterpart))
     return pairs
 
 
@@ -102,13 +102,13 @@ def _estimate(known: Sequence[Measured], dataset: str, place: _Place) -> Estimat
 
 def _by_trial(scores: Iterable[Observation], place: _Place) -> dict[int, float]:
     """Mean over domains; of a trial only where it has every domain that any trial has."""
-    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_trial: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in scores:
         value = one.top5 if place.measure == TOP_5 else one.top1
         if one.key == place.key and value is not None:
-            found[one.trial][one.domain].append(value)
-    domains: set[str] = {name for values in found.values() for name in values}
+            by_trial[one.trial][one.domain].append(value)
+    domains: set[str] = {name for values in by_trial.values() for name in values}
     whole: Mapping[int, Mapping[str, list[float]]] = {
-        trial: values for trial, values in found.items() if set(values) == domains
+        trial: values for trial, values in by_trial.items() if set(values) == domains
     }
     return {trial: fmean(map(fmean, values.values())) for trial, values in whole.items()}

@@ -50,34 +50,36 @@ class Question:
             raise ConfigError(f"--delta {delta:g}: with --budget it must be 0.36 or less")
 
 
-def answer(measured: dict[str, Any], asked: Question) -> dict[str, Any]:
+def answer(measured: dict[str, Any], question: Question) -> dict[str, Any]:
     """Theorem 1 for every training domain and for the measured curve; Theorem 2 where it is asked
     for, with the best number of domains where a budget is split."""
-    found = theorem_1(measured, asked.radius, asked.delta)
+    facts = theorem_1(measured, question.radius, question.delta)
     splits: list[tuple[int, float]] = []
-    if asked.domains is not None and asked.points is not None:
-        splits = [(asked.domains, asked.points)]
-    elif asked.budget is not None:
-        variance = _relative_variance(found)
-        best = best_split(asked.budget, ratio=asked.ratio, variance=variance, delta=asked.delta)
-        found["best_domains"] = best
-        numbers = sorted({*round_numbers(asked.budget), best})
-        splits = [(n, asked.budget / n) for n in numbers]
-    found["theorem_2"] = theorem_2(found, splits, asked.ratio, asked.delta)
-    return found
+    if question.domains is not None and question.points is not None:
+        splits = [(question.domains, question.points)]
+    elif question.budget is not None:
+        variance = _relative_variance(facts)
+        best = best_split(
+            question.budget, ratio=question.ratio, variance=variance, delta=question.delta
+        )
+        facts["best_domains"] = best
+        numbers = sorted({*round_numbers(question.budget), best})
+        splits = [(n, question.budget / n) for n in numbers]
+    facts["theorem_2"] = theorem_2(facts, splits, question.ratio, question.delta)
+    return facts
 
 
 def theorem_1(measured: dict[str, Any], radius: float | None, delta: float) -> dict[str, Any]:
     """How well μ is known, and how many images it takes to know it within `radius`."""
     between, within = measured.get("between"), measured.get("within")
-    wanted = radius if radius is not None else between / 2 if between else None
+    target = radius if radius is not None else between / 2 if between else None
     rows = [
         {
             **row,
             "radius": mean_radius(row["n"], row["variance"], row["bound"], delta=delta),
             "images": None
-            if wanted is None
-            else images_needed(wanted, row["variance"], row["bound"], delta=delta),
+            if target is None
+            else images_needed(target, row["variance"], row["bound"], delta=delta),
         }
         for row in measured["domains"]
     ]
@@ -85,7 +87,7 @@ def theorem_1(measured: dict[str, Any], radius: float | None, delta: float) -> d
         {**point, "radius": _worst_radius(rows, point["n"], delta)} for point in measured["points"]
     ]
     return {
-        "wanted_radius": wanted,
+        "wanted_radius": target,
         "domains": rows,
         "points": curve,
         "valid_from": max(
@@ -104,12 +106,12 @@ def _worst_radius(rows: list[dict[str, Any]], n: int, delta: float) -> float | N
 
 
 def theorem_2(
-    found: dict[str, Any], splits: Sequence[tuple[int, float]], ratio: float, delta: float
+    facts: dict[str, Any], splits: Sequence[tuple[int, float]], ratio: float, delta: float
 ) -> list[dict[str, float]]:
     """Both terms for each (domains, images of each), and their sum by the ratio of constants."""
     rows = []
     for domains, points in splits:
-        terms = risk_terms(domains, points, variance=_relative_variance(found), delta=delta)
+        terms = risk_terms(domains, points, variance=_relative_variance(facts), delta=delta)
         rows.append(
             {
                 "domains": domains,
@@ -122,10 +124,10 @@ def theorem_2(
     return rows
 
 
-def _relative_variance(found: dict[str, Any]) -> float:
+def _relative_variance(facts: dict[str, Any]) -> float:
     """Mean σ² in squared distances between domains, lest the scale of Φ decide: it is arbitrary."""
-    variance = fmean(row["variance"] for row in found["domains"])
-    return variance / found["between"] ** 2 if found["between"] else variance
+    variance = fmean(row["variance"] for row in facts["domains"])
+    return variance / facts["between"] ** 2 if facts["between"] else variance
 
 
 def round_numbers(most: int) -> list[int]:

@@ -176,10 +176,10 @@ def _with_rows(results: Comparison) -> Comparison:
 _Printed = Mapping[Key, Published]
 
 
-def _unseen(found: Iterable[Published]) -> dict[Key, Published]:
+def _unseen(numbers: Iterable[Published]) -> dict[Key, Published]:
     return {
         Key.usual(one.algorithm): one
-        for one in found
+        for one in numbers
         if one.table in _UNSEEN and one.column == _UNSEEN[one.table][0]
     }
 
@@ -192,25 +192,25 @@ def _of_data_set(results: Comparison, key: Key, printed: Mapping[str, _Printed])
 
 
 def _over_data_sets(results: Comparison, key: Key, printed: Mapping[str, _Printed]) -> Row:
-    found = {name: printed[name].get(key) for name in results.columns}
-    cells = {name: None if one is None else _estimate(one) for name, one in found.items()}
+    of_key = {name: printed[name].get(key) for name in results.columns}
+    cells = {name: None if one is None else _estimate(one) for name, one in of_key.items()}
     # The printed average is over the five data sets of its table, and stands for no others.
     table = {(one.algorithm, one.dataset): one for one in rows("1")}
-    mine = {one.dataset for one in found.values() if one is not None and one.table == "1"}
+    mine = {one.dataset for one in of_key.values() if one is not None and one.table == "1"}
     theirs = {dataset for _, dataset in table} - {AVERAGE}
     average = table.get((key.algorithm, AVERAGE)) if mine == theirs else None
-    shown = [one for one in (*found.values(), average) if one is not None]
-    mean = None if average is None or len(mine) < len(found) else _estimate(average)
-    return Row(key, cells, mean, None, published=True, note=_note(shown))
+    used = [one for one in (*of_key.values(), average) if one is not None]
+    mean = None if average is None or len(mine) < len(of_key) else _estimate(average)
+    return Row(key, cells, mean, None, published=True, note=_note(used))
 
 
 def _estimate(one: Published) -> Estimate:
     return Estimate(one.mean / 100, None if one.se is None else one.se / 100, _UNSEEN[one.table][2])
 
 
-def _note(found: Iterable[Published]) -> str:
-    shown = list(found)
-    tables = sorted({one.table for one in shown})
+def _note(published: Iterable[Published]) -> str:
+    numbers = list(published)
+    tables = sorted({one.table for one in numbers})
     where = " and ".join(f"Table {table} ({_UNSEEN[table][1]})" for table in tables)
-    remarks = dict.fromkeys(one.note for one in shown if one.note)
+    remarks = dict.fromkeys(one.note for one in numbers if one.note)
     return "; ".join([f"published by {SOURCE}, {where}, not measured here", *remarks])

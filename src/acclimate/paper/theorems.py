@@ -21,8 +21,8 @@ def images_needed(radius: float, variance: float, bound: float, *, delta: float 
     formula = max(for_radius, for_validity, 1)
 
     def enough(n: int) -> bool:
-        found = mean_radius(n, variance, bound, delta=delta)
-        return found is not None and found <= radius
+        known = mean_radius(n, variance, bound, delta=delta)
+        return known is not None and known <= radius
 
     # Rounding can put the formula off by one; `mean_radius` has the last word.
     return next(filter(enough, range(max(formula - 1, 1), formula + 2)), formula)

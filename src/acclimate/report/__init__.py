@@ -1,8 +1,9 @@
 """The report of a sweep or of a folder of runs: `results` as words, tables, figures and a page.
 
 sentences.py  what it says, the first sentence first
-grid.py       the model of a table; tables.py fills it: which tables there are, column by column
-export.py     those tables as text, Markdown, LaTeX, CSV and JSON values
+grid.py       the model of a table, as text, Markdown and LaTeX
+tables.py     which tables there are, column by column
+export.py     a report as Markdown, LaTeX, CSV and JSON
 figures/      every figure; its table is in __init__.py
 page.py       one self-contained page, by templates/
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from acclimate.core.text import DASH, markdown, percent
 from acclimate.results.statistics import Estimate, in_percent, in_points
 
-_MOST_BLOCKS = 3
+_MOST_BLOCKS = 5  # of columns below each other in a terminal
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,14 @@ def environment() -> "Environment":
     """The templates with their filters; all text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("acclimate.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters |= {
+    templates.filters |= {
         "contents": _contents,
         "counted": count,
         "prose": prose,
@@ -108,7 +108,7 @@ def environment() -> "Environment":
         "svg": _svg,
         "sweep_line": sweep_line,
     }
-    made.globals |= {
+    templates.globals |= {
         "ALL": ALL,
         "CONFIDENCE": CONFIDENCE,
         "ENOUGH_SEEDS": ENOUGH_SEEDS,
@@ -117,7 +117,7 @@ def environment() -> "Environment":
         "QUARANTINE": QUARANTINE,
         "tables": tables,
     }
-    return made
+    return templates
 
 
 def prose(text: str) -> Markup:

@@ -18,8 +18,8 @@ from acclimate.results.statistics import in_points
 
 def headline(report: Report) -> str:
     """The main result in a sentence that claims no more than the seeds bear out."""
-    found = report.overall
-    if not found.lines:
+    results = report.overall
+    if not results.lines:
         if any(run.rehearsal is not None for run in report.finished):
             return (
                 "No domain was kept unseen to be scored; what to expect at a new one, rehearsal "
@@ -28,8 +28,8 @@ def headline(report: Report) -> str:
         if report.finished:
             return "No finished run has scores on unseen test domains."
         return "No run is finished, so there is nothing to compare yet."
-    first = next(iter(found.contenders), found.lines[0])
-    if first.difference is not None and found.row(first.difference.against) is not None:
+    first = next(iter(results.contenders), results.lines[0])
+    if first.difference is not None and results.row(first.difference.against) is not None:
         return compared(first.difference)
     alone = f"No trial of {first.key.label} has all of its unseen domains yet."
     if first.average is not None:
@@ -37,7 +37,7 @@ def headline(report: Report) -> str:
             f"On {count(first.domains, 'domain')} never seen in training, {first.key.label} scores "
             f"{percent(first.average.mean)} % over {count(first.average.n, 'seed')}."
         )
-    other = "" if first.key == found.baseline else f"{found.baseline.label} "
+    other = "" if first.key == results.baseline else f"{results.baseline.label} "
     return f"{alone} There is no finished {other}run to compare it with."
 
 
@@ -61,20 +61,20 @@ def _ending(difference: Difference, *, better: str = "", worse: str = "") -> str
     return endings.get(difference.verdict, f"; {seeds} cannot tell it from noise")
 
 
-def findings(found: Comparison) -> list[str]:
+def findings(results: Comparison) -> list[str]:
     """What else the page should say: other contenders, controls and ceilings."""
-    others = [row.difference for row in found.contenders[1:] if row.difference]
+    contenders = [row.difference for row in results.contenders[1:] if row.difference]
     ceilings = [
         row.difference
-        for row in found.lines
+        for row in results.lines
         # A ceiling of another algorithm is none of the baseline's.
         if row.key.kind == "ceiling"
         and row.difference is not None
         and row.difference.against == replace(row.key, method="none")
     ]
     return [
-        *(compared(one) for one in others if one.gain),
-        *(_control(one) for one in found.controls if one.gain),
+        *(compared(one) for one in contenders if one.gain),
+        *(_control(one) for one in results.controls if one.gain),
         *(_ceiling(one) for one in ceilings if one.gain),
     ]
 

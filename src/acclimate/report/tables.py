@@ -20,10 +20,10 @@ from acclimate.results.sweep_folder import LabelCounts
 GAP_CLOSED = "Gap closed, %"  # between the baseline and the highest ceiling
 
 
-def comparison(found: Comparison) -> Grid:
+def comparison(results: Comparison) -> Grid:
     """One row per method: unseen domains, training domains, difference to the baseline with its
     test. A column in which no row has a value is left out."""
-    base = found.baseline.label
+    base = results.baseline.label
     columns: dict[str, Callable[[Row], Cell]] = {
         "Method": _name,
         "Unseen domains": lambda row: accuracy(row.average),
@@ -31,7 +31,7 @@ def comparison(found: Comparison) -> Grid:
         "Top-5": lambda row: accuracy(row.top5),
         "Training domains": lambda row: accuracy(row.seen),
     }
-    if found.tested:
+    if results.tested:
         columns |= {
             f"Difference to {base}": lambda row: difference(row.gain),
             "p": lambda row: _p(row.difference.p if row.difference else None),
@@ -39,18 +39,18 @@ def comparison(found: Comparison) -> Grid:
             f"Better than {base}": _improved,
         }
     columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
-    if len({row.domains for row in found.lines}) > 1:  # else the first sentence has the number
+    if len({row.domains for row in results.lines}) > 1:  # else the first sentence has the number
         columns["Domains"] = lambda row: number(row.domains)
-    rows = tuple(tuple(cell(row) for cell in columns.values()) for row in found.lines)
+    rows = tuple(tuple(cell(row) for cell in columns.values()) for row in results.lines)
     grid = Grid(tuple(columns), rows)
     empty = [at for at in range(1, len(columns)) if all(row[at].text == DASH for row in rows)]
     return grid.without(*(grid.header[at] for at in empty))
 
 
-def tests_grid(found: Comparison) -> Grid:
+def tests_grid(results: Comparison) -> Grid:
     """Its differences and tests alone, for where it stands below a table of results."""
-    grid = comparison(found)
-    tests = (f"Difference to {found.baseline.label}", "p", "p (Holm)")
+    grid = comparison(results)
+    tests = (f"Difference to {results.baseline.label}", "p", "p (Holm)")
     return grid.without(*(name for name in grid.header[1:] if name not in tests))
 
 
@@ -74,15 +74,15 @@ def _runs(row: Row) -> Cell:
     return Cell(f"{row.runs}{seeds}", row.runs)
 
 
-def results_grid(found: Comparison) -> Grid:
+def results_grid(results: Comparison) -> Grid:
     """One row per method, one column per domain and their average; the best of each is marked."""
-    shown = (*found.columns, AVERAGE)
+    columns = (*results.columns, AVERAGE)
     rows = []
-    for row in found.rows:
+    for row in results.rows:
         values = {**row.cells, AVERAGE: row.average}
-        cells = [accuracy(values.get(name), best=found.is_best(row, name)) for name in shown]
+        cells = [accuracy(values.get(name), best=results.is_best(row, name)) for name in columns]
         rows.append((_name(row), *cells))
-    return Grid(("Method", *found.columns, "Average"), tuple(rows))
+    return Grid(("Method", *results.columns, "Average"), tuple(rows))
 
 
 def choices_grid(report: Report, rule: str) -> Grid:
@@ -135,10 +135,10 @@ def _promised(promise: Promise) -> Cell:
     return difference(Estimate(promise.gain, promise.error, promise.domains))
 
 
-def promises_grid(found: Rehearsal) -> Grid:
+def promises_grid(rehearsal: Rehearsal) -> Grid:
     """A rehearsal's promises: by chain, number of images and how label frequencies were drawn."""
     header = ("Adapted by", "Images", "Label frequencies", "Accuracy", "Gain over plain, points")
-    chosen = {*found.chosen.items()}
+    chosen = {*rehearsal.chosen.items()}
     rows = (
         (
             Cell(promise.chain + ", used by auto" * ((promise.n, promise.chain) in chosen)),
@@ -147,12 +147,12 @@ def promises_grid(found: Rehearsal) -> Grid:
             share(promise.accuracy),
             replace(_promised(promise), best=(promise.n, promise.chain) in chosen),
         )
-        for promise in found.promises
+        for promise in rehearsal.promises
     )
     return Grid(header, tuple(rows), frozenset({"Label frequencies"}))
 
 
-def checks_grid(found: Iterable[PromiseCheck]) -> Grid:
+def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:
     """What rehearsal promised, beside what happened on unseen domains; a row for each run."""
     header = ("Run", "Unseen domains", "auto is", "Promised gain", "True gain", "Expected", "Auto")
     rows = (
@@ -165,7 +165,7 @@ def checks_grid(found: Iterable[PromiseCheck]) -> Grid:
             Cell(f"{percent(one.promise.low)} to {percent(one.promise.high)}", one.promise.low),
             share(one.auto),
         )
-        for one in found
+        for one in checks
     )
     return Grid(header, tuple(rows), frozenset({"Unseen domains", "auto is"}))
 

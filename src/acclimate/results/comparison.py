@@ -380,7 +380,7 @@ def _paired(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Tria
     """The means by trial of several methods over the trials and domains that all of them scored."""
     common = set.intersection(*({*scores.get(key, {})} for key in keys))
     paired = [{place: scores[key][place] for place in common} for key in keys if common]
-    return [{trial: mean_over(cells) for trial, cells in by_trial(own).items()} for own in paired]
+    return [{trial: mean_over(cells) for trial, cells in by_trial(mine).items()} for mine in paired]
 
 
 def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Difference:
@@ -400,13 +400,13 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         unequal.append(f"only {len(after)} of {every} seeds could be paired")
     if {trial for trial, _ in mine.keys() ^ theirs.keys()} & trials & rivals:
         unequal.append("only the test domains that both scored are compared")
-    if any(rival.images != own.images for rival, own in pairs.values()):
+    if any(base.images != new.images for base, new in pairs.values()):
         unequal.append("they were scored on different numbers of images")
     gain = Estimate.of(after[trial] - before[trial] for trial in after)
     assert gain is not None  # there is a trial
     changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for (_, domain), (rival, own) in pairs.items():
-        changes[domain].append((rival.top1, own.top1))
+    for (_, domain), (base, new) in pairs.items():
+        changes[domain].append((base.top1, new.top1))
     return Difference(
         line=key,
         against=other,
@@ -414,7 +414,7 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         before=fmean(before.values()),
         after=fmean(after.values()),
         pairs=len(pairs),
-        improved=sum(own.top1 > rival.top1 for rival, own in pairs.values()),
+        improved=sum(new.top1 > base.top1 for base, new in pairs.values()),
         changes={
             domain: (fmean(first for first, _ in values), fmean(last for _, last in values))
             for domain, values in sorted(changes.items())
@@ -438,8 +438,8 @@ def _gap_closed(
     if not ceilings:
         return None
     keys = (difference.line, base, max(ceilings, key=means.__getitem__))
-    own, low, high = _paired(scores, keys) or ({}, {}, {})
-    return ratio([own[t] - low[t] for t in own], [high[t] - low[t] for t in own])
+    new, low, high = _paired(scores, keys) or ({}, {}, {})
+    return ratio([new[t] - low[t] for t in new], [high[t] - low[t] for t in new])
 
 
 def _corrected(rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from acclimate.core.errors import RunError, unknown
 from acclimate.records.folder import RUN
 from acclimate.results.comparison import (
+    Comparison,
     Expected,
     Observation,
     compare,
@@ -20,7 +21,7 @@ from acclimate.results.domainbed import RESULTS, RULES_BY_NAME, read_domainbed, 
 from acclimate.results.material import Report
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, find_runs, name_variants, sweep_runs
-from acclimate.results.selection import Choice, applicable, candidates_of, select
+from acclimate.results.selection import Choice, candidates_of, choices_by_rule
 from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 
 MOST = 4  # things that a note names
@@ -88,27 +89,20 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     records = {run.folder.name: run.records for run in runs}
     jobs = [job for job in sweep.jobs if job.id in records]
     candidates = [one for job in jobs for one in candidates_of(job, records[job.id])]
-    able = applicable(candidates, expected=sweep.jobs, asked=sweep.rule)
-    rules = tuple(dict.fromkeys((sweep.rule, *able)))
-    choices = {rule: tuple(select(candidates, rule, expected=sweep.jobs)) for rule in rules}
-    chosen = {rule: tuple(_chosen(runs, sweep, choices[rule])) for rule in rules}
+    choices = choices_by_rule(candidates, sweep.rule, sweep.jobs)
+    chosen = {rule: tuple(_chosen(runs, sweep, choices[rule])) for rule in choices}
     expected = expected_of_sweep(sweep, runs)
-    scored = {rule: observations(chosen[rule]) for rule in rules}
+    scored = {rule: observations(chosen[rule]) for rule in chosen}
     table = sweep.title if _varies_data(sweep) else ""
-    results = {
-        rule: compare(
-            scored[rule], expected, observations(chosen[rule], "train"), rule=rule,
-            baseline=baseline, together=table,
-        )
-        for rule in rules
-    }  # fmt: skip
+    results = {}
+    for rule, views in chosen.items():
+        seen, options = observations(views, "train"), {"rule": rule, "together": table}
+        results[rule] = compare(scored[rule], expected, seen, baseline=baseline, **options)
     notes = [
         f"{name}: {domain} has nothing to score, and is in no average."
         for name, domain in sorted(without_rows(runs))
     ]
-    # With one draw there is nothing to choose, and all rules give the same tables.
-    bare = {rule: [replace(one, rule="") for one in results[rule]] for rule in rules}
-    alike = [rule for rule in rules[1:] if bare[rule] == bare[rules[0]]]
+    alike = _repeating(results)
     if alike:
         notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
@@ -118,7 +112,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         title=sweep.title,
         runs=tuple(runs),
         sweep=sweep,
-        rules=tuple(rule for rule in rules if rule not in alike),
+        rules=tuple(rule for rule in results if rule not in alike),
         chosen=chosen,
         results=results,
         choices=choices,
@@ -143,6 +137,13 @@ def _chosen(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) ->
             rows = rows | {score.method for score in run.final}.difference([usual, *further])
         if rows:
             yield replace(run, rows=frozenset(rows))
+
+
+def _repeating(results: Mapping[str, Sequence[Comparison]]) -> list[str]:
+    """The rules with the same tables as the first: with one draw there is nothing to choose."""
+    bare = {rule: [replace(one, rule="") for one in tables] for rule, tables in results.items()}
+    first, *others = bare
+    return [rule for rule in others if bare[rule] == bare[first]]
 
 
 def _unfinished(

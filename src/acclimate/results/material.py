@@ -120,5 +120,5 @@ def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:
         if domains:
             images = int(run.config["adapt"]["points"])
             promise = run.rehearsal.promise(run.rehearsal.chain_for(images), images)
-            plain, auto = (fmean(own[name] for name in domains) for own in scores.values())
+            plain, auto = (fmean(scored[name] for name in domains) for scored in scores.values())
             yield PromiseCheck(run, promise, domains, plain, auto)

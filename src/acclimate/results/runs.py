@@ -148,7 +148,7 @@ def _view(run: RunFolder, root: Path) -> RunView:
     try:
         stored = run.identity()
         source = str(stored.get("source", ""))
-        found = run.rehearsal()
+        values = run.rehearsal()
         return RunView(
             name=name,
             folder=folder,
@@ -162,7 +162,7 @@ def _view(run: RunFolder, root: Path) -> RunView:
             config=stored["config"],
             records=run.records(),
             quarantined=run.quarantined(),
-            rehearsal=None if found is None else Rehearsal.from_dict(found, where=REHEARSAL),
+            rehearsal=None if values is None else Rehearsal.from_dict(values, where=REHEARSAL),
         )
     except SchemaError:
         # A table over the runs of one version, without those of another, would mislead.

@@ -107,12 +107,12 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
             job=job,
             method=method,
             training=training,
-            validation=_while_training(s for s in own if s.role == "val"),
+            validation=_while_training(s for s in rows if s.role == "val"),
             unseen={
-                s.domain: s.top1 for s in own if s.moment == "final" and s.domain in job.held_out
+                s.domain: s.top1 for s in rows if s.moment == "final" and s.domain in job.held_out
             },
         )
-        for method, own in by_method.items()
+        for method, rows in by_method.items()
     ]
 
 
@@ -149,17 +149,20 @@ def select(
     return choices
 
 
-def applicable(
-    candidates: Sequence[Candidate], *, expected: Sequence[Job] = (), asked: str = ""
-) -> list[str]:
-    """The rules that can choose something here, in the order of `RULES`; cross-validation only
-    where it was `asked` for, as no other sweep has runs for it."""
-    return [
-        rule
-        for rule in RULES
-        if (rule not in CROSS_VALIDATED or rule == asked)
-        and any(choice.run for choice in select(candidates, rule, expected=expected))
-    ]
+def choices_by_rule(
+    candidates: Sequence[Candidate], sweep_rule: str, jobs: Sequence[Job]
+) -> dict[str, tuple[Choice, ...]]:
+    """By the rule of a sweep, then by each other that can choose something; another's
+    cross-validation is none of them, as a sweep has runs for its own alone."""
+    others = [rule for rule in RULES if rule not in {sweep_rule, *CROSS_VALIDATED}]
+    choices = {
+        rule: tuple(select(candidates, rule, expected=jobs)) for rule in (sweep_rule, *others)
+    }
+    return {
+        rule: chosen
+        for rule, chosen in choices.items()
+        if rule == sweep_rule or any(choice.run for choice in chosen)
+    }
 
 
 def _choose(line: _Line, contest: Contest, rule: str, *, only_draw: bool) -> Choice:

@@ -30,7 +30,6 @@ class ShiftSettings(Limited):
         "of the classes in pairs; 0: none.",
         at_least=0,
     )
-    pairs: str | None = setting(None, "These pairs instead of look-alikes, as cat:dog,cup:mug.")
     domains: int = setting(60, "Domains to train on.", at_least=2)
     val: int = setting(10, "Unseen domains to choose by.", at_least=0)
     test: int = setting(20, "Unseen domains to score on.", at_least=0)
@@ -43,15 +42,10 @@ class ShiftSettings(Limited):
     val_share: float = 0.2  # of the images, for validation splits and validation domains
     test_share: float = 0.3  # of the images, for test domains
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.conditional and self.pairs is not None:
-            raise ConfigError("shift: --conditional finds pairs and --pairs names them; give one")
-
     @property
     def swaps(self) -> bool:
         """Whether some labels depend on the latent."""
-        return self.conditional > 0 or self.pairs is not None
+        return self.conditional > 0
 
     @property
     def repaints(self) -> bool:
@@ -69,13 +63,13 @@ class ShiftSettings(Limited):
                 "number, or a share of the classes below 1"
             )
         share = self.conditional < 1
-        wanted = round(self.conditional * classes / 2) if share else round(self.conditional)
-        if 2 * wanted > classes:
+        pairs = round(self.conditional * classes / 2) if share else round(self.conditional)
+        if 2 * pairs > classes:
             raise ConfigError(
-                f"shift: {classes} classes make at most {classes // 2} pairs, not {wanted}; "
+                f"shift: {classes} classes make at most {classes // 2} pairs, not {pairs}; "
                 "lower --conditional"
             )
-        return max(wanted, 1) if self.conditional else 0
+        return max(pairs, 1) if self.conditional else 0
 
 
 # The splits of a domain by its role. Each is drawn from the pool of its name, and pools share no
@@ -157,12 +151,10 @@ def domain_sizes(role: str, pools: Mapping[str, Pool], settings: ShiftSettings) 
     decides how large a domain can be.
     """
     held_out = round(settings.per_domain * settings.val_share)
-    wanted = {"train": settings.per_domain - held_out, "val": held_out}
+    sizes = {"train": settings.per_domain - held_out, "val": held_out}
     if role != "train":
-        wanted = {role: settings.per_domain}
-    return {
-        split: min(wanted[split], _largest(pools[split], settings)) for split in SPLITS_OF[role]
-    }
+        sizes = {role: settings.per_domain}
+    return {split: min(sizes[split], _largest(pools[split], settings)) for split in SPLITS_OF[role]}
 
 
 def _largest(pool: Pool, settings: ShiftSettings) -> int:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from acclimate.build.pools import Pool
 from acclimate.build.shift.draws import Domain, ShiftSettings
-from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
+from acclimate.core.errors import ImageError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
@@ -79,36 +79,10 @@ def choose_pairs(
     settings: ShiftSettings,
     workers: Executor,
 ) -> list[Pair]:
-    if settings.pairs is not None:
-        return named_pairs(settings.pairs, classes)
     count = settings.pair_count(len(classes))
     if not count:
         return []
     return nearest_pairs(_class_means(base, pool, settings.seed, workers), count)
-
-
-def named_pairs(text: str, classes: Sequence[str]) -> list[Pair]:
-    """
-    >>> named_pairs("cat:dog,cup:mug", ["cat", "cup", "dog", "mug"])
-    [(0, 2), (1, 3)]
-    """
-    place = {name: number for number, name in enumerate(classes)}
-    pairs: list[Pair] = []
-    for pair in text.split(","):
-        names = [name.strip() for name in pair.split(":")]
-        if len(names) != 2:
-            raise ConfigError(f"shift: '{pair}' of --pairs is no pair; write pairs as cat:dog")
-        for name in names:
-            if name not in place:
-                raise unknown(f"shift: --pairs names '{name}', which is no class", name, classes)
-        pairs.append((place[names[0]], place[names[1]]))
-    members = [member for pair in pairs for member in pair]
-    twice = next((one for one in members if members.count(one) > 1), None)
-    if twice is not None:
-        raise ConfigError(
-            f"shift: --pairs has '{classes[twice]}' twice; a class can be in one pair only"
-        )
-    return pairs
 
 
 def nearest_pairs(means: np.ndarray, count: int) -> list[Pair]:

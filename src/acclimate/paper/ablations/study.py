@@ -118,12 +118,12 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
     plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
     adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
     without = {label: values for label, values in config.variants.items() if label == NONE}
-    others = {label: values for label, values in config.variants.items() if label != NONE}
+    adapted = {label: values for label, values in config.variants.items() if label != NONE}
     parts = [
         define(
             replace(config, algorithms=names, variants=variants), manifests, drawn=drawn, axis=axis
         )
-        for names, variants in ((plain, without), (adaptive, others))
+        for names, variants in ((plain, without), (adaptive, adapted))
         if names and variants
     ]
     if not parts:
@@ -305,14 +305,14 @@ def _drawn_anew(
     drawn = {name: [name] for name in manifests}
     for trial, base in enumerate(later, start=1):
         if ablation.data is None:
-            made = dict.fromkeys(drawn, base.manifest)
+            draws = dict.fromkeys(drawn, base.manifest)
         else:
-            made = {
+            draws = {
                 first.of_variant[label]: ablation.data(base, value, list(labels.values()))
                 for label, value in labels.items()
                 if label in first.of_variant
             }
-        for name, manifest in made.items():
+        for name, manifest in draws.items():
             known = next(
                 (one for one in drawn[name] if manifests[one].digest() == manifest.digest()), None
             )

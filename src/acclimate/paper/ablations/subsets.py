@@ -36,17 +36,17 @@ def thinned(manifest: Manifest, training: Collection[str], total: int, seed: int
     names = sorted(training)
     keep = np.ones(len(manifest), dtype=bool)
     for place, name in enumerate(names):
-        wanted = total // len(names) + (place < total % len(names))
+        size = total // len(names) + (place < total % len(names))
         rows = manifest.rows(domain=name, split="train")
-        if not LEAST <= wanted <= len(rows):
+        if not LEAST <= size <= len(rows):
             raise ConfigError(
                 f"domain '{name}' of {manifest.source} has {len(rows)} training images and cannot "
-                f"be cut to {wanted}; choose other numbers of domains"
+                f"be cut to {size}; choose other numbers of domains"
             )
-        keep[_shuffled(rows, seed, name, "train")[wanted:]] = False
-        others = manifest.rows(domain=name, split="val")
-        share = min(len(others), max(round(len(others) * wanted / len(rows)), 1))
-        keep[_shuffled(others, seed, name, "val")[share:]] = False
+        keep[_shuffled(rows, seed, name, "train")[size:]] = False
+        validation = manifest.rows(domain=name, split="val")
+        share = min(len(validation), max(round(len(validation) * size / len(rows)), 1))
+        keep[_shuffled(validation, seed, name, "val")[share:]] = False
     return manifest.select(np.flatnonzero(keep))
 
 

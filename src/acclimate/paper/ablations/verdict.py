@@ -45,9 +45,9 @@ class Level:
 
     @property
     def estimate(self) -> Estimate:
-        found = Estimate.of(self.by_trial.values())
-        assert found is not None  # a level has a trial
-        return found
+        estimate = Estimate.of(self.by_trial.values())
+        assert estimate is not None  # a level has a trial
+        return estimate
 
 
 def levels(folder: Path, sweep: Sweep) -> list[Level]:
@@ -55,21 +55,21 @@ def levels(folder: Path, sweep: Sweep) -> list[Level]:
     runs = sweep_runs(folder, sweep)
     expected, scored = expected_of_sweep(sweep, runs), observations(runs)
     data = {one.key: one.dataset for one in scored}  # a variant has one data set
-    found = []
+    finished = []
     for key, scores in by_method(scored).items():
         whole = complete_trials(scores, [one for one in expected if one.dataset == data[key]])
         trials = {trial: mean_over(cells) for (_, trial), cells in whole.items()}
         if trials:
-            found.append(Level(key.algorithm, key.variant, key.method, trials))
-    return found
+            finished.append(Level(key.algorithm, key.variant, key.method, trials))
+    return finished
 
 
 def level_table(
-    found: Sequence[Level], variants: Iterable[str]
+    levels: Sequence[Level], variants: Iterable[str]
 ) -> tuple[list[str], list[list[str]]]:
     """The columns' names, then a row per variant: a column per algorithm and use, in percent."""
-    columns = list(dict.fromkeys((one.algorithm, one.method) for one in found))
-    known = {(one.variant, one.algorithm, one.method): one.estimate for one in found}
+    columns = list(dict.fromkeys((one.algorithm, one.method) for one in levels))
+    known = {(one.variant, one.algorithm, one.method): one.estimate for one in levels}
     heads = [name if use in USUAL else f"{name}, {use}" for name, use in columns]
     return heads, [
         [value, *(in_percent(known.get((value, *column))) for column in columns)]
@@ -83,30 +83,30 @@ def gap(one: Level, other: Level) -> Estimate | None:
     return Estimate.of(one.by_trial[trial] - other.by_trial[trial] for trial in both)
 
 
-def verdict(found: Sequence[Level], baseline: str) -> list[str]:
+def verdict(scores: Sequence[Level], baseline: str) -> list[str]:
     """The best value of each algorithm, and how algorithms differ, a sentence each."""
-    usual = [level for level in found if level.method in USUAL]
-    against, controls = _against(usual, baseline), _controls(found)
+    usual = [level for level in scores if level.method in USUAL]
+    against, controls = _against(usual, baseline), _controls(scores)
     names = list(dict.fromkeys(level.algorithm for level in usual))
-    own = {name: [level for level in usual if level.algorithm == name] for name in names}
+    by_algorithm = {name: [level for level in usual if level.algorithm == name] for name in names}
     clear = _beyond_noise(
         [
             # The best value is found by looking: every two values were in the running.
-            *(pair for levels in own.values() for pair in combinations(levels, 2)),
+            *(pair for levels in by_algorithm.values() for pair in combinations(levels, 2)),
             *against,
             *controls,
         ]
     )
-    said = [_best(own[name], clear) for name in names]
-    said += _sentences(against, clear, "{} against " + baseline)
-    said += _sentences(controls, clear, "{} with another domain's embedding (random)")
+    sentences = [_best(by_algorithm[name], clear) for name in names]
+    sentences += _sentences(against, clear, "{} against " + baseline)
+    sentences += _sentences(controls, clear, "{} with another domain's embedding (random)")
     fewest = min((len(level.by_trial) for level in usual), default=ENOUGH_SEEDS)
     if fewest < ENOUGH_SEEDS:
         trials = "one trial" if fewest == 1 else count(fewest, "trial")
-        said.append(
+        sentences.append(
             f"With {trials} nothing can be said about noise; use --trials {ENOUGH_SEEDS} or more."
         )
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 Clear = Callable[[Level, Level], bool]  # does noise tell two levels apart?
@@ -117,24 +117,24 @@ def _beyond_noise(pairs: Sequence[tuple[Level, Level]]) -> Clear:
     twenty gaps that are none one would be called a finding."""
     ps = {}
     for one, other in pairs:
-        found = gap(one, other)
-        p = None if found is None else difference_p(found)
+        difference = gap(one, other)
+        p = None if difference is None else difference_p(difference)
         if p is not None:
             ps[frozenset((one.key, other.key))] = p
     fixed = dict(zip(ps, holm(list(ps.values())), strict=True))
     return lambda one, other: fixed.get(frozenset((one.key, other.key)), 1.0) < 1 - CONFIDENCE
 
 
-def _best(own: Sequence[Level], clear: Clear) -> str:
+def _best(levels: Sequence[Level], clear: Clear) -> str:
     """The best value, the values that noise does not tell from it, and the worst."""
-    if len(own) < 2:
+    if len(levels) < 2:
         return ""
-    best, worst = max(own, key=_mean), min(own, key=_mean)
-    near = [one.variant for one in own if one is not best and not clear(best, one)]
+    best, worst = max(levels, key=_mean), min(levels, key=_mean)
+    near = [one.variant for one in levels if one is not best and not clear(best, one)]
     text = f"{best.algorithm}: best at {best.variant} ({in_percent(best.estimate)} %)"
     if len(best.by_trial) < ENOUGH_SEEDS:
         return text + "."
-    if len(near) == len(own) - 1:
+    if len(near) == len(levels) - 1:
         return f"{text}, but no value differs from it by more than noise."
     if near:
         text += f", with {', '.join(near)} within noise of it"
@@ -147,14 +147,14 @@ def _against(usual: Sequence[Level], baseline: str) -> list[tuple[Level, Level]]
     """Each algorithm and the baseline, at the same value or against its only one."""
     base = {level.variant: level for level in usual if level.algorithm == baseline}
     only = next(iter(base.values())) if len(base) == 1 else None
-    others = [(level, base.get(level.variant) or only) for level in usual]
-    return [(one, other) for one, other in others if other and one.algorithm != baseline]
+    pairs = [(level, base.get(level.variant) or only) for level in usual]
+    return [(one, other) for one, other in pairs if other and one.algorithm != baseline]
 
 
-def _controls(found: Sequence[Level]) -> list[tuple[Level, Level]]:
+def _controls(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
     """Another domain's embedding (the paper's "random") and a domain's own at the same value."""
-    usual = {(one.algorithm, one.variant): one for one in found if one.method == "embedding"}
-    wrong = [one for one in found if one.method == CONTROL]
+    usual = {(one.algorithm, one.variant): one for one in levels if one.method == "embedding"}
+    wrong = [one for one in levels if one.method == CONTROL]
     return [
         (one, usual[one.algorithm, one.variant])
         for one in wrong
@@ -166,11 +166,11 @@ def _sentences(pairs: Sequence[tuple[Level, Level]], clear: Clear, words: str) -
     """One for each algorithm: the gap at each value, and whether it is more than noise."""
     parts: dict[str, list[str]] = defaultdict(list)
     for one, other in pairs:
-        found = gap(one, other)
-        if found is not None:
-            told = found.n < ENOUGH_SEEDS or clear(one, other)
-            noise = "" if told else " (within noise)"
-            parts[one.algorithm].append(f"{in_points(found)} points at {one.variant}{noise}")
+        difference = gap(one, other)
+        if difference is not None:
+            certain = difference.n < ENOUGH_SEEDS or clear(one, other)
+            noise = "" if certain else " (within noise)"
+            parts[one.algorithm].append(f"{in_points(difference)} points at {one.variant}{noise}")
     return [f"{words.format(name)}: {', '.join(texts)}." for name, texts in parts.items()]
 
 

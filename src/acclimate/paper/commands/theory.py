@@ -47,21 +47,21 @@ def theory(
     from acclimate.paper.consistency import unit_of_adapt
     from acclimate.paper.guarantees import Question, answer, read_consistency
 
-    asked = Question(
+    question = Question(
         radius=radius, delta=delta, domains=domains, points=points, budget=budget, ratio=ratio
     )
-    found = answer(read_consistency(run), asked)
-    found["adapt_unit"] = unit_of_adapt(run)
+    facts = answer(read_consistency(run), question)
+    facts["adapt_unit"] = unit_of_adapt(run)
     if json:
-        say_json({"run": str(run), "delta": delta, **found})
+        say_json({"run": str(run), "delta": delta, **facts})
         return
-    _show_theorem_1(found, delta)
-    if found["theorem_2"]:
-        _show_theorem_2(found)
+    _show_theorem_1(facts, delta)
+    if facts["theorem_2"]:
+        _show_theorem_2(facts)
 
 
-def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
-    wanted, share = found["wanted_radius"], f"{100 * (1 - delta):g} %"
+def _show_theorem_1(facts: dict[str, Any], delta: float) -> None:
+    target, share = facts["wanted_radius"], f"{100 * (1 - delta):g} %"
     say_table(
         ("training domain", "images", "σ²", "B", f"radius in {share}", "images for the radius"),
         [
@@ -73,7 +73,7 @@ def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
                 _number(row["radius"]),
                 "–" if row["images"] is None else str(row["images"]),
             )
-            for row in found["domains"]
+            for row in facts["domains"]
         ],
     )
     say()
@@ -81,23 +81,23 @@ def _show_theorem_1(found: dict[str, Any], delta: float) -> None:
         ("unlabelled images", "error of μ, mean", "95 % quantile", f"Theorem 1, {share}"),
         [
             (str(p["n"]), _number(p["error"]), _number(p["error95"]), _number(p["radius"]))
-            for p in found["points"]
+            for p in facts["points"]
         ],
     )
     say()
-    for sentence in _in_words(found, share):
+    for sentence in _in_words(facts, share):
         say(sentence)
-    if wanted is not None:
-        most = max(row["images"] for row in found["domains"])
+    if target is not None:
+        most = max(row["images"] for row in facts["domains"])
         say(
-            f"For a radius of {_number(wanted)} in each of them, Theorem 1 asks for {most} images; "
-            f"{_measured(found['points'], wanted)}."
+            f"For a radius of {_number(target)} in each of them, Theorem 1 asks for {most} images; "
+            f"{_measured(facts['points'], target)}."
         )
 
 
-def _measured(points: Sequence[dict[str, Any]], wanted: float) -> str:
+def _measured(points: Sequence[dict[str, Any]], target: float) -> str:
     """How many images it took: a bound that holds for every distribution asks for many more."""
-    enough = [point["n"] for point in points if point["error95"] <= wanted]
+    enough = [point["n"] for point in points if point["error95"] <= target]
     if enough:
         return f"measured, {count(min(enough), 'image')} were enough in 95 % of cases"
     if not points:
@@ -105,23 +105,23 @@ def _measured(points: Sequence[dict[str, Any]], wanted: float) -> str:
     return f"{count(max(point['n'] for point in points), 'image')}, the most measured, were not"
 
 
-def _in_words(found: dict[str, Any], share: str) -> list[str]:
+def _in_words(facts: dict[str, Any], share: str) -> list[str]:
     """What the numbers mean."""
-    said = []
-    if found["points"]:
-        near = min(found["points"], key=lambda point: abs(math.log(point["n"] / EXAMPLE)))
+    sentences = []
+    if facts["points"]:
+        near = min(facts["points"], key=lambda point: abs(math.log(point["n"] / EXAMPLE)))
         n, error, known = count(near["n"], "image"), _number(near["error"]), near["radius"]
-        said.append(
+        sentences.append(
             f"With {n} μ is within {_number(known)} of the true one in {share} of cases "
             f"(Theorem 1); measured, it is {error} away on average."
             if known is not None
             else f"With {n} μ is {error} away from the true one on average; Theorem 1 says nothing "
-            f"below {found['valid_from']} images."
+            f"below {facts['valid_from']} images."
         )
-    between, within, unit = found["between"], found["within"], found["adapt_unit"]
+    between, within, unit = facts["between"], facts["within"], facts["adapt_unit"]
     if between is not None:
         units = f"; distances are those of `adapt`, divided by {_number(unit)}, the root of μ's"
-        said.append(
+        sentences.append(
             f"Training domains lie {_number(between)} apart"
             + (f"{units} dimensions." if unit else ".")
         )
@@ -131,18 +131,18 @@ def _in_words(found: dict[str, Any], share: str) -> list[str]:
             if between > within
             else "no more than the choice of images makes them differ"
         )
-        said.append(
+        sentences.append(
             f"Two halves of one domain lie {_number(within)} apart, a ratio of "
             f"{_number(between / within)}: {verdict}."
         )
-    if any(row["radius"] is None for row in found["domains"]):
-        said.append("A dash: too few images for Theorem 1 to say anything.")
-    return said
+    if any(row["radius"] is None for row in facts["domains"]):
+        sentences.append("A dash: too few images for Theorem 1 to say anything.")
+    return sentences
 
 
-def _show_theorem_2(found: dict[str, Any]) -> None:
+def _show_theorem_2(facts: dict[str, Any]) -> None:
     say()
-    best = found.get("best_domains")
+    best = facts.get("best_domains")
     say_table(
         ("domains N", "images each n", "term of n", "term of N", "sum", ""),
         [
@@ -154,7 +154,7 @@ def _show_theorem_2(found: dict[str, Any]) -> None:
                 _number(row["sum"]),
                 "smallest" if row["domains"] == best else "",
             )
-            for row in found["theorem_2"]
+            for row in facts["theorem_2"]
         ],
         title="Theorem 2, up to its constants; σ in distances between domains",
     )

@@ -28,9 +28,9 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         yield Illustration("Ablation", " ".join(_caption(report.tables, axis)), drawing)
 
 
-def _caption(found: Sequence[Comparison], axis: Axis) -> Iterable[str]:
+def _caption(comparisons: Sequence[Comparison], axis: Axis) -> Iterable[str]:
     """Of what is drawn, and nothing else."""
-    rows = [row for one in _varied(found) for line in _lines(one).values() for row in line]
+    rows = [row for one in _varied(comparisons) for line in _lines(one).values() for row in line]
     yield f"Accuracy on unseen domains by {axis.label}."
     if any(row.average is not None and row.average.se is not None for row in rows):
         yield "Whiskers are one standard error over trials."
@@ -43,18 +43,20 @@ def _caption(found: Sequence[Comparison], axis: Axis) -> Iterable[str]:
         yield "Hollow, pointing up: ceilings, which use what no method may know."
 
 
-def draw(found: Sequence[Comparison], axis: Axis, colours: Mapping[str, str]) -> Drawing | None:
+def draw(
+    comparisons: Sequence[Comparison], axis: Axis, colours: Mapping[str, str]
+) -> Drawing | None:
     """Accuracy against what the ablation varies; a line per algorithm and use, a panel per data
     set. Runs without a variant are a level line."""
-    found = _varied(found)
-    if not found:
+    comparisons = _varied(comparisons)
+    if not comparisons:
         return None
     places = _places(axis)
-    figure = canvas.figure_of(2.7 * len(found) + 0.5)
+    figure = canvas.figure_of(2.7 * len(comparisons) + 0.5)
     titles: dict[str, str] = {}
     labels: set[str] = set()
-    panels = list(figure.subplots(len(found), squeeze=False)[:, 0])
-    for number, (ax, results) in enumerate(zip(panels, found, strict=True)):
+    panels = list(figure.subplots(len(comparisons), squeeze=False)[:, 0])
+    for number, (ax, results) in enumerate(zip(panels, comparisons, strict=True)):
         for (algorithm, method), rows in _lines(results).items():
             key = Key(algorithm, method)
             label = key.label if key.label not in labels else ""
@@ -66,7 +68,7 @@ def draw(found: Sequence[Comparison], axis: Axis, colours: Mapping[str, str]) ->
         _scale(ax, axis, places)
         ax.set_ylabel("accuracy, %")
         canvas.plain(ax, "y")
-        if len(found) > 1:
+        if len(comparisons) > 1:
             canvas.headline(ax, canvas.short(results.dataset, 40))
     panels[-1].set_xlabel(canvas.short(axis.label, 60), parse_math=False)
     _one_legend(panels)
@@ -74,8 +76,8 @@ def draw(found: Sequence[Comparison], axis: Axis, colours: Mapping[str, str]) ->
     return Drawing(figure, titles)
 
 
-def _varied(found: Sequence[Comparison]) -> list[Comparison]:
-    return [results for results in found if any(row.key.variant for row in results.rows)]
+def _varied(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    return [results for results in comparisons if any(row.key.variant for row in results.rows)]
 
 
 def _places(axis: Axis) -> dict[str, float]:

@@ -37,15 +37,15 @@ class Consistency:
 def illustrate(report: Report) -> Iterable[Illustration]:
     groups = report.runs_by_dataset
     for dataset, runs in groups.items():
-        found = next(((run, c) for run in runs if (c := _measured(run.folder))), None)
-        if found is None:
+        measured = next(((run, c) for run in runs if (c := _measured(run.folder))), None)
+        if measured is None:
             continue
-        run, curve = found
-        said = any(point.radius is not None for point in curve.points)
+        run, curve = measured
+        bounded = any(point.radius is not None for point in curve.points)
         bound = (
             "In each domain, Theorem 1 bounds the error of at least 95 % of draws; it must hold "
             "for any distribution, so the dashed line should lie well below it."
-            if said
+            if bounded
             else "Theorem 1 says nothing about so few images."
         )
         yield Illustration(
@@ -89,27 +89,27 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def expressivity(found: Consistency) -> str:
+def expressivity(curve: Consistency) -> str:
     """Whether domains differ by more than the choice of their images, in a sentence."""
-    if found.between is None or not found.within:
+    if curve.between is None or not curve.within:
         return ""
-    ratio = found.between / found.within
+    ratio = curve.between / curve.within
     verdict = (
         "domains differ by more than the choice of images does"
         if ratio > 1
         else "domains differ by no more than the choice of images makes them differ"
     )
     return (
-        f"Expressivity: two domains lie {found.between:.2g} apart and two halves of one domain "
-        f"{found.within:.2g}, a ratio of {ratio:.2g}: {verdict}."
+        f"Expressivity: two domains lie {curve.between:.2g} apart and two halves of one domain "
+        f"{curve.within:.2g}, a ratio of {ratio:.2g}: {verdict}."
     )
 
 
-def draw(found: Consistency) -> Drawing:
+def draw(curve: Consistency) -> Drawing:
     """Error of μ against the number of images, log-log; grey where the theorem says nothing."""
     figure = canvas.figure_of(3.3)
     ax, titles = figure.subplots(), {}
-    points = found.points
+    points = curve.points
     n = [point.n for point in points]
     for number, point in enumerate(points):
         gid = f"n-{number}"

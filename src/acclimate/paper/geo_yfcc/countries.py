@@ -55,18 +55,18 @@ class Countries:
         """
         with self._lock:
             grid = self._grid
-        found = grid.locate(longitude, latitude)
+        country = grid.locate(longitude, latitude)
         # The meridian of 180 degrees has two names, and a polygon may know it by either.
-        seam = np.flatnonzero((found == NOWHERE) & (np.abs(longitude) == 180))
+        seam = np.flatnonzero((country == NOWHERE) & (np.abs(longitude) == 180))
         if len(seam):
-            found[seam] = grid.locate(-longitude[seam], latitude[seam])
-        return found
+            country[seam] = grid.locate(-longitude[seam], latitude[seam])
+        return country
 
     def exactly(self, longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
         """As `locate`, from the polygons alone."""
         import shapely
 
-        found = np.full(len(longitude), NOWHERE, dtype=np.int16)
+        country = np.full(len(longitude), NOWHERE, dtype=np.int16)
         with self._lock:
             point, polygon = self._tree.query(shapely.points(longitude, latitude))
             shapes = self.polygons[polygon]
@@ -74,8 +74,8 @@ class Countries:
         point, polygon = point[inside], polygon[inside]
         # The largest are written first, so that the smallest stays.
         order = np.argsort(-polygon, kind="stable")
-        found[point[order]] = self.country[polygon[order]]
-        return found
+        country[point[order]] = self.country[polygon[order]]
+        return country
 
     @cached_property
     def _tree(self) -> shapely.STRtree:
@@ -188,13 +188,13 @@ def _countries(shapes: Iterable[tuple[str, str]], source: str) -> Countries:
     owners: list[str] = []
     for name, shape in shapes:
         try:
-            found = _on_the_map(shapely.from_geojson(shape))
+            pieces = _on_the_map(shapely.from_geojson(shape))
         except shapely.errors.GEOSException as error:
             raise ManifestError(
                 f"{source} has a broken shape for '{name}'; mend it or give another file"
             ) from error
-        polygons += found
-        owners += [name] * len(found)
+        polygons += pieces
+        owners += [name] * len(pieces)
     if not polygons:
         raise ManifestError(f"{source} has no polygons; give another file")
     names, country = np.unique(np.asarray(owners, dtype=object), return_inverse=True)

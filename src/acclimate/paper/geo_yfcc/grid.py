@@ -27,21 +27,21 @@ class BorderGrid:
     def locate(self, longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
         """float64 [n], float64 [n] -> int16 [n], as the exact look-up answers."""
         cell = _row(latitude) * _COLUMNS + _column(longitude)
-        held = self._cells[cell]
-        asked = np.flatnonzero(held == _UNKNOWN)
-        if len(asked):
-            self._look_up(np.unique(cell[asked]))
-            held[asked] = self._cells[cell[asked]]
-        found: np.ndarray = held - np.int16(_FIRST)
-        border = np.flatnonzero(held == _BORDER)
+        codes = self._cells[cell]
+        unknown = np.flatnonzero(codes == _UNKNOWN)
+        if len(unknown):
+            self._look_up(np.unique(cell[unknown]))
+            codes[unknown] = self._cells[cell[unknown]]
+        country: np.ndarray = codes - np.int16(_FIRST)
+        border = np.flatnonzero(codes == _BORDER)
         if len(border):
-            found[border] = self._exactly(longitude[border], latitude[border])
-        return found
+            country[border] = self._exactly(longitude[border], latitude[border])
+        return country
 
     def _look_up(self, cells: np.ndarray) -> None:
         row, column = np.divmod(cells, _COLUMNS)
-        found = self._exactly((column + 0.5) * CELL - 180, (row + 0.5) * CELL - 90)
-        self._cells[cells] = found + np.int16(_FIRST)
+        country = self._exactly((column + 0.5) * CELL - 180, (row + 0.5) * CELL - 90)
+        self._cells[cells] = country + np.int16(_FIRST)
 
 
 def _row(latitude: np.ndarray) -> np.ndarray:

@@ -57,8 +57,8 @@ def packaged_lemmas(synsets: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def _with_lemmas(listed: dict[str, str], source: str) -> dict[str, tuple[str, ...]]:
     lemmas = {synset: words for synset, own in listed.items() if (words := _words(own))}
     bare = [synset for synset in listed if synset not in lemmas]
-    found = packaged_lemmas(bare) if bare else {}
-    missing = [synset for synset in bare if synset not in found]
+    packaged = packaged_lemmas(bare) if bare else {}
+    missing = [synset for synset in bare if synset not in packaged]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         quoted = ", ".join(map(short, missing[:3]))
@@ -66,7 +66,7 @@ def _with_lemmas(listed: dict[str, str], source: str) -> dict[str, tuple[str, ..
             f"{source} names {quoted}{more}, for which there are no lemmas; "
             "remove them, or give the lemmas after a tab"
         )
-    return lemmas | found
+    return lemmas | packaged
 
 
 def _words(text: str) -> tuple[str, ...]:

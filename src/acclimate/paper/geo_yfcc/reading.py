@@ -92,13 +92,15 @@ class Reader:
         losses["no tags"] += len(keep) - len(tagged)
         # With the tab after each field, which ends the last tag of the list.
         text, ends = gathered(rows.text, start[tagged], end[tagged] + 1)
-        found = self.vocabulary.match(text, ends)
-        row, count = np.unique(found.row, return_counts=True)
+        matches = self.vocabulary.match(text, ends)
+        row, count = np.unique(matches.row, return_counts=True)
         losses["no tag is a label"] += len(tagged) - len(row)
-        for name, number in zip(ODDITIES, (found.broken_escapes, found.not_utf8), strict=True):
+        for name, number in zip(ODDITIES, (matches.broken_escapes, matches.not_utf8), strict=True):
             losses[name] += number
         offsets = np.concatenate([[0], np.cumsum(count)])
-        labels = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(found.label))
+        labels = pa.LargeListArray.from_arrays(
+            pa.array(offsets, pa.int64()), pa.array(matches.label)
+        )
         return tagged[row], labels
 
 
@@ -119,12 +121,12 @@ class _Placed(NamedTuple):
 
 def _coordinates(rows: Rows, keep: np.ndarray, losses: Counter[str]) -> _Placed:
     """Rows with a place on Earth. 0/0 and -1/-1, both at sea, stand for "unknown" in real rows."""
-    given = np.ones(len(keep), dtype=bool)
+    filled = np.ones(len(keep), dtype=bool)
     for field in ("longitude", "latitude"):
         start, end = rows.span(field, keep)
-        given &= end > start
-    losses["no coordinates"] += int(np.sum(~given))
-    keep = keep[given]
+        filled &= end > start
+    losses["no coordinates"] += int(np.sum(~filled))
+    keep = keep[filled]
     texts = [
         rows.values(field, keep).cast(pa.large_binary()) for field in ("longitude", "latitude")
     ]

@@ -80,9 +80,9 @@ class Photos:
             self.photo_id[rows], self.country[rows], first, self.label[index], self.place[rows]
         )
 
-    def with_labels(self, kept: np.ndarray) -> "Photos":
-        """kept: bool [labels]. Photos that keep none go."""
-        mask = kept[self.label]
+    def with_labels(self, chosen: np.ndarray) -> "Photos":
+        """chosen: bool [labels]. Photos without any of these go."""
+        mask = chosen[self.label]
         count = np.bincount(self.owner[mask], minlength=len(self))
         left = replace(self, label=self.label[mask], first=np.concatenate([[0], np.cumsum(count)]))
         return left.take(np.flatnonzero(count))
@@ -126,15 +126,15 @@ def select(photos: Photos, names: Sequence[str], labels: int, settings: GeoSetti
     left.append(len(photos))
     categories[f"in at least {settings.min_countries} countries"] = _distinct(photos)
     count = np.bincount(photos.country, minlength=len(names)).tolist()
-    found = {name: n for name, n in zip(names, count, strict=True) if n}
-    _require_domains(found, settings)
+    sizes = {name: n for name, n in zip(names, count, strict=True) if n}
+    _require_domains(sizes, settings)
     enough = np.array(count) >= settings.min_images
     photos = photos.take(np.flatnonzero(enough[photos.country]))
     left.append(len(photos))
     photos = _sampled(photos, names, settings)
     left.append(len(photos))
     categories["in the benchmark"] = _distinct(photos)
-    domains = tuple(sorted(name for name, n in found.items() if n >= settings.min_images))
+    domains = tuple(sorted(name for name, n in sizes.items() if n >= settings.min_images))
     position = {name: number for number, name in enumerate(domains)}
     domain = np.array([position.get(name, NOWHERE) for name in names])[photos.country]
     order = np.lexsort((photos.photo_id, domain))
@@ -147,7 +147,7 @@ def select(photos: Photos, names: Sequence[str], labels: int, settings: GeoSetti
         _splits(domain[order], domains, settings),
         _stages(left, settings),
         (*notes, *_rare_note(photos, len(names), labels, settings)),
-        found,
+        sizes,
         categories,
     )
 
@@ -190,13 +190,13 @@ def _rare_note(
     )
 
 
-def _require_domains(found: dict[str, int], settings: GeoSettings) -> None:
-    kept = sum(photos >= settings.min_images for photos in found.values())
+def _require_domains(sizes: dict[str, int], settings: GeoSettings) -> None:
+    enough = sum(photos >= settings.min_images for photos in sizes.values())
     needed = sum(part > 0 for part in settings.split)
-    if kept < needed:
-        ranked = sorted(found.items(), key=lambda item: -item[1])
+    if enough < needed:
+        ranked = sorted(sizes.items(), key=lambda item: -item[1])
         largest = ", ".join(f"{name} {photos}" for name, photos in ranked[:3])
-        have = count(kept, "country has", "countries have")
+        have = count(enough, "country has", "countries have")
         raise ManifestError(
             f"{have} at least {settings.min_images} labelled photos, and --split "
             f"{' '.join(map(str, settings.split))} needs {needed}; the largest are "
@@ -208,13 +208,13 @@ def _sampled(photos: Photos, names: Sequence[str], settings: GeoSettings) -> Pho
     """At most so many photos of each country, whatever the order they came in."""
     order = np.argsort(photos.country, kind="stable")
     countries, start = np.unique(photos.country[order], return_index=True)
-    kept = []
+    samples = []
     for country, rows in zip(countries, np.split(order, start[1:]), strict=True):
         if len(rows) > settings.max_images:
             rng = stream(settings.seed, "sample", names[country])
             rows = rows[rng.permutation(len(rows))[: settings.max_images]]
-        kept.append(rows)
-    return photos.take(np.sort(np.concatenate(kept)))
+        samples.append(rows)
+    return photos.take(np.sort(np.concatenate(samples)))
 
 
 def _roles(

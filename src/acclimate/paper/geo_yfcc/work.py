@@ -67,11 +67,11 @@ class _Progress:
 
 def layouts(paths: Sequence[Path], *, keep_damaged: bool = False) -> dict[Path, int]:
     """The number of columns of each file that has rows; refuses what is no metadata."""
-    found: dict[Path, int] = {}
+    widths: dict[Path, int] = {}
     for path in paths:
         if not path.is_file():
             raise ManifestError(f"there is no file '{path}'; check the path")
-        if path in found:
+        if path in widths:
             raise ManifestError(f"'{path}' is given twice; give each file once")
         try:
             number = columns(path)
@@ -80,11 +80,11 @@ def layouts(paths: Sequence[Path], *, keep_damaged: bool = False) -> dict[Path, 
                 raise _damaged(path, 0, error) from error
             number = None
         if number is not None:
-            found[path] = number
-    if not found:
+            widths[path] = number
+    if not widths:
         listed = ", ".join(path.name for path in paths)
         raise ManifestError(f"there are no rows in {listed or 'no files'}; give metadata files")
-    return found
+    return widths
 
 
 def read_all(
@@ -101,13 +101,13 @@ def read_all(
     """The parts of all pieces, in the order of the files; `key` tells apart what readers do."""
     todo = [piece for path in files for piece in pieces(path, piece_size)]
     progress = _Progress({piece: _size(piece) for piece in todo})
-    kept: dict[Piece, StoredPiece] = {}
+    stored: dict[Piece, StoredPiece] = {}
     paths = {piece: work / _name(piece, files[piece.path], key, keep_damaged) for piece in todo}
     clear_temporary(work)
     for piece, path in paths.items():
         counts = _stored_counts(path)
         if counts is not None:
-            kept[piece] = StoredPiece(path, counts)
+            stored[piece] = StoredPiece(path, counts)
             progress.done[piece] = progress.sizes[piece]
     progress.resumed = sum(progress.done.values())
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
@@ -116,15 +116,15 @@ def read_all(
                 _read, piece, files[piece.path], reader, path, keep_damaged, progress
             ): piece
             for piece, path in paths.items()
-            if piece not in kept
+            if piece not in stored
         }
         try:
-            kept |= _awaited(running, progress, watch)
+            stored |= _awaited(running, progress, watch)
         except BaseException:
             progress.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return [kept[piece] for piece in todo]
+    return [stored[piece] for piece in todo]
 
 
 def _awaited(
@@ -154,10 +154,10 @@ def _read(
         for block, position in blocks(piece):
             if progress.stop.is_set():
                 raise InterruptedError("stopped")
-            table, found = reader.read(block, columns)
+            table, losses = reader.read(block, columns)
             tables.append(table)
-            counts.update(found)
-            progress.note(piece, position, found["rows"])
+            counts.update(losses)
+            progress.note(piece, position, losses["rows"])
     except Damage as error:
         if not keep_damaged:
             raise _damaged(piece.path, counts["rows"], error) from error

@@ -235,9 +235,9 @@ class AdaptedKernel:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
             features = mapped(self.fitted.map, self.mean[None], owner, rows)
             _require_finite(features, "a prediction")
-            found = np.asarray(self.fitted.regression.predict_proba(features))
-        _require_finite(found, "a prediction")
-        return found
+            probabilities = np.asarray(self.fitted.regression.predict_proba(features))
+        _require_finite(probabilities, "a prediction")
+        return probabilities
 
     def predict(self, rows: Any) -> list[Any]:
         names = self.classes if self.labels is None else self.labels.tolist()
@@ -258,8 +258,8 @@ def _judge(fitted: Fitted, mean: np.ndarray, variance: float, bound: float, n: i
     if n < FEW_ROWS:
         warnings.append(f"only {n} rows: with {FEW_ROWS} or more μ is steadier")
     if radius is None:
-        wanted = images_needed(float("inf"), variance, bound)
-        warnings.append(f"the 95 % radius of μ is not guaranteed below {wanted} rows")
+        enough = images_needed(float("inf"), variance, bound)
+        warnings.append(f"the 95 % radius of μ is not guaranteed below {enough} rows")
     if distances[nearest] > reach.distance:
         warnings.append(reach.warning())
     return KernelTrust(

@@ -72,8 +72,8 @@ class Exact:
     @classmethod
     def of(cls, means: np.ndarray, rows: np.ndarray, widths: Widths, combine: str) -> "Exact":
         values, vectors = np.linalg.eigh(kappa((means, rows), (means, rows), widths, combine))
-        kept = values > values[-1] * len(rows) * np.finfo(float).eps
-        return cls(means, rows, widths, combine, vectors[:, kept] / np.sqrt(values[kept]))
+        positive = values > values[-1] * len(rows) * np.finfo(float).eps
+        return cls(means, rows, widths, combine, vectors[:, positive] / np.sqrt(values[positive]))
 
     def transform(self, means: np.ndarray, rows: np.ndarray) -> np.ndarray:
         training = (self.means, self.rows)

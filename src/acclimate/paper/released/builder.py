@@ -207,9 +207,9 @@ def _labels(
     )
     if known is None:
         return tuple((f"{number:04d}", None) for number in numbers)
-    found = [known[number] for number in numbers if number in known]
-    counted[UNKNOWN_LABELS] += len(numbers) - len(found)
-    return tuple(sorted(found, key=lambda label: label[1]))
+    labels = [known[number] for number in numbers if number in known]
+    counted[UNKNOWN_LABELS] += len(numbers) - len(labels)
+    return tuple(sorted(labels, key=lambda label: label[1]))
 
 
 def _manifest(

@@ -64,21 +64,21 @@ def _short(cell: object) -> str:
 
 def degrees(text: str | None) -> float | None:
     try:
-        found = float(text or "")
+        number = float(text or "")
     except ValueError:
         return None
-    return found if abs(found) <= 180 else None
+    return number if abs(number) <= 180 else None
 
 
 def metadata_of(cell: object) -> dict[str, str]:
     """What is known of the photo: from a line with tabs, a list of its fields, or a dictionary."""
     if isinstance(cell, dict):
         folded = {
-            "".join(filter(str.isalnum, key)).casefold(): held
-            for key, held in cell.items()
+            "".join(filter(str.isalnum, key)).casefold(): values
+            for key, values in cell.items()
             if isinstance(key, str)
         }
-        held = {
+        values = {
             name: next((folded[key] for key in keys if key in folded), None)
             for name, keys in _KEYS.items()
         }
@@ -88,8 +88,8 @@ def metadata_of(cell: object) -> dict[str, str]:
         fields = cell.rstrip("\r\n").split("\t") if isinstance(cell, str) else cell
         if not isinstance(fields, list | tuple) or len(fields) not in METADATA:
             return {}
-        held = dict(zip(METADATA[len(fields)], fields, strict=True))
-    texts = {name: _short(value(held[name])).strip() for name in _KEYS}
+        values = dict(zip(METADATA[len(fields)], fields, strict=True))
+    texts = {name: _short(value(values[name])).strip() for name in _KEYS}
     for name in ("url", "page"):
         if not texts[name].startswith(("http://", "https://")):
             texts[name] = ""

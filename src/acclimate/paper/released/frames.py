@@ -52,9 +52,9 @@ def read_columns(path: str | Path, wanted: Sequence[str]) -> dict[str, Column]:
         names, blocks = _parts(described)
         missing = [name for name in wanted if name not in names]
         if missing:
-            held = ", ".join(name[:40] for name in names[:12] if isinstance(name, str))
+            known = ", ".join(name[:40] for name in names[:12] if isinstance(name, str))
             raise ManifestError(
-                f"{path.name} has no column '{missing[0]}'; it has {held or 'none with a name'}"
+                f"{path.name} has no column '{missing[0]}'; it has {known or 'none with a name'}"
             )
         columns = dict(_columns(names, blocks, frozenset(wanted)))
         if set(columns) != set(wanted) or len({len(column) for column in columns.values()}) > 1:

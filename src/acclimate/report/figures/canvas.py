@@ -125,10 +125,10 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
     style: dict[str, Any] = {"fontsize": TEXT, "labelcolor": INKS["ink"], "columnspacing": 1.2}
     ncols = -(-len(labels) // lines)
-    made = figure.legend(
+    drawn = figure.legend(
         handles, labels, loc="outside lower center", ncols=ncols, frameon=False, **style
     )
-    for text in made.get_texts():
+    for text in drawn.get_texts():
         text.set_parse_math(False)
 
 

@@ -50,14 +50,17 @@ class DomainMap:
 def illustrate(report: Report) -> Iterable[Illustration]:
     by_dataset = report.runs_by_dataset
     for dataset, runs in by_dataset.items():
-        found = next(((run, m) for run in runs if (m := read_domain_map(run))), None)
-        if found is None:
+        first = next(((run, m) for run in runs if (m := read_domain_map(run))), None)
+        if first is None:
             continue
-        run, domains = found
+        run, domains = first
         how, meaning = _COMPONENTS if _by_components(domains.mu) else _NEIGHBOURS
         labels = [one for one in report.labels if one.name == dataset]
         groups = {
-            name: own.group for one in labels for name, own in one.domains.items() if own.group
+            name: domain.group
+            for one in labels
+            for name, domain in one.domains.items()
+            if domain.group
         }
         coloured = "Colours are the data's own groups of domains. " if groups else ""
         yield Illustration(
@@ -78,20 +81,20 @@ def read_domain_map(run: RunView) -> DomainMap | None:
             metadata = parse_metadata(file.metadata())
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
         names, roles = parse_json(metadata["names"]), parse_json(metadata["roles"])
-        found = DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
+        domains = DomainMap(tuple(names), tuple(roles), mu.astype(np.float64), count)
     except (AcclimateError, OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     whole = mu.ndim == 2 and len(mu) == len(names) == len(roles) > 0 and np.isfinite(mu).all()
-    return found if whole else None
+    return domains if whole else None
 
 
-def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = None) -> Drawing:
+def draw(domains: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = None) -> Drawing:
     """Domains by their embedding on a plane: near on the map, alike to the model.
 
     Colours tell the roles apart, or the `groups` that domains belong to; marks always the roles.
     """
     inks = _inks(groups or {})
-    places = flattened(found.mu, seed)
+    places = flattened(domains.mu, seed)
     figure = canvas.figure_of(2.2 if len(places) <= _FEW else 4.4)
     ax, titles = figure.subplots(), {}
     few = len(places) <= _NAMED
@@ -102,13 +105,13 @@ def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = 
         "test": ("unseen test", "D", INKS["blue"], 1.0),
     }
     for role, (label, marker, colour, alpha) in marks.items():
-        members = [i for i, r in enumerate(found.roles) if r == role]
+        members = [i for i, r in enumerate(domains.roles) if r == role]
         for i in members:
-            gid, group = f"point-{i}", (groups or {}).get(found.names[i], "")
+            gid, group = f"point-{i}", (groups or {}).get(domains.names[i], "")
             ink = inks.get(group, colour)
             ax.plot(*places[i], marker, color=ink, alpha=alpha, markersize=5.5, gid=gid)
             where = ", ".join(filter(None, (role, group)))
-            titles[gid] = f"{found.names[i]} ({where}), {count(int(found.count[i]), 'image')}"
+            titles[gid] = f"{domains.names[i]} ({where}), {count(int(domains.count[i]), 'image')}"
         if members:
             shade = INKS["faint"] if inks else colour
             ax.plot([], [], marker, color=shade, alpha=alpha, label=f"{label} ({len(members)})")
@@ -120,8 +123,8 @@ def draw(found: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None = 
     ax.spines[:].set_visible(False)
     canvas.legend(figure, ax)
     # Test domains first: where names collide, theirs are the ones to keep.
-    order = sorted(range(len(places)), key=lambda i: (found.roles[i] == "train", i))
-    _name_marks(ax, places, found, [i for i in order if few or found.roles[i] != "train"])
+    order = sorted(range(len(places)), key=lambda i: (domains.roles[i] == "train", i))
+    _name_marks(ax, places, domains, [i for i in order if few or domains.roles[i] != "train"])
     return Drawing(figure, titles)
 
 
@@ -132,7 +135,7 @@ def _inks(groups: Mapping[str, str]) -> dict[str, str]:
     return {name: INKS[CYCLE[min(i, len(CYCLE) - 1)]] for i, name in enumerate(names)}
 
 
-def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence[int]) -> None:
+def _name_marks(ax: Axes, places: np.ndarray, domains: DomainMap, wanted: Sequence[int]) -> None:
     """Write the names that find a free spot beside their mark; tooltips name the rest.
 
     A name covers no other name, and no mark but those of training domains.
@@ -145,13 +148,13 @@ def _name_marks(ax: Axes, places: np.ndarray, found: DomainMap, wanted: Sequence
     frame, radius = ax.get_window_extent(), 3.5 * figure.dpi / 72
     taken: list[BboxBase] = [
         Bbox.from_bounds(x, y, 0, 0).padded(radius)
-        for (x, y), role in zip(ax.transData.transform(places), found.roles, strict=True)
+        for (x, y), role in zip(ax.transData.transform(places), domains.roles, strict=True)
         if role != "train"
     ]
     for i in wanted:
         for dx, align in ((5, "left"), (-5, "right")):
             text = ax.annotate(
-                canvas.short(found.names[i], _LONGEST), tuple(places[i]), xytext=(dx, 0),
+                canvas.short(domains.names[i], _LONGEST), tuple(places[i]), xytext=(dx, 0),
                 textcoords="offset points", ha=align, va="center", fontsize=TEXT,
                 color=INKS["ink"], parse_math=False,
             )  # fmt: skip

@@ -92,16 +92,16 @@ def groups_of(classes: int) -> int:
 def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
     """A panel per domain, most shifted first: its class shares over those of all domains, or of the
     domain `over`, which then has no panel."""
-    shown = [shift for shift in shifts(labels) if shift.domain != over][:MOST_PANELS]
-    if not shown:
+    panels = [shift for shift in shifts(labels) if shift.domain != over][:MOST_PANELS]
+    if not panels:
         return None
     counts = {name: np.asarray(d.counts, dtype=np.int64) for name, d in labels.domains.items()}
     total = counts[over] if over else np.sum(list(counts.values()), axis=0)
     order = np.argsort(-total, kind="stable")
     pooled = _shares(total, order)
-    shares = {shift.domain: _shares(counts[shift.domain], order) for shift in shown}
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    shares = {shift.domain: _shares(counts[shift.domain], order) for shift in panels}
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
     named = len(order) <= _NAMED
     names = [canvas.short(labels.classes[c], 12) for c in order] if named else []
     figure = canvas.figure_of(1.2 * rows + (0.075 * max(map(len, names), default=0)) + 0.8)
@@ -111,11 +111,11 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
     edges = np.arange(len(pooled) + 1) - 0.5
     line: dict[str, Any] = {"color": INKS["orange"], "linewidth": 1.4}
     for position, ax in enumerate(axes):
-        ax.set_visible(position < len(shown))
+        ax.set_visible(position < len(panels))
         # A panel above an empty place is the lowest of its column, and carries the labels.
-        ax.tick_params(labelbottom=named and position + columns >= len(shown))
+        ax.tick_params(labelbottom=named and position + columns >= len(panels))
         ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False, fontsize=TEXT)
-    for ax, shift in zip(axes, shown, strict=False):
+    for ax, shift in zip(axes, panels, strict=False):
         colour = INKS[_ROLES.get(shift.role, ("", "faint"))[1]]
         ax.stairs(100 * shares[shift.domain], edges, fill=True, color=colour, alpha=0.75)
         ax.stairs(100 * pooled, edges, **line)
@@ -128,7 +128,7 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
     highest = max(float(values.max()) for values in (pooled, *shares.values()))
     axes[0].set_ylim(0, 106 * highest)
     figure.supylabel("share of the domain's rows, %", fontsize=TEXT, color=INKS["ink"])
-    for role in dict.fromkeys(shift.role for shift in shown):
+    for role in dict.fromkeys(shift.role for shift in panels):
         word, ink = _ROLES.get(role, ("domain", "faint"))
         axes[0].fill_between([], [], color=INKS[ink], alpha=0.75, label=word)
     axes[0].plot([], [], **line, label=over or "all domains")

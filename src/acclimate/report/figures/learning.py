@@ -56,7 +56,7 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
         canvas.headline(ax, _PANELS.get(name, f"{name}: loss"))
         canvas.plain(ax, "y")
     ax.set_xlabel("training step")
-    drawn = {run.algorithm for found in panels.values() for run, _ in found}
+    drawn = {run.algorithm for curves in panels.values() for run, _ in curves}
     for algorithm in (name for name in colours if name in drawn):
         ax.plot([], [], color=colours[algorithm], label=Key.usual(algorithm).label)
     canvas.legend(figure, ax)
@@ -71,13 +71,13 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
     panels: dict[str, list[tuple[RunView, _Curve]]] = defaultdict(list)
     # Adaptive runs are drawn below the others, which have fewer phases to show.
     for run in sorted(runs, key=lambda run: (not _adaptive(run), run.name)):
-        found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for loss in run.records.losses:
-            found[loss.phase][loss.step].append(loss.risk)
+            curves[loss.phase][loss.step].append(loss.risk)
         for score in run.records.scores:
             if score.moment == "validation" and score.top1 is not None:
-                found["validation"][score.step].append(100 * score.top1)
-        for name, steps in found.items():
+                curves["validation"][score.step].append(100 * score.top1)
+        for name, steps in curves.items():
             panels[name].append((run, [(step, fmean(steps[step])) for step in sorted(steps)]))
     return {name: own for name, own in panels.items() if any(len(curve) > 1 for _, curve in own)}
 

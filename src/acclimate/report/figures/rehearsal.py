@@ -1,4 +1,4 @@
-"""What rehearsal found: the gain of each chain over the plain model, by the number of images."""
+"""What rehearsal measured: the gain of each chain over the plain model, by the number of images."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from acclimate.results.statistics import Estimate, in_points
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    for dataset, run, found in report.rehearsals:
-        used = ", ".join(f"{chain} with {n}" for n, chain in found.chosen.items())
+    for dataset, run, rehearsal in report.rehearsals:
+        used = ", ".join(f"{chain} with {n}" for n, chain in rehearsal.chosen.items())
         yield Illustration(
             "Rehearsal",
             f"{of_data(dataset, len(report.runs_by_dataset))}"
-            f"{count(found.domains, 'training domain')} held out in turn: the gain of each chain "
-            f"over the plain model (the line at 0) in points, by the number of unlabelled images, "
-            f"with standard errors over domains. Filled: what auto uses, {used} (run {run.name}).",
-            draw(found),
+            f"{count(rehearsal.domains, 'training domain')} held out in turn: the gain of each "
+            "chain over the plain model (the line at 0) in points, by the number of unlabelled "
+            "images, with standard errors over domains. Filled: what auto uses, "
+            f"{used} (run {run.name}).",
+            draw(rehearsal),
         )
 
 
-def draw(found: Rehearsal) -> Drawing:
+def draw(rehearsal: Rehearsal) -> Drawing:
     """A panel for each way of drawing label frequencies; a line for each chain."""
-    kinds = tuple(dict.fromkeys(promise.frequencies for promise in found.promises))
-    chains = [chain for chain in found.chains if chain != "none"]
+    kinds = tuple(dict.fromkeys(promise.frequencies for promise in rehearsal.promises))
+    chains = [chain for chain in rehearsal.chains if chain != "none"]
     figure = canvas.figure_of(2.3 * len(kinds) + 0.6)
     axes = figure.subplots(len(kinds), squeeze=False, sharex=True)[:, 0]
     titles: dict[str, str] = {}
-    sizes = sorted(found.chosen)
+    sizes = sorted(rehearsal.chosen)
     for panel, (ax, kind) in enumerate(zip(axes, kinds, strict=True)):
         ax.axhline(0, color=INKS["faint"], linewidth=1.2)
         for place, chain in enumerate(chains):
             colour, marker = INKS[CYCLE[place % len(CYCLE)]], MARKERS[place % len(MARKERS)]
-            for promise in found.promises:
+            for promise in rehearsal.promises:
                 if (promise.chain, promise.frequencies) != (chain, kind):
                     continue
                 x, y = promise.n * 1.05**place, 100 * promise.gain  # beside those of other chains
-                chosen = found.chosen[promise.n] == chain
+                chosen = rehearsal.chosen[promise.n] == chain
                 look = {"color": colour, "fillstyle": "full" if chosen else "none"}
                 gid = f"promise-{panel}-{place}-{promise.n}"
                 error = 100 * (promise.error or 0.0)
