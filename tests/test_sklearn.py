@@ -90,8 +90,8 @@ def test_the_adaptive_classifier_in_a_search() -> None:
         search = GridSearchCV(model, {"steps": [3, 6]}, cv=LeaveOneGroupOut(), error_score="raise")
         search.fit(X, y, domains=domains, groups=domains)
     best = search.best_estimator_
-    assert best.config.train.steps == search.best_params_["steps"]
-    assert best.config.algorithm == "da-erm"
+    assert best.trained.config.train.steps == search.best_params_["steps"]
+    assert best.trained.config.algorithm == "da-erm"
     assert best.predict(X[:5]).dtype == y.dtype
     assert search.cv_results_["split3_test_score"].shape == (2,)
 

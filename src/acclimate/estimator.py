@@ -12,8 +12,7 @@ import numpy as np
 
 from acclimate.adapt.classifier import Adapted, adapt, apply_state, unadapted
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
-from acclimate.adapt.labels import Labels
-from acclimate.adapt.saved import save_model
+from acclimate.adapt.saved import read_labels, save_model, write_labels
 from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError
@@ -22,7 +21,6 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
-from acclimate.runs.training import RunResult
 
 ALONE = "all"  # the name of the one domain of rows that come without
 
@@ -65,7 +63,7 @@ class AdaptiveClassifier(DomainClassifier):
             X, y = self._labelled(X, y)
         config = self._config()
         manifest = _as_manifest(X, y, domains)
-        labels = Labels.of(manifest.classes if y is None else np.asarray(y))
+        labels = manifest.classes if y is None else y
         if self.out is not None:
             return self._fitted(config, manifest, Path(self.out), labels)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -82,8 +80,8 @@ class AdaptiveClassifier(DomainClassifier):
         """A classifier from a folder of `save`, or from a finished run's."""
         trained = Trained.load(Path(run), pick_device(device))
         loaded = cls(device=device, out=run)
-        labels = Labels.read(Path(run), trained.classes)
-        return loaded._knowing(trained, labels or Labels.of(trained.classes))
+        labels = read_labels(Path(run), trained.classes)
+        return loaded._knowing(trained, trained.classes if labels is None else labels)
 
     def adapt(
         self, images: Any, *, method: str | None = None, settings: dict[str, Any] | None = None
@@ -109,16 +107,6 @@ class AdaptiveClassifier(DomainClassifier):
         trained: Trained = self._trained
         return trained
 
-    @property
-    def config(self) -> RunConfig:
-        """Of the model, or what one would be fitted with."""
-        return self._trained.config if self.__sklearn_is_fitted__() else self._config()
-
-    @property
-    def result(self) -> RunResult | None:
-        """Of the run that `fit` made."""
-        return getattr(self, "_result", None)
-
     def _config(self) -> RunConfig:
         arguments = {
             "algorithm": self.algorithm,
@@ -126,22 +114,23 @@ class AdaptiveClassifier(DomainClassifier):
             "model.backbone": self.backbone,
             "train.steps": self.steps,
         }
-        given = nested(self.settings or {})
+        settings = nested(self.settings or {})
         where = "AdaptiveClassifier"
-        return gather(self.preset, None, arguments, given, recipe=RECIPE, where=where)
+        return gather(self.preset, None, arguments, settings, recipe=RECIPE, where=where)
 
     def _fitted(
-        self, config: RunConfig, manifest: Manifest, out: Path, labels: Labels
+        self, config: RunConfig, manifest: Manifest, out: Path, labels: Any
     ) -> "AdaptiveClassifier":
-        shown = shown_by_itself() if self.watch is None else nullcontext(self.watch)
-        with shown as watch:
-            self._result = train(config, manifest, out, device=self.device, watch=watch)
-        labels.write(out)
-        return self._knowing(Trained.load(out, pick_device(self.device)), labels)
+        bar = shown_by_itself() if self.watch is None else nullcontext(self.watch)
+        with bar as watch:
+            train(config, manifest, out, device=self.device, watch=watch)
+        self._knowing(Trained.load(out, pick_device(self.device)), labels)
+        write_labels(out, self._labels)
+        return self
 
-    def _knowing(self, trained: Trained, labels: Labels) -> "AdaptiveClassifier":
-        self._trained, self._labels = trained, labels.ordered(trained.classes)
-        self.classes_ = labels.values
+    def _knowing(self, trained: Trained, labels: Any) -> "AdaptiveClassifier":
+        self._trained = trained
+        self._know_labels(labels, trained.classes)
         return self
 
     def _rows(self, X: Any) -> Any:
@@ -154,10 +143,6 @@ class AdaptiveClassifier(DomainClassifier):
 
     def _adapted_to(self, rows: Any) -> Probabilities:
         return self._in_order(adapt(self.trained, rows, method=self.method))
-
-    def _in_order(self, site: Adapted) -> Probabilities:
-        order = self._labels.places(self.classes_)
-        return lambda rows: site.predict_proba(rows)[:, order]
 
 
 def _are_features(X: Any) -> bool:

@@ -757,7 +757,7 @@ def test_settings_of_methods_come_with_the_model_and_with_the_call(
     loaded, X = AdaptiveClassifier.load(runs["erm"], device="cpu"), features.features()[:30]
     settings = TINY | {"test_domains": ["site-4"], "adapt.t3a.keep": 1}
     fitted = AdaptiveClassifier(algorithm="erm", settings=settings).fit(features)
-    assert fitted.config.adapt.components == {"t3a": {"keep": 1}}
+    assert fitted.trained.config.adapt.components == {"t3a": {"keep": 1}}
     assert fitted.trained.digest() == loaded.trained.digest()
     stored = fitted.adapt(X, method="t3a").predict_proba(X)
     given = loaded.adapt(X, method="t3a", settings={"t3a.keep": 1}).predict_proba(X)

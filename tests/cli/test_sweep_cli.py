@@ -67,7 +67,7 @@ def test_a_sweep_from_plan_to_table(data: Path, tmp_path: Path) -> None:
     done = run(small(data, out))
     assert done.returncode == 0, done.stderr
     assert "[4/4] done" in done.stderr
-    assert "4 of 4" in done.stdout
+    assert "done: 4\n" in done.stdout
     assert f"acclimate report {out}" in done.stdout
     assert len(list((out / "labels").glob("*.json"))) == 1
 
@@ -98,7 +98,7 @@ def test_failures_are_listed_and_tried_again(data: Path, tmp_path: Path) -> None
     assert failed.returncode == 1
     for fact in (blocker.name, out / "failures", "--retry-failed"):
         assert str(fact) in failed.stdout
-    assert "3 of 4" in failed.stdout
+    assert "done: 3\n" in failed.stdout
     blocker.unlink()
     mended = run([*line, "--retry-failed", "--json"])
     assert mended.returncode == 0, mended.stderr

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.cli.scores import show_run
+from acclimate.cli.evaluate import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective
@@ -179,8 +179,9 @@ def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
     assert {score.step for score in averaged} == {finished.kept_step}
     assert finished.kept_score == pytest.approx(np.mean(list(final.values())))
     show_run(swad, already=False, json=False)
-    steps = f"{finished.kept_from} to {finished.kept_step}"
-    assert f"kept the mean of steps {steps} (validation splits); " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"kept step: {finished.kept_step}\n" in said
+    assert f"kept from: {finished.kept_from}\n" in said
 
 
 def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:

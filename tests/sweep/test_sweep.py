@@ -24,7 +24,6 @@ from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep import driver
 from acclimate.sweep.driver import Event, Queue, SweepPlan, claim, run_sweep
-from acclimate.sweep.launchers import Died
 from acclimate.sweep.launchers.local import LocalLauncher, Slot, local_slots
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, note_failure, perform
@@ -113,7 +112,7 @@ class Scripted:
 
     patience = 0.0
 
-    def __init__(self, script: Mapping[str, Sequence[TaskResult | Died]], slots: int = 2) -> None:
+    def __init__(self, script: Mapping[str, Sequence[TaskResult]], slots: int = 2) -> None:
         self.script = {id: list(ends) for id, ends in script.items()}
         self.slots, self.started, self.closed = slots, [], False  # type: ignore[var-annotated]
         self.running: list[str] = []
@@ -123,7 +122,7 @@ class Scripted:
         self.running.append(task.id)
         assert len(self.running) <= self.slots
 
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
         id = self.running.pop(0) if self.running else None
         if id is None:
             return []
@@ -141,7 +140,7 @@ def conduct(folder: Path, sweep: Sweep, launcher: Scripted, **options: Any) -> A
 def test_a_worker_that_dies_puts_its_job_back_and_three_deaths_are_a_failure(
     tmp_path: Path,
 ) -> None:
-    killed = Died("signal 9")
+    killed = TaskResult(state="died", error="signal 9")
     launcher = Scripted({"one": [killed] * 3, "two": [killed] * 2})
     tally = conduct(tmp_path / "s", sweep_of([job("one"), job("two")]), launcher)
     assert sorted(launcher.started) == ["one"] * 3 + ["two"] * 3
@@ -170,7 +169,9 @@ def test_a_busy_job_is_started_again(tmp_path: Path) -> None:
 
 def test_a_failed_embedding_blocks_its_jobs_but_is_their_only_failure(tmp_path: Path) -> None:
     sweep = sweep_of([job("one", needs="phi"), job("two")], [embedding_job("phi")])
-    tally = conduct(tmp_path / "s", sweep, Scripted({"phi": [Died("signal 9")] * 3}))
+    tally = conduct(
+        tmp_path / "s", sweep, Scripted({"phi": [TaskResult(state="died", error="signal 9")] * 3})
+    )
     assert [failure.job for failure in tally.failures] == ["phi"]
     assert tally.blocked == ("one",)
     assert not SweepFolder(tmp_path / "s").failure_file("one").exists()
@@ -197,7 +198,7 @@ def test_trouble_of_the_driver_itself_is_said_in_one_line(tmp_path: Path) -> Non
 
 def test_ctrl_c_stops_the_workers(tmp_path: Path) -> None:
     class Interrupted(Scripted):
-        def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
+        def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
             raise KeyboardInterrupt
 
     launcher = Interrupted({})

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.choice import adapt_by_choice, outlook
-from acclimate.adapt.labels import Labels
 from acclimate.adapt.methods import (
     Chain,
     chain_of,
@@ -153,7 +152,7 @@ class Adapted:
     state: DomainState | None = None
     trust: Trust | None = None
     notes: tuple[str, ...] = ()
-    labels: Labels | None = None  # where they are not the names of the classes
+    labels: np.ndarray | None = None  # of the classes, where they are not their names: [C]
     changes: Changes | None = None
 
     @property
@@ -190,7 +189,7 @@ class Adapted:
 
     def predict(self, images: Any) -> list[Any]:
         """Of each its class, or the label of the kind that the model was fitted with."""
-        names = self.classes if self.labels is None else self.labels.values.tolist()
+        names = self.classes if self.labels is None else self.labels.tolist()
         return [names[index] for index in self.predict_proba(images).argmax(1)]
 
     def export(self, path: str | Path) -> "Exported":

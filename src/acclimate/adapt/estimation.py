@@ -7,7 +7,7 @@ through pipelines, searches and cross-validation.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,10 @@ class NotFitted(RunError, NotFittedError):  # type: ignore[misc]
 
 
 class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Subclasses set `classes_` in `fit`, and say what a domain's rows make of them."""
+    """Subclasses call `_know_labels` in `fit`, and say what a domain's rows make of them."""
 
     classes_: np.ndarray
+    _labels: np.ndarray  # the same, in the order of the model's classes
 
     @abstractmethod
     def _unadapted(self) -> Probabilities:
@@ -68,6 +69,18 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any, sample_weight: Any = None, domains: Any = None) -> float:
         """Accuracy."""
         return float(accuracy_score(y, self.predict(X, domains), sample_weight=sample_weight))
+
+    def _know_labels(self, labels: Any, classes: Sequence[str]) -> None:
+        """Keep the different ones among `labels`. The model's `classes` are called as they are
+        written: whole numbers stay whole numbers here, and are text there."""
+        self.classes_ = np.unique(np.asarray(labels))
+        names = [str(value) for value in self.classes_.tolist()]
+        self._labels = self.classes_[[names.index(name) for name in classes]]
+
+    def _in_order(self, site: Any) -> Probabilities:
+        """Probabilities of `site` in the order of `classes_`."""
+        order = np.argsort(self._labels)
+        return lambda rows: site.predict_proba(rows)[:, order]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "classes_")

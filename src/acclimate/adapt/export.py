@@ -353,13 +353,9 @@ def _compare(run: Run, cases: Sequence[_Case], path: Path) -> float:
     """The largest difference to PyTorch; one beyond the tolerance is refused."""
     largest = 0.0
     for case in cases:
-        given = run(case.inputs)
-        if given.shape != case.expected.shape or not np.isfinite(given).all():
-            raise ExportError(
-                f"{path} was not written: its probabilities are {list(given.shape)} or not finite, "
-                f"where PyTorch's are {list(case.expected.shape)}; try .pt2, or another torch"
-            )
-        difference = float(np.abs(given - case.expected).max())
+        probabilities, difference = run(case.inputs), np.inf
+        if probabilities.shape == case.expected.shape and np.isfinite(probabilities).all():
+            difference = float(np.abs(probabilities - case.expected).max())
         if difference > case.tolerance:
             raise ExportError(
                 f"{path} was not written: a probability differs from PyTorch's by "

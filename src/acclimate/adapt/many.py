@@ -42,7 +42,7 @@ class ManyDomains:
 
     def predict(self, images: Any, domains: Sequence[str]) -> list[Any]:
         """As `Adapted.predict`, each image in the domain that `domains` names."""
-        names = self.classes if self.labels is None else self.labels.values.tolist()
+        names = self.classes if self.labels is None else self.labels.tolist()
         return [names[index] for index in self.predict_proba(images, domains).argmax(1)]
 
     @torch.no_grad()

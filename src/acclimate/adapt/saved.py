@@ -1,35 +1,38 @@
 """A model that travels: one folder with the weights, a card, a licence and lines that run it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from acclimate import __version__
 from acclimate.adapt.classifier import Adapted, apply_state
-from acclimate.adapt.labels import Labels
-from acclimate.config import AlgorithmName
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import RunError
-from acclimate.core.files import read_document, write_text
-from acclimate.core.text import count, percent, signed
+from acclimate.core.errors import DamagedFile, RunError
+from acclimate.core.files import read_document, write_document, write_text
+from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.learn.models.weights import weights_licence
-from acclimate.records.folder import CARD, EXAMPLE, MODEL, RUN, SITE
+from acclimate.records.folder import CARD, EXAMPLE, LABELS, MODEL, RUN, SITE
+from acclimate.records.rehearsal import verdict
 
-SHOWN = 20
+NUMBERS = "iufb"  # kinds of numpy's types
+SHOWN = 20  # names in one line of the card
+NOT_REHEARSED = "Nothing was rehearsed: how it fares at a new domain is not known from this folder."
 
 
 def save_model(
-    trained: Trained, folder: Path, labels: Labels | None, site: Adapted | None = None
+    trained: Trained, folder: Path, labels: np.ndarray | None, site: Adapted | None = None
 ) -> Path:
     """A folder that `AdaptiveClassifier.load` opens, or, with the state of a `site`,
     `Adapted.load`."""
     _refuse_others(folder, trained)
     folder.mkdir(parents=True, exist_ok=True)
     if labels is not None:
-        labels.write(folder)
+        write_labels(folder, labels)
     if site is not None and site.state is not None:
         site.state.save(folder / SITE)
     else:
@@ -44,23 +47,41 @@ def load_site(folder: Path, device: str) -> Adapted:
     trained = Trained.load(folder, pick_device(device))
     path = folder / SITE
     state = DomainState.load(path) if path.exists() else None
-    labels = Labels.read(folder, trained.classes)
-    ordered = None if labels is None else labels.ordered(trained.classes)
-    return replace(apply_state(trained, state), labels=ordered)
+    return replace(apply_state(trained, state), labels=read_labels(folder, trained.classes))
+
+
+def write_labels(folder: Path, labels: np.ndarray) -> None:
+    """Write the labels of a model's classes. Names need no file: they are the classes."""
+    if labels.dtype.kind in NUMBERS:
+        facts = {"values": labels.tolist(), "dtype": str(labels.dtype)}
+        write_document(folder / LABELS, facts)
+
+
+def read_labels(folder: Path, classes: Sequence[str]) -> np.ndarray | None:
+    """The labels of `classes`, in their order; None where they are the names."""
+    path = folder / LABELS
+    if not path.exists():
+        return None
+    facts = read_document(path)
+    try:
+        if np.dtype(facts["dtype"]).kind in NUMBERS:
+            labels = np.asarray(facts["values"], dtype=facts["dtype"])
+            if [str(value) for value in labels.tolist()] == list(classes):
+                return labels
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise DamagedFile(path)
 
 
 def _refuse_others(folder: Path, trained: Trained) -> None:
-    """What is there already may be overwritten with the same, and nothing else is."""
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; save the model in a folder of its own")
-    if (folder / RUN).exists():
-        raise RunError(f"{folder} is a run's folder, which holds its model; choose another")
-    if not (folder / MODEL).exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise RunError(f"{folder} holds other files; save the model in a folder of its own")
+    """Write into folders that are new, empty or hold this very model, and into no others."""
+    model = folder / MODEL
+    if model.exists() and not (folder / RUN).exists():
+        if read_document(model).get("digest") == trained.digest():
+            return
+    elif not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if read_document(folder / MODEL).get("digest") != trained.digest():
-        raise RunError(f"{folder} holds another model; choose another folder, or delete it first")
+    raise RunError(f"{folder} holds something else; save the model in a folder of its own")
 
 
 def _example(trained: Trained, site: Adapted | None) -> str:
@@ -84,50 +105,34 @@ def _example(trained: Trained, site: Adapted | None) -> str:
 
 def _card(trained: Trained, site: Adapted | None) -> str:
     """What it is, what to expect, how to use it and whose weights it started from."""
-    code = _example(trained, site).splitlines()[1:]
-    licence = weights_licence(trained.config.model)
-    sections = {
-        "What it is": _what(trained, site),
-        "What to expect": _expected(trained),
-        "Use": [f"`python {EXAMPLE} IMAGES`, which is:", "", "```python", *code, "```"],
-        "Licence": [f"Of the weights that the backbone started from: {licence}."],
+    config, size = trained.config, trained.size
+    features = takes_features(trained.predictor)
+    state, rehearsal = None if site is None else site.state, trained.rehearsal
+    facts = {
+        "Input": f"rows of {size} features" if features else f"images ({size} px)",
+        "Output": f"one of {count(len(trained.classes), 'class', 'classes')}, and no other: "
+        f"{_listed(trained.classes)}",
+        "Backbone": config.model.backbone,
+        "Licence of the weights that it started from": weights_licence(config.model),
+        "Trained on the domains": _listed(trained.train_domains),
+        "Weights chosen by the domains": _listed(trained.val_domains),
+        "Data": f"SHA-256 {trained.data}",
+        "Model": trained.digest(),
+        "Adapted to one domain": site
+        and state
+        and f"by {site.method}, from {count(state.count, 'image')} of it",
     }
-    title = f"# {trained.config.algorithm}: {count(len(trained.classes), 'class', 'classes')}"
-    parts = ["\n".join([f"## {name}", "", *lines]) for name, lines in sections.items()]
-    return "\n\n".join([title, *parts]) + "\n"
+    expected = [NOT_REHEARSED] if rehearsal is None else verdict(rehearsal)
+    lines = [
+        *(f"# {config.algorithm}", ""),
+        *(f"- {name}: {value}" for name, value in facts.items() if value),
+        *("", "## What to expect", "", *expected),
+        *("", "## Use", "", f"`python {EXAMPLE} IMAGES`, which is:", ""),
+        *("```python", *_example(trained, site).splitlines()[1:], "```", ""),
+    ]
+    return "\n".join(lines)
 
 
-def _what(trained: Trained, site: Adapted | None) -> Iterable[str]:
-    features, size = takes_features(trained.predictor), trained.size
-    takes = f"rows of features ({size} features)" if features else f"images ({size} px)"
-    adaptive = AlgorithmName.of(trained.config.algorithm).adaptive
-    kind = "conditioned on a domain's embedding" if adaptive else "the same for every domain"
-    yield f"- A classifier of {takes}, {kind}: backbone {trained.config.model.backbone}"
-    yield f"- Classes: {_listed(trained.classes)}"
-    yield f"- Trained on the domains {_listed(trained.train_domains)}"
-    if trained.val_domains:
-        yield f"- Weights chosen by the domains {_listed(trained.val_domains)}"
-    yield f"- Data: SHA-256 {trained.data}; weights: {trained.digest()}"
-    if site is not None and site.state is not None:
-        seen = count(site.state.count, "image")
-        yield f"- Adapted to one domain by {site.method}, from {seen} of it"
-
-
-def _expected(trained: Trained) -> Iterable[str]:
-    rehearsal = trained.rehearsal
-    if rehearsal is None:
-        yield "Nothing was rehearsed: how it fares at a new domain is not known from this folder."
-        return
-    used = {"none", *rehearsal.chosen.values()}
-    for promise in rehearsal.promises:
-        if promise.frequencies == "as they are" and promise.chain in used:
-            yield (
-                f"- {promise.chain}, {count(promise.n, 'image')}: {percent(promise.low)} to "
-                f"{percent(promise.high)} at a new domain ({signed(promise.gain)} points)"
-            )
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -104,8 +104,6 @@ class Builder(Limited, ABC):
 
     example: ClassVar[str]  # a command, as --help and the documentation show it
     resumes: ClassVar[bool] = False  # takes long, and goes on where it was stopped
-    takes_long: ClassVar[bool] = False  # worth a progress bar, though it starts anew
-    plotted: ClassVar[bool] = False  # labels and domains are worth a look: plots beside the result
 
     @abstractmethod
     def build(self, watch: Watch) -> Built: ...

@@ -1,24 +1,22 @@
 """`adapt`."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Device, Images, Json, MethodSettings, Run
-from acclimate.cli.output import progress_bar, say, say_json
+from acclimate.cli.output import progress_bar, say, say_facts, say_json
 from acclimate.config import parse_assignments
 from acclimate.core.errors import StateMismatch
 from acclimate.core.text import percent
 
 if TYPE_CHECKING:
     from acclimate.adapt.classifier import Adapted
-
-ONE_CLASS = 0.95  # a share of one class from which an estimate of frequencies looks collapsed
 
 
 @app.command(epilog="Example: acclimate adapt runs/pacs new-site/ --out new-site.safetensors")
@@ -68,27 +66,23 @@ def adapt(
             watch=watch,
         )
         assert site.state is not None
-        facts = _facts(site)
-        site.state.save(out, notes=facts)
+        site.state.save(out)
     if json:
-        say_json({"state": str(out), "unreadable": quarantine.as_dicts(), **facts})
+        facts = {
+            "state": out,
+            "method": site.method,
+            "n": site.state.count,
+            "engine": site.engine,
+            "notes": site.notes,
+            "label_prior": site.label_prior,
+            "changes": site.changes,
+            "unreadable": quarantine.as_dicts(),
+        }
+        say_json(facts | ({} if site.trust is None else asdict(site.trust)))
         return
-    skipped = (f"skipped {image}: {reason}" for image, reason in quarantine.entries)
-    say("\n".join([*_lines(site), *skipped, f"state: {out}"]))
-
-
-def _facts(site: "Adapted") -> dict[str, Any]:
-    assert site.state is not None
-    facts = {
-        "method": site.method,
-        "n": site.state.count,
-        "engine": site.engine,
-        "notes": list(site.notes) or None,
-        "label_prior": site.label_prior,
-        "changes": site.changes and site.changes.to_dict(),
-    }
-    known = {name: value for name, value in facts.items() if value is not None}
-    return known if site.trust is None else known | dataclasses.asdict(site.trust)
+    for line in _lines(site):
+        say(line)
+    say_facts({"state": out, "skipped": quarantine.as_dicts()})
 
 
 def _lines(site: "Adapted") -> Iterator[str]:
@@ -100,33 +94,22 @@ def _lines(site: "Adapted") -> Iterator[str]:
         most = sorted(site.label_prior.items(), key=lambda item: -item[1])[:5]
         shares = ", ".join(f"{name} {percent(share)}" for name, share in most)
         yield f"classes: {shares}" + (", …" if len(site.label_prior) > len(most) else "")
-        if most[0][1] > ONE_CLASS:
-            yield (
-                f"note: nearly every image is taken for '{most[0][0]}'; unless that is so, the "
-                f"model is too weak or too sure of itself for this method"
-            )
     if site.changes is not None:
         yield str(site.changes)
-    if site.trust is not None:
-        yield from _trust_lines(site.trust)
-
-
-def _trust_lines(trust: Any) -> Iterator[str]:
+    trust = site.trust
+    if trust is None:
+        return
     if trust.expected_accuracy is not None:
         yield expected_line(*trust.expected_accuracy)
     if trust.explained_by_labels is not None:
         share = f"{trust.explained_by_labels:.0%}"
         yield f"label frequencies explain {share} of how predictions change here"
     if trust.nearest_domain is not None:
-        near = trust.beyond_chance <= trust.typical_distance
         yield (
-            f"this domain is {'like' if near else 'unlike'} the training domains: "
-            f"{trust.nearest_distance:.2f} from the nearest, {trust.nearest_domain} "
-            f"({1 - trust.warned_share:.0%} of such domains lie within "
-            f"{trust.typical_distance:.2f})"
+            f"this domain lies {trust.nearest_distance:.2f} from the nearest training domain, "
+            f"{trust.nearest_domain}; {1 - (trust.warned_share or 0.0):.0%} of domains like the "
+            f"training domains lie within {trust.typical_distance:.2f}"
         )
-        if trust.expected_error is not None:
-            yield f"uncertainty of its place on that scale: {trust.expected_error:.2g}"
     yield from (f"note: {warning}" for warning in trust.warnings)
 
 

@@ -17,8 +17,6 @@ from acclimate.cli.output import progress_bar, say, say_json, say_table, stoppab
 if TYPE_CHECKING:  # builders import pyarrow, and no other command waits for them
     from acclimate.build import Built, Row
 
-Plots = Annotated[bool, typer.Option(help="Plot labels and domains beside OUT.")]
-
 
 class _Builders(TyperGroup):
     """Looks into the table when it is asked, so that no other command waits for builders."""
@@ -51,28 +49,25 @@ def command(name: str) -> TyperCommand:
 
     cls = builder(name, rows())
 
-    def build(*, json: bool, plots: bool = False, **given: Any) -> None:
-        asked = _assembled(cls, given)
-        stop = stoppable(asked.when_stopped()) if cls.resumes else nullcontext()
-        with stop, progress_bar(quiet=not (cls.resumes or cls.takes_long)) as watch:
-            built = asked.build(watch)
-        pictures = write_plots(built) if plots else []
-        facts = {"plots": [str(path) for path in pictures]} if cls.plotted else {}
+    def build(*, json: bool, **options: Any) -> None:
+        request = _assembled(cls, options)
+        stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
+        with stop, progress_bar() as watch:
+            built = request.build(watch)
         if json:
-            say_json({**built.as_dict(), **facts})
+            say_json(built.as_dict())
         else:
-            _show(built, pictures)
+            _show(built)
         if built.problem is not None:
             raise built.problem
 
     flags = [_parameter(one, hint) for one, hint in _options(cls)]
-    flags += [parameter("plots", Plots, True)] if cls.plotted else []
     function = with_parameters(build, [*flags, parameter("json", Json, False)])
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, help=rows()[name].about, epilog=f"Example: {cls.example}")(function)
-    made = typer.main.get_command(alone)
-    assert isinstance(made, TyperCommand)
-    return made
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)
+    return command
 
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
@@ -104,28 +99,20 @@ def _is_list(hint: Any) -> bool:
     return get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
 
 
-def _assembled(cls: Any, given: Mapping[str, Any]) -> Any:
-    """The builder with what was given; whatever is no option keeps its default."""
+def _assembled(cls: Any, options: Mapping[str, Any]) -> Any:
+    """The builder with the values of its options; whatever is no option keeps its default."""
     hints, values = get_type_hints(cls), {}
     for one in fields(cls):
         hint = hints[one.name]
         if is_dataclass(hint):
-            values[one.name] = _assembled(hint, given)
+            values[one.name] = _assembled(hint, options)
         elif "about" in one.metadata:
-            value = given[one.name]
+            value = options[one.name]
             values[one.name] = tuple(value or ()) if _is_list(hint) else value
     return cls(**values)
 
 
-def write_plots(built: "Built") -> list[Path]:
-    """Plots of labels and domains in a folder beside the manifest."""
-    from acclimate.report.figures.label_shares import write_label_plots
-
-    assert built.out is not None
-    return write_label_plots(built.manifest, built.out.with_suffix(".plots"))
-
-
-def _show(built: "Built", pictures: list[Path]) -> None:
+def _show(built: "Built") -> None:
     from acclimate.build.base import in_short
 
     for part in built.summary or [in_short(built.manifest)]:
@@ -133,7 +120,6 @@ def _show(built: "Built", pictures: list[Path]) -> None:
             say(part)
         else:
             say_table(part.header, part.rows)
-    plots = (("plot", path) for path in pictures)
-    for what, path in [("manifest", built.out), *built.files, *plots]:
+    for kind, path in [("manifest", built.out), *built.files]:
         if path is not None:
-            say(f"{what}: {path}")
+            say(f"{kind}: {path}")

@@ -7,16 +7,9 @@ import typer
 
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
-from acclimate.cli.output import progress_bar, say, say_json, say_table
+from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
 
-WIDE = (
-    "Top-5",
-    "Training domains",
-    "p",
-    "p (Holm)",
-    "Runs",
-    "Domains",
-)  # columns that only the page shows
+ON_THE_PAGE = ("Top-5", "Training domains", "p", "p (Holm)", "Runs", "Domains")  # and not here
 
 
 @app.command(epilog="Example: acclimate demo --out demo")
@@ -41,13 +34,11 @@ def demo(
             out, range(first_seed, first_seed + seeds), watch, paper.load(paper.FIGURES)
         )
     if json:
-        say_json({**to_dict(report), "report": str(page)})
+        say_json({**to_dict(report), "report": page})
         return
-    wide = (*WIDE, f"Better than {report.overall.baseline.label}", GAP_CLOSED)
+    wide = (*ON_THE_PAGE, f"Better than {report.overall.baseline.label}", GAP_CLOSED)
     header, *rows = comparison(report.overall).without(*wide).texts
     say_table(header, rows)
     say()
     say(headline(report))
-    for note in notes(report):
-        say(f"note: {note}")
-    say(f"report: {page}")
+    say_facts({"notes": notes(report), "report": page})

@@ -1,15 +1,28 @@
-"""`evaluate`."""
+"""`evaluate`, and how the scores of a run are shown."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Device, Json, MethodSettings, Run, names
-from acclimate.cli.output import progress_bar, say, say_json
-from acclimate.cli.scores import as_json, show_run, show_scores
+from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
+from acclimate.config import AlgorithmName, flat, parse_assignments
 from acclimate.core.errors import ConfigError
+from acclimate.core.text import percent
+
+if TYPE_CHECKING:
+    from acclimate.records.folder import RunFolder
+    from acclimate.records.records import Score
+
+MOST_SCORES = 60  # that are shown one by one
+MEANINGS = {
+    "wrong-embedding": "adapted to another domain, a control that is meant to fail",
+    "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
+}
 
 
 @app.command(epilog="Example: acclimate evaluate runs/pacs pacs.parquet --source test")
@@ -34,25 +47,126 @@ def evaluate(
 ) -> None:
     """Score a run per domain: top-1, top-5, worst domain, and the controls."""
     if data is None and (method or settings):
-        asked = "--method" if method else "--set"
-        raise ConfigError(f"{asked} scores anew; name the data to score as well")
+        flag = "--method" if method else "--set"
+        raise ConfigError(f"{flag} scores anew; name the data to score as well")
     if data is None:
         show_run(run, already=True, json=json)
         return
-    from acclimate.config import flat, parse_assignments
     from acclimate.runs.evaluate import evaluate_run
 
     flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
-    given = {key: value for key, value in flags.items() if value is not None}
-    given |= flat(parse_assignments(settings or [], only="adapt"))
+    changes = {key: value for key, value in flags.items() if value is not None}
+    changes |= flat(parse_assignments(settings or [], only="adapt"))
     with progress_bar() as watch:
-        found = evaluate_run(run, data, given, methods=names(method), device=device, watch=watch)
+        scored = evaluate_run(run, data, changes, methods=names(method), device=device, watch=watch)
+    facts = {"unreadable": scored.unreadable, "same_data": scored.same_data}
     if json:
-        facts = {"unreadable": found.unreadable, "same_data": found.same_data}
-        say_json({**as_json(found.scores), **facts})
+        say_json({**as_json(scored.scores), **facts})
         return
-    show_scores(found.scores)
-    if found.unreadable:
-        say(f"{len(found.unreadable)} unreadable images left out, e.g. {found.unreadable[0]}")
-    if not found.same_data and any(score.role == "train" for score in found.scores):
-        say("note: not the run's own data: training domains may be scored on images trained on")
+    show_scores(scored.scores)
+    if not scored.same_data and any(score.role == "train" for score in scored.scores):
+        facts["notes"] = ["training domains may be scored on images that were trained on"]
+    say_facts(facts)
+
+
+def show_run(folder: Path, *, already: bool, json: bool) -> None:
+    """The final scores of a run, what was kept, and what to expect at a new site."""
+    from acclimate.core.errors import RunError
+    from acclimate.records.folder import RunFolder
+
+    run_folder = RunFolder(folder)
+    records, rehearsal = run_folder.records(), run_folder.rehearsal()
+    if records.finished is None:
+        raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
+    scores = [score for score in records.scores if score.moment == "final"]
+    facts = {"run": folder, "already_finished": already, **asdict(records.finished)}
+    if json:
+        say_json({**facts, **as_json(scores), "rehearsal": rehearsal})
+        return
+    show_scores(scores)
+    say_facts(facts)
+    _show_outlook(run_folder, rehearsal, tested=any(score.role == "test" for score in scores))
+
+
+def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested: bool) -> None:
+    """What to expect at a new site, as far as that is known."""
+    from acclimate.records.rehearsal import unrehearsed
+
+    known = run.identity()
+    domains = len(known["train_domains"])
+    if rehearsal is not None:
+        _show_rehearsal(rehearsal, run.path)
+    elif known["config"]["adapt"]["rehearse"]:
+        say(unrehearsed(domains))
+    elif not tested and domains > (2 if AlgorithmName.of(run.algorithm).adaptive else 1):
+        # With fewer, there would be nothing left to train on.
+        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
+
+
+def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
+    from acclimate.records.rehearsal import Rehearsal, rows, verdict
+
+    rehearsal = Rehearsal.from_dict(stored, where=str(folder))
+    header = ("adapted by", "images", "label frequencies", "top-1", "gain")
+    say()
+    title = "Rehearsal: training sites held out in turn (* chosen)"
+    say_table(header, rows(rehearsal), title=title)
+    say()
+    for sentence in verdict(rehearsal):
+        say(sentence)
+    pays = set(rehearsal.chosen.values()) != {"none"}
+    say(f"next: acclimate predict {folder} NEW-SITE {'--adapt ' if pays else ''}--out FILE.csv")
+
+
+def show_scores(scores: Sequence["Score"]) -> None:
+    """A table of the scores, and one of their means over domains."""
+    rows = [(s.domain, s.role, _use(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores]
+    if len(rows) <= MOST_SCORES:
+        say_table(("domain", "role", "adapted by", "images", "top-1", "top-5"), rows)
+        say()
+    means = _means(scores)
+    say_table(
+        ("mean over domains", "role", "split", "domains", "top-1", "worst domain"),
+        [
+            (
+                *(str(line[name]) for name in ("method", "role", "split", "domains")),
+                *(percent(line[name]) for name in ("top1", "worst")),
+            )
+            for line in means
+        ],
+    )
+    methods = {line["method"] for line in means}
+    for method, meaning in MEANINGS.items():
+        if method in methods:
+            say(f"{method}: {meaning}")
+    say()
+
+
+def _use(score: "Score") -> str:
+    """By what the model was adapted, and on how many images."""
+    if score.adapt_n is None:
+        return score.method
+    return f"{score.method} ({score.adapt_n} {score.adapted_on})"
+
+
+def as_json(scores: Sequence["Score"]) -> dict[str, Any]:
+    return {"summary": _means(scores), "scores": [asdict(score) for score in scores]}
+
+
+def _means(scores: Sequence["Score"]) -> list[dict[str, Any]]:
+    """A line for each way to score: means over domains never mix two splits."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
+        if score.top1 is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(score.top1)
+    return [
+        {
+            "role": role,
+            "split": split,
+            "method": method,
+            "domains": len(values),
+            "top1": sum(values) / len(values),
+            "worst": min(values),
+        }
+        for (role, split, method), values in groups.items()
+    ]

@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Json, Run, State
-from acclimate.cli.output import say, say_json
+from acclimate.cli.output import say_facts
 from acclimate.core.errors import ConfigError
 
 
@@ -52,25 +52,21 @@ def export(
     state = None if domain is None else DomainState.load(domain)
     if out.suffix == ".npz" and state is not None:
         inputs = write_site_inputs(trained, state, out)
-        if json:
-            say_json({"inputs": str(out), **{key: v.tolist() for key, v in inputs.items()}})
-        else:
-            say(f"{', '.join(inputs)} of {domain}, for the conditioned form: {out}")
+        say_facts({"inputs": out, "of": domain, "names": list(inputs)}, json=json)
         return
     if conditioned or (state is None and trained.table is not None):
-        made = export_conditioned(trained, out)
+        exported = export_conditioned(trained, out)
     else:
-        made = export_adapted(apply_state(trained, state), out, name=domain.stem if domain else "")
-    if json:
-        facts = {"form": made.form, "inputs": made.inputs, "difference": made.difference}
-        say_json({"model": str(made.path), **facts, "metadata": made.metadata})
-        return
-    optional = ", may be left out" if made.path.suffix == ".onnx" else ""
-    say(f"{made.form}: {made.metadata['method']}")
-    for number, (name, shape) in enumerate(made.inputs.items()):
-        say(f"input{optional if number else ''}: {name} {shape}")
-    classes = len(trained.classes)
-    say(f"output: probabilities float32 [n, {classes}]; the classes are in the metadata")
-    say(f"licence of the backbone's first weights: {made.metadata['licence']}")
-    say(f"largest difference to PyTorch: {made.difference:.1g}")
-    say(f"model: {made.path}")
+        exported = export_adapted(
+            apply_state(trained, state), out, name=domain.stem if domain else ""
+        )
+    facts = {
+        "model": exported.path,
+        "form": exported.form,
+        "method": exported.metadata["method"],
+        "inputs": exported.inputs,
+        "output": f"probabilities float32 [n, {len(trained.classes)}]",
+        "licence": exported.metadata["licence"],
+        "difference": exported.difference,
+    }
+    say_facts(facts, json=json)

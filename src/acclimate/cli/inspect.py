@@ -8,7 +8,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
-from acclimate.cli.output import progress_bar, say, say_json, say_some, say_table
+from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_some, say_table
 from acclimate.core.text import DASH, percent
 
 if TYPE_CHECKING:
@@ -32,45 +32,45 @@ def inspect(
 
     manifest = Manifest.open(data)
     problems = manifest.problems()
-    found = inspect_manifest(manifest)
+    inspection = inspect_manifest(manifest)
     with progress_bar() as watch:
         rows = sampled(manifest, read)
         unreadable = try_images(manifest, rows, watch)
     copies, tried = find_copies(manifest, rows), len(rows)
-    pictures = []
+    figures = []
     if plots is not None:
         from acclimate.report.figures.label_shares import write_label_plots
 
-        pictures = [str(path) for path in write_label_plots(manifest, plots)]
+        figures = [str(path) for path in write_label_plots(manifest, plots)]
     if json:
         facts = {
-            **asdict(found),
+            **asdict(inspection),
             "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
             "duplicates": [asdict(group) for group in copies],
-            "plots": pictures,
+            "plots": figures,
         }
         say_json(facts)
         return
-    _show_domains(found)
+    _show_domains(inspection)
     for line in summaries(problems):
         say(f"problem: {line}")
     say_some("copies", [" and ".join(one.images) for one in copies if not one.alike])
     say_some("look the same", [" and ".join(one.images) for one in copies if one.alike])
     if any(one.alike for one in copies):
         say(f"to keep them in one split: acclimate build folder {data} --alike --out FILE")
-    if tried:
-        others = len(manifest) - tried
-        rest = f" (--read -1 tries the other {others} as well)" if others else ""
-        say(f"{tried} images tried{rest}, {len(unreadable)} unreadable")
-    say_some("unreadable", [f"{one['image']}: {one['reason']}" for one in unreadable])
-    for picture in pictures:
-        say(f"plot: {picture}")
+    facts = {
+        "images_tried": f"{tried} of {len(manifest)}",
+        "unreadable": unreadable,
+        "plots": figures,
+    }
+    say_facts(facts)
 
 
-def _show_domains(found: "Inspection") -> None:
-    say(f"{found.source}: {found.rows} rows, {len(found.domains)} domains, {found.classes} classes")
+def _show_domains(inspection: "Inspection") -> None:
+    facts = (f"{inspection.rows} rows", f"{len(inspection.domains)} domains")
+    say(f"{inspection.source}: {', '.join(facts)}, {inspection.classes} classes")
     rows = [
         {
             "domain": one.domain,
@@ -82,15 +82,15 @@ def _show_domains(found: "Inspection") -> None:
             "effective classes": _rounded(one.effective_classes, 1),
             "shift": _rounded(one.total_variation, 2),
         }
-        for one in found.domains
+        for one in inspection.domains
     ]
     say_table(list(rows[0]), [list(row.values()) for row in rows])
     say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
-    if found.pairwise is not None:
-        one, two = found.pairwise.largest_pair
+    if inspection.pairwise is not None:
+        one, two = inspection.pairwise.largest_pair
         say(
-            f"between two domains it is {found.pairwise.mean:.2f} on average and "
-            f"{found.pairwise.largest:.2f} at most ({one} and {two})"
+            f"between two domains it is {inspection.pairwise.mean:.2f} on average and "
+            f"{inspection.pairwise.largest:.2f} at most ({one} and {two})"
         )
 
 

@@ -1,18 +1,21 @@
 """How commands speak: results on stdout, progress on stderr, JSON when asked."""
 
-import json
+import json as json_format
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from acclimate.core.progress import Lines, Watch, bar, unwatched
-from acclimate.core.text import duration, printable
+from acclimate.core.text import printable
 
+MOST = 20  # names in one line
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 
 
@@ -26,7 +29,7 @@ def say(text: str = "", *, err: bool = False) -> None:
         typer.echo(printable(text), err=err)
 
 
-def say_some(what: str, entries: Sequence[str], most: int = 3) -> None:
+def say_some(what: str, entries: Sequence[str], most: int = 5) -> None:
     """The first entries of a list, a line each, and how many more there are."""
     more = [f"and {len(entries) - most} more"] if len(entries) > most else []
     for entry in [*entries[:most], *more]:
@@ -40,23 +43,45 @@ def remark(line: str) -> None:
 
 def say_json(value: Mapping[str, Any]) -> None:
     if first_process():
-        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        text = json_format.dumps(value, indent=2, ensure_ascii=False, default=_plain)
+        typer.echo(text)
 
 
-def say_facts(facts: Mapping[str, Any], *, err: bool = False) -> None:
-    """A line for each fact that is known: {"steps_left": 24} -> `steps left: 24`."""
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: paths and dataclasses."""
+    if isinstance(value, Path):
+        return str(value)
+    return value.to_dict() if hasattr(value, "to_dict") else asdict(value)
+
+
+def say_facts(facts: Mapping[str, Any], *, json: bool = False, err: bool = False) -> None:
+    """JSON, or a line for each fact that is known: {"done_before": 24} -> `done before: 24`.
+
+    Of rows (a list of dictionaries) and notes each has a line of its own.
+    """
+    if json:
+        say_json(facts)
+        return
     for name, value in facts.items():
+        label = name.replace("_", " ")
         if value in (None, "", [], (), {}):
+            continue
+        if name == "notes":
+            for note in value:
+                say(f"note: {note}", err=err)
+            continue
+        if isinstance(value, list) and isinstance(value[0], dict):
+            say_some(label, [": ".join(map(str, row.values())) for row in value])
             continue
         if isinstance(value, bool):
             value = "yes" if value else "no"
+        elif isinstance(value, float):
+            value = f"{value:.2g}"
         elif isinstance(value, dict):
-            value = ", ".join(f"{key} {one}" for key, one in value.items())
-        elif isinstance(value, list | tuple):
-            value = ("; " if name == "notes" else ", ").join(value)
-        elif name.startswith("seconds"):
-            name, value = name.replace("seconds", "time"), duration(value)
-        say(f"{name.replace('_', ' ')}: {value}", err=err)
+            value = [f"{key} {one}" for key, one in value.items()]
+        if isinstance(value, list | tuple):
+            value = ", ".join([*value[:MOST], *(["…"] if len(value) > MOST else [])])
+        say(f"{label}: {value}", err=err)
 
 
 def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
@@ -87,10 +112,10 @@ def stoppable(words: str = "interrupted; repeat the command to resume") -> Itera
 
 
 @contextmanager
-def progress_bar(*, quiet: bool = False) -> Iterator[Watch]:
+def progress_bar() -> Iterator[Watch]:
     """On stderr a bar for each phase, or lines where that is no terminal; nothing in processes
     other than the first."""
-    if quiet or not first_process():
+    if not first_process():
         yield unwatched
     elif sys.stderr.isatty():
         with bar() as watch:

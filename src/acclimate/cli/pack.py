@@ -6,7 +6,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
-from acclimate.cli.output import progress_bar, say, say_json, say_some, stoppable
+from acclimate.cli.output import progress_bar, say_facts, stoppable
 
 
 @app.command(epilog="Example: acclimate pack pacs.parquet --size 224")
@@ -34,12 +34,8 @@ def pack(
     manifest.check()
     quarantine = Quarantine()
     config = DataConfig(workers=workers)
-    with stoppable(), progress_bar(quiet=json) as watch:
-        made = pack_images(manifest, size, config, quarantine, watch)
-    images, gib = len(made.slot) - len(quarantine), 3 * size**2 * len(made.slot) / 2**30
-    if json:
-        facts = {"folder": str(made.folder), "images": images, "gib": gib}
-        say_json({**facts, "unreadable": quarantine.as_dicts()})
-        return
-    say(f"{images} images of {size} px, {gib:.1f} GiB: {made.folder}")
-    say_some("unreadable", [f"{name}: {reason}" for name, reason in quarantine.entries])
+    with stoppable(), progress_bar() as watch:
+        packed = pack_images(manifest, size, config, quarantine, watch)
+    images, gib = len(packed.slot) - len(quarantine), 3 * size**2 * len(packed.slot) / 2**30
+    facts = {"folder": packed.folder, "images": images, "gib": gib}
+    say_facts({**facts, "unreadable": quarantine.as_dicts()}, json=json)

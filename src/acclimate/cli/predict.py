@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Device, Images, Json, Run, State
-from acclimate.cli.output import progress_bar, say, say_json
+from acclimate.cli.output import progress_bar, say_facts
 
 
 @app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
@@ -51,28 +51,22 @@ def predict(
             site = adapt_to(trained, paths, quarantine=Quarantine(), watch=watch)
         else:
             site = apply_state(trained, state)
-        found = predictions(site, paths, quarantine, watch)
-    write_text(out, found.csv(every_class=probabilities))
-    if json:
-        facts = {
-            "predictions": str(out),
-            "images": len(found),
-            "engine": site.engine,
-            "method": site.method,
-            "notes": list(site.notes),
-            "unreadable": quarantine.as_dicts(),
-            "classes": found.counts(),
-        }
-        changes = {} if found.changes is None else {"changes": found.changes.to_dict()}
-        say_json(facts | changes)
-        return
-    for note in site.notes:
-        say(note)
-    if found.changes is not None:
-        say(str(found.changes))
-    elif site.state is None and choose_method(trained, len(found)).method != "none":
-        say(
+        rows = predictions(site, paths, quarantine, watch)
+    write_text(out, rows.csv(every_class=probabilities))
+    notes = list(site.notes)
+    if site.state is None and choose_method(trained, len(rows)).method != "none":
+        notes.append(
             f"these are the plain model's predictions; rehearsal says that adapting to "
-            f"{len(found)} images pays: add --adapt"
+            f"{len(rows)} images pays: add --adapt"
         )
-    say(f"{len(found)} images classified, {len(quarantine)} unreadable; predictions: {out}")
+    facts = {
+        "predictions": out,
+        "images": len(rows),
+        "method": site.method,
+        "engine": site.engine,
+        "notes": notes,
+        "changes": rows.changes,
+        "classes": rows.counts(),
+        "unreadable": quarantine.as_dicts(),
+    }
+    say_facts(facts, json=json)

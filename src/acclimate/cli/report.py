@@ -7,7 +7,7 @@ import typer
 
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
-from acclimate.cli.output import say, say_json, say_some
+from acclimate.cli.output import say, say_facts, say_json
 
 if TYPE_CHECKING:
     from acclimate.report import Report
@@ -54,59 +54,52 @@ def report(
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
     load = load_domainbed if from_domainbed else load_report
-    base = Key.usual(baseline) if baseline else None
-    found = load(folder, title=title, baseline=base)
+    comparison = load(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
     if published:
-        found = paper.load(paper.WITH_PUBLISHED)(found)
+        comparison = paper.load(paper.WITH_PUBLISHED)(comparison)
     if rule:
-        found = found.limited(rule)
-    drawn = paper.load(paper.FIGURES)
-    written = [write_page(found, out or folder / "report.html", figures=drawn)]
+        comparison = comparison.limited(rule)
+    every_figure = paper.load(paper.FIGURES)
+    page = write_page(comparison, out or folder / "report.html", figures=every_figure)
+    written = [*(table or ())]
     for path in table or ():
-        write_table(found, path)
-        written.append(path)
+        write_table(comparison, path)
     if figures is not None:
-        written += write_figures(found, figures, formats, drawn)
+        written += write_figures(comparison, figures, formats, every_figure)
     if json:
-        page, *others = map(str, written)
-        say_json({**to_dict(found), "report": page, "written": others})
-    else:
-        _show(found, written)
+        say_json({**to_dict(comparison), "report": page, "written": written})
+        return
+    _show(comparison)
+    say_facts({"report": page, "written": [str(path) for path in written]})
 
 
-def _show(report: "Report", written: list[Path]) -> None:
+def _show(report: "Report") -> None:
     from acclimate.report.export import heading
     from acclimate.report.sentences import headline, notes
     from acclimate.report.tables import results_grid, tests_grid
 
-    main = report.rules[0]
-    shown = [results for results in report.results[main] if results.rows]
-    for results in shown:
+    tables = [results for results in report.results[report.rules[0]] if results.rows]
+    for results in tables:
         say(heading(results))
         say(results_grid(results).to_text())
         if results.tested:
             say(tests_grid(results).to_text())
-    if any(any(results.best.values()) for results in shown):
+    rows = [row for results in tables for row in results.rows]
+    if any(any(results.best.values()) for results in tables):
         say("* the best of a column.")
-    if any(row.average and row.average.se is not None for found in shown for row in found.rows):
+    if any(row.average and row.average.se is not None for row in rows):
         say("± is the standard error over trials (sample standard deviation / √n).")
-    if any(row.difference and row.difference.p is not None for one in shown for row in one.rows):
+    if any(row.difference and row.difference.p is not None for row in rows):
         say("p: paired t-test over trials. Holm: corrected for the number of methods.")
     say()
     say(headline(report))
-    for note in dict.fromkeys([*report.notes, *notes(report)]):
-        say(f"note: {note}")
-    _show_trouble(report)
-    if others := report.rules[1:]:
-        say(f"also on the page: selection by {', '.join(others)}")
-    for name, path in zip(["report", *["written"] * len(written)], written, strict=False):
-        say(f"{name}: {path}")
-
-
-def _show_trouble(report: "Report") -> None:
-    for run in report.runs:
-        if run.problem is not None:
-            say(f"not counted: {run.name}: {run.problem}")
-    say_some("failed", [f"{one.job}: {one.error}" for one in report.failures], most=10)
-    if report.waiting:
-        say(f"waiting: {report.waiting} of {len(report.sweep.jobs) if report.sweep else 0} jobs")
+    facts = {
+        "notes": list(dict.fromkeys([*report.notes, *notes(report)])),
+        "not_counted": [
+            {"run": run.name, "problem": run.problem} for run in report.runs if run.problem
+        ],
+        "failed": [{"job": one.job, "error": one.error} for one in report.failures],
+        "waiting": report.waiting or None,
+        "also_on_the_page": report.rules[1:],
+    }
+    say_facts(facts)

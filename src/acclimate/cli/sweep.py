@@ -4,23 +4,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, flags_of, grouped, launch_options
-from acclimate.cli.output import (
-    progress_bar,
-    remark,
-    say,
-    say_facts,
-    say_json,
-    say_some,
-    stoppable,
-)
+from acclimate.cli.options import LAUNCH, DryRun, Flags, Json, RetryFailed, grouped
+from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import settings_of
 from acclimate.results.protocol import Sweep
 from acclimate.sweep.settings import LaunchOptions, SweepConfig
@@ -39,7 +30,7 @@ SWEEP_FLAGS = [one for one in settings_of(SweepConfig()) if one.name not in NOT_
     epilog="Example: acclimate sweep PACS --algorithms erm,coral,da-erm,da-coral "
     "--test-domains each --trials 2 --out sweeps/pacs"
 )
-@grouped(flags=flags_of(SWEEP_FLAGS, repeated="test_domains"), launch=launch_options)
+@grouped(flags=Flags(SWEEP_FLAGS, repeated="test_domains"), launch=LAUNCH)
 def sweep(
     *,
     data: Annotated[
@@ -48,7 +39,7 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="The sweep in a TOML file.")] = None,
     flags: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Sweep folder. [default: sweeps/DATA]")] = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add jobs to a sweep that has fewer.")
@@ -70,31 +61,23 @@ def sweep(
     from acclimate.sweep.jobs import define, notes
     from acclimate.sweep.launchers import chosen_launcher
 
-    launcher = chosen_launcher(launch)  # a mistake shows before any data are read
+    options = LaunchOptions(**launch)
+    launcher = chosen_launcher(options)  # a mistake shows before any data are read
     definition = gather(config, {**flags, "data": tuple(map(str, data or ()))})
     manifests = open_data(definition)
     paths = {data_name(path): Path(path) for path in definition.data}
-    jobs = define(definition, manifests, device=launch.trained_on)
+    jobs = define(definition, manifests, device=options.trained_on)
     remarks = notes(definition, manifests, jobs)
     plan = driver.SweepPlan(sweep=jobs, manifests=manifests, paths=paths, notes=remarks)
     folder = out or Path("sweeps") / "-".join(paths)
     if dry_run:
-        announce(folder, plan, extend=extend, json=json)
+        say_facts(announcement(folder, plan, extend=extend), json=json)
         return
     tally = run_announced(folder, plan, launcher, retry_failed=retry_failed, extend=extend)
     problem = driver.prune(folder, jobs) if prune else ""
     if problem:
         remark(problem)
     show(folder, tally, json=json)
-
-
-def announce(folder: Path, plan: "SweepPlan", *, extend: bool = False, json: bool) -> None:
-    """Show the runs that are left; nothing is written."""
-    facts = announcement(folder, plan, extend=extend)
-    if json:
-        say_json(facts)
-    else:
-        say_facts(facts)
 
 
 def announcement(folder: Path, plan: "SweepPlan", *, extend: bool = False) -> dict[str, Any]:
@@ -137,14 +120,14 @@ def run_announced(
 def progress_shown(sweep: Sweep) -> Iterator["Listener"]:
     """Finished runs as progress, with the names of some that are running; and on stderr a line for
     each job that fails or, where there is no terminal, ends."""
-    shown = {"failed", "died"} if sys.stderr.isatty() else {"failed", "died", "done"}
+    kinds = {"failed", "died"} if sys.stderr.isatty() else {"failed", "died", "done"}
     refreshed = 0.0
     with progress_bar() as watch:
 
         def listen(queue: "Queue", event: "Event | None") -> None:
             nonlocal refreshed
             done, total = queue.count("done"), len(sweep.jobs)
-            if event is not None and event.kind in shown:
+            if event is not None and event.kind in kinds:
                 note = f": {event.note}" if event.note else ""
                 remark(f"[{done}/{total}] {event.kind} {event.id}{note}")
             if event is None and time.monotonic() - refreshed > REFRESH:
@@ -156,28 +139,18 @@ def progress_shown(sweep: Sweep) -> Iterator["Listener"]:
 
 def show(folder: Path, tally: "Tally", *, json: bool) -> None:
     """What is done and what failed. Exits with 1 where jobs are not done."""
-    from acclimate.results.sweep_folder import SweepFolder
-
-    if json:
-        say_json(
-            {
-                "sweep": str(folder),
-                "runs": tally.jobs,
-                "done": tally.done,
-                "done_before": tally.already,
-                "failures": [asdict(failure) for failure in tally.failures],
-                "waiting_for_failed_embedding": list(tally.blocked),
-            }
-        )
-    else:
-        say_some("failed", [f"{one.job}: {one.error}" for one in tally.failures], most=10)
-        if tally.blocked:
-            say(f"{len(tally.blocked)} runs are waiting for a failed embedding")
-        if tally.failures:
-            place = SweepFolder(folder).failures
-            say(f"tracebacks: {place}; once mended, try again with --retry-failed")
-        before = f" ({tally.already} before)" if tally.already else ""
-        say(f"{tally.done} of {tally.jobs} runs done{before}; sweep folder: {folder}")
-        say(f"scores and choices: run `acclimate report {folder}`")
+    notes = [f"for scores and choices run `acclimate report {folder}`"]
+    if tally.failures:
+        notes.append(f"tracebacks are in {folder / 'failures'}; --retry-failed tries again")
+    facts = {
+        "sweep": folder,
+        "runs": tally.jobs,
+        "done": tally.done,
+        "done_before": tally.already,
+        "failures": [{"job": one.job, "error": one.error} for one in tally.failures],
+        "waiting_for_failed_embedding": list(tally.blocked),
+        "notes": notes,
+    }
+    say_facts(facts, json=json)
     if tally.done < tally.jobs:
         raise typer.Exit(1)

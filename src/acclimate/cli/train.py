@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import Data, Device, Json, flags_of, grouped
-from acclimate.cli.output import progress_bar, remark, say_facts, say_json, stoppable
-from acclimate.cli.scores import show_run
+from acclimate.cli.evaluate import show_run
+from acclimate.cli.options import Data, Device, Flags, Json, grouped
+from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import RECIPE, RunConfig, gather, parse_assignments, settings_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ FLAGS = (
 
 
 @app.command(epilog="Example: acclimate train sites --test-domains north --out runs/sites")
-@grouped(flags=flags_of(one for one in settings_of(RunConfig()) if one.name in FLAGS))
+@grouped(flags=Flags(one for one in settings_of(RunConfig()) if one.name in FLAGS))
 def train(
     *,
     data: Data,
@@ -64,12 +64,11 @@ def train(
     plan = make_plan(place.settled(chosen), manifest, device=device)
     place.refuse_others(run_identity(plan))
     outlook = _outlook(plan, folder, finished=place.finished is not None)
-    if dry_run and json:
-        say_json(outlook)
-    elif dry_run or not outlook["finished"]:
-        say_facts(outlook, err=not dry_run)
     if dry_run:
+        say_facts(outlook, json=json)
         return
+    if not outlook["finished"]:
+        say_facts(outlook, err=True)
     with stoppable(), progress_bar() as watch:
         result = train_run(
             chosen, manifest, folder, device=device, watch=watch, say=remark, plan=plan

@@ -8,7 +8,7 @@ them. A further setting does not shift the others, and `da-coral` gets what `cor
 
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -19,7 +19,6 @@ from acclimate.config import (
     EmbeddingConfig,
     RunConfig,
     Search,
-    as_dict,
     flat,
     from_dict,
     layered,
@@ -69,31 +68,45 @@ class Contender:
 def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender]:
     """All of the sweep; `labels` are variants that differ in their data alone."""
     _check_algorithms(config)
-    base = preset(config.preset) if config.preset else {}
     variants: dict[str, Mapping[str, Any]] = {label: {} for label in labels}
     variants |= config.variants
     for name, settings in {"settings": config.settings, **variants}.items():
         _check_hparams(name, settings, config.algorithms)
-    asked = parse_search(config.search, config.algorithms)
+    searches = parse_search(config.search, config.algorithms)
     chains = _chains(config)
-    competing = []
-    for label, changes in (variants or {"": {}}).items():
-        for algorithm in config.algorithms:
-            own = layered(
-                _owned(config.settings, algorithm),
-                config.per_algorithm.get(algorithm, {}),
-                _owned(changes, algorithm),
-            )
-            searched = ranges(algorithm, preset=config.preset, fixed=flat(own), asked=asked)
-            settings = layered(_owned(base, algorithm), own, _scored_by(chains, algorithm))
-            draws = config.draws if searched else 1
-            competing.append(Contender(algorithm, label, settings, searched, draws))
+    competing = [
+        _contender(config, algorithm, label, changes, searches, chains)
+        for label, changes in (variants or {"": {}}).items()
+        for algorithm in config.algorithms
+    ]
     if config.draws > 1 and all(one.draws == 1 for one in competing):
         raise ConfigError(
             f"draws = {config.draws}, but every setting that could be drawn is fixed; name ranges "
             f"under search, or use draws = 1"
         )
     return competing
+
+
+def _contender(
+    config: SweepConfig,
+    algorithm: str,
+    label: str,
+    changes: Mapping[str, Any],
+    searches: Mapping[str, Search],
+    chains: Sequence[Chain],
+) -> Contender:
+    """The algorithm under the variant `label`, which makes these changes to the settings."""
+    settings = layered(
+        _applicable(config.settings, algorithm),
+        config.per_algorithm.get(algorithm, {}),
+        _applicable(changes, algorithm),
+    )
+    fixed = flat(settings)
+    searched = ranges(algorithm, preset=config.preset, fixed=fixed, searches=searches)
+    base = _applicable(preset(config.preset) if config.preset else {}, algorithm)
+    methods = _methods_setting(chains, algorithm)
+    draws = config.draws if searched else 1
+    return Contender(algorithm, label, layered(base, settings, methods), searched, draws)
 
 
 def _chains(config: SweepConfig) -> list[Chain]:
@@ -103,7 +116,7 @@ def _chains(config: SweepConfig) -> list[Chain]:
     for chain in chains:
         if names.count(chain.name) > 1:
             raise ConfigError(f"methods names '{chain.name}' twice; name it once")
-        if not any(_can(name, chain) for name in config.algorithms):
+        if not any(_supports(name, chain) for name in config.algorithms):
             adaptive = AlgorithmName.of(config.algorithms[0]).adaptive_version
             raise ConfigError(
                 f"methods: '{chain.name}' starts from an embedding, and none of the algorithms has "
@@ -112,14 +125,15 @@ def _chains(config: SweepConfig) -> list[Chain]:
     return chains
 
 
-def _can(algorithm: str, chain: Chain) -> bool:
+def _supports(algorithm: str, chain: Chain) -> bool:
     return AlgorithmName.of(algorithm).adaptive or not chain.embedding
 
 
-def _scored_by(chains: Iterable[Chain], algorithm: str) -> dict[str, Any]:
-    """The setting that scores `algorithm` by those that it can be used by, beside the usual one."""
+def _methods_setting(chains: Iterable[Chain], algorithm: str) -> dict[str, Any]:
+    """The setting that scores `algorithm` by the chains that it can be used with, beside the usual
+    one."""
     usual = AlgorithmName.of(algorithm).usual_method
-    names = [one.name for one in chains if _can(algorithm, one) and one.name != usual]
+    names = [one.name for one in chains if _supports(algorithm, one) and one.name != usual]
     return {"adapt": {"methods": names}} if names else {}
 
 
@@ -143,39 +157,37 @@ def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[st
     """What one algorithm has, the others may lack; what none has is a mistake."""
     for key in flat({"hparams": settings.get("hparams", {})}):
         if not any(key in _fields(name) for name in algorithms):
-            own = {f"hparams.{name}" for a in algorithms for name in as_dict(choose(a).settings)}
-            raise unknown(f"{where}: no algorithm here has a setting '{key}'", key, own)
+            known = {one for a in algorithms for one in _fields(a) if one.startswith(HPARAMS)}
+            raise unknown(f"{where}: no algorithm here has a setting '{key}'", key, known)
 
 
-def _owned(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+def _applicable(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """`settings` without the hparams of other algorithms."""
     if "hparams" not in settings:
         return dict(settings)
-    own = {
+    hparams = {
         name: value
         for name, value in settings["hparams"].items()
-        if f"hparams.{name}" in _fields(algorithm)
+        if HPARAMS + name in _fields(algorithm)
     }
-    return {**settings, "hparams": own}
+    return {**settings, "hparams": hparams}
 
 
 def parse_search(search: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Search]:
-    """The user's ranges; each must be of a setting that some run has, and within its limits."""
-    parsed = {}
-    for key, text in search.items():
-        owners = _owners(key, list(algorithms))
-        parsed[key] = one = parse_range(text, key)
-        whole = _fields(owners[0])[key][0] is int
-        ends = [_scaled(one, end, whole=whole) for end in (one.low, one.high)]
-        for value in one.options if one.scale == "choice" else ends:
-            for owner in owners:
-                _check(key, value, owner)
-    return parsed
+    """The user's ranges; each must be of a setting that some run has. What is drawn from them is
+    checked with the settings of each run."""
+    known = {name for algorithm in algorithms for name in _fields(algorithm)}
+    for key in search:
+        if key in OWN:
+            raise ConfigError(f"search: '{key}' is for the sweep to set and cannot be drawn")
+        if key not in known:
+            raise unknown(f"search: there is no setting '{key}'", key, known - {*OWN})
+    return {key: parse_range(text, key) for key, text in search.items()}
 
 
-def parse_range(text: str, key: str) -> Search:
+def parse_range(text: object, key: str) -> Search:
     """ "log10(-5, -3.5)", "log2(3, 5.5)", "uniform(0, 5)" or "choice(0.0, 0.1, 0.5)" """
-    matched = _RANGE.fullmatch(text)
+    matched = _RANGE.fullmatch(text) if isinstance(text, str) else None
     try:
         values = tuple(tomllib.loads(f"values = [{matched[2]}]")["values"]) if matched else ()
     except (ValueError, RecursionError):
@@ -187,8 +199,8 @@ def parse_range(text: str, key: str) -> Search:
         scale = cast(Any, matched[1])
         return Search(scale, float(numbers[0]), float(numbers[1]))
     raise ConfigError(
-        f"search: '{key}' cannot be drawn from {text!r}; write log10(low, high), log2(low, high), "
-        f"uniform(low, high) or choice(one, another)"
+        f"search: '{key}' cannot be drawn from {text!r}; write a range in quotes: "
+        f"log10(low, high), log2(low, high), uniform(low, high) or choice(one, another)"
     )
 
 
@@ -197,13 +209,15 @@ def ranges(
     *,
     preset: str = "",
     fixed: Collection[str] = (),
-    asked: Mapping[str, Search] | None = None,
+    searches: Mapping[str, Search] | None = None,
 ) -> dict[str, Search]:
     """Where each setting of an algorithm is drawn: as declared beside it, by the preset's grids,
-    as asked, the later before the earlier. What the user fixed is drawn only where asked."""
-    found = {
+    or by `searches`, the later before the earlier. What the user fixed is drawn only by the last.
+    """
+    fields = _fields(algorithm)
+    drawn = {
         key: search
-        for key, (_, search) in _fields(algorithm).items()
+        for key, (_, search) in fields.items()
         if search is not None and not key.startswith(SHARED)
     }
     if preset:
@@ -211,12 +225,12 @@ def ranges(
         # A preset that was searched says where; what else it sets is how the search ended.
         ended = {*(PRESETS[preset].settings if grids else ())}
         ended |= {*PRESETS[preset].fixed.get(algorithm, ())}
-        found = {key: search for key, search in found.items() if key not in ended} | dict(grids)
+        drawn = {key: search for key, search in drawn.items() if key not in ended} | dict(grids)
     # Whoever fixes the steps has fixed the length of a run.
-    settled = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
-    found = {key: search for key, search in found.items() if key not in settled}
-    found |= asked or {}
-    return {key: search for key, search in sorted(found.items()) if key in _fields(algorithm)}
+    fixed = {*fixed, "train.epochs"} if "train.steps" in fixed else fixed
+    drawn = {key: search for key, search in drawn.items() if key not in fixed}
+    drawn |= searches or {}
+    return {key: search for key, search in sorted(drawn.items()) if key in fields}
 
 
 def draw(
@@ -230,37 +244,12 @@ def draw(
         rng = stream(seed, "draw", base, key, draw, trial)
         if search.scale == "choice":
             values[key] = search.options[int(rng.integers(len(search.options)))]
-        else:
-            value = float(rng.uniform(search.low, search.high))
-            values[key] = _scaled(search, value, whole=_fields(algorithm)[key][0] is int)
+            continue
+        value = float(rng.uniform(search.low, search.high))
+        scale = {"log10": 10.0, "log2": 2.0}.get(search.scale)
+        value = value if scale is None else scale**value
+        values[key] = int(value) if _fields(algorithm)[key][0] is int else value
     return nested(values)
-
-
-def _scaled(search: Search, value: float, *, whole: bool) -> float | int:
-    base = {"log10": 10.0, "log2": 2.0}.get(search.scale)
-    scaled = value if base is None else base**value
-    return int(scaled) if whole else scaled
-
-
-def _owners(key: str, algorithms: list[str]) -> list[str]:
-    """The algorithms that have the setting; a name that none has, or that is not to be drawn, is
-    refused."""
-    if key in OWN:
-        raise ConfigError(f"search: '{key}' is for the sweep to set and cannot be drawn")
-    owners = [name for name in algorithms if key in _fields(name)]
-    if not owners:
-        known = {name for algorithm in algorithms for name in _fields(algorithm)}
-        raise unknown(f"search: there is no setting '{key}'", key, known - {*OWN})
-    return owners
-
-
-def _check(key: str, value: Any, algorithm: str) -> None:
-    if key.startswith(HPARAMS):
-        settings = {key.removeprefix(HPARAMS): value}
-        from_dict(choose(algorithm).build.Config, settings, where="search", prefix=HPARAMS)
-    else:
-        run = from_dict(RunConfig, nested({key: value}), where="search")
-        embedding_settings(run.embedding)
 
 
 @cache

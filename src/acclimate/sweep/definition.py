@@ -30,10 +30,10 @@ def read_definition(path: Path) -> dict[str, Any]:
 def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
     """Defaults < file < flags; a flag that is None or empty was not given."""
     values = {} if config_file is None else read_definition(config_file)
-    given = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
-    asked = _checked(given, where=FLAGS, folder=Path())
-    settings = layered(values.get("settings", {}), asked.get("settings", {}))
-    values = {**merged(values, asked), "settings": settings}
+    flags = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
+    flags = _checked(flags, where=FLAGS, folder=Path())
+    settings = layered(values.get("settings", {}), flags.get("settings", {}))
+    values = {**merged(values, flags), "settings": settings}
     if not values.get("data"):
         raise ConfigError(
             "the sweep names no data; give manifests or folders on the command line, "
@@ -60,23 +60,23 @@ def large_enough(
 ) -> tuple[dict[str, Manifest], list[str]]:
     """The data sets without the domains that runs leave out as too small, and what to say of
     those. Runs open the whole data, and leave out the same."""
-    asked = layered(preset(config.preset) if config.preset else {}, config.settings)
-    least = asked.get("data", {}).get("min_images", 0)
-    kept, remarks = {}, []
+    settings = layered(preset(config.preset) if config.preset else {}, config.settings)
+    least = settings.get("data", {}).get("min_images", 0)
+    named = {*config.test_domains, *config.val_domains}
+    named |= {part.strip() for entry in config.test_domains for part in entry.split(",")}
+    large, remarks = {}, []
     for name, manifest in manifests.items():
-        kept[name], small = without_small(manifest, least)
-        parts = (part.strip() for entry in config.test_domains for part in entry.split(","))
-        for domain in (*config.test_domains, *parts, *config.val_domains):
-            if domain in small:
-                raise ConfigError(
-                    f"domain '{domain}' of {manifest.source} has {count(small[domain], 'image')}, "
-                    f"and domains with fewer than {least} are left out; name others, or lower "
-                    f"data.min_images"
-                )
+        large[name], small = without_small(manifest, least)
+        for domain in sorted(named & small.keys()):
+            raise ConfigError(
+                f"domain '{domain}' of {manifest.source} has {count(small[domain], 'image')}, "
+                f"and domains with fewer than {least} are left out; name others, or lower "
+                f"data.min_images"
+            )
         if small:
             where = f"{name}: " if len(manifests) > 1 else ""
             remarks.append(where + left_out_sentence(small, least))
-    return kept, remarks
+    return large, remarks
 
 
 def _checked(values: Mapping[str, Any], *, where: str, folder: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _checked(values: Mapping[str, Any], *, where: str, folder: Path) -> dict[str
                 for label, table in checked[name].items()
             }
     if "search" in checked:
-        checked["search"] = _search(checked["search"], where)
+        checked["search"] = flat(checked["search"])
     return checked
 
 
@@ -103,34 +103,23 @@ def _settings(values: object, name: str, where: str, folder: Path) -> dict[str, 
     """Settings of a run, nested; an algorithm's own are checked once the algorithm is known."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: '{name}' must be a table of settings, not {values!r}")
-    written = nested(flat(values))
-    if name != "settings" and "min_images" in written.get("data", {}):
+    settings = nested(flat(values))
+    if name != "settings" and "min_images" in settings.get("data", {}):
         raise ConfigError(
             f"{where}: '{name}.data.min_images' would leave out domains in some runs only; set it "
             f"for all of them, under settings"
         )
     for key in OWN:
-        if key in written:
+        if key in settings:
             raise ConfigError(
                 f"{where}: '{name}.{key}' is for the sweep to set; see the sweep's own settings"
             )
     # On the command line they come from --set, without the table's name.
-    from_dict(RunConfig, written, where=where, prefix="" if where == FLAGS else f"{name}.")
-    weights = written.get("model", {}).get("weights")
+    from_dict(RunConfig, settings, where=where, prefix="" if where == FLAGS else f"{name}.")
+    weights = settings.get("model", {}).get("weights")
     if weights:
-        written["model"]["weights"] = _absolute(weights, folder)
-    return written
-
-
-def _search(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    ranges = flat(values)
-    for key, text in ranges.items():
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"{where}: 'search.{key}' must be a range in quotes, such as "
-                f'"log10(-5, -3.5)", not {text!r}'
-            )
-    return ranges
+        settings["model"]["weights"] = _absolute(weights, folder)
+    return settings
 
 
 def _absolute(name: str, folder: Path) -> str:
@@ -162,8 +151,8 @@ def scored_groups(config: SweepConfig, manifest: Manifest) -> list[Group]:
     """The groups of domains that are unseen in turn."""
     roles = manifest.roles()
     fixed = tuple(sorted(name for name, role in roles.items() if role == "test"))
-    asked = config.test_domains or ((ROLES,) if fixed else (EACH,))
-    if asked == (ROLES,):
+    entries = config.test_domains or ((ROLES,) if fixed else (EACH,))
+    if entries == (ROLES,):
         if not fixed:
             raise ConfigError(
                 f"{manifest.source} gives no domain the role 'test'; name the test domains, or "
@@ -171,16 +160,16 @@ def scored_groups(config: SweepConfig, manifest: Manifest) -> list[Group]:
             )
         return [fixed]
     open_to_all = open_domains(config, manifest)
-    if asked == (EACH,):
+    if entries == (EACH,):
         if len(open_to_all) < 2:
             raise ConfigError(
                 f"{manifest.source} has fewer than two domains to train on, too few to hold out "
                 f"each in turn; add domains, or name the test domains"
             )
         return [(name,) for name in open_to_all]
-    if asked == (FOLDS,):
+    if entries == (FOLDS,):
         return _folds(config, manifest, open_to_all, "groups")
-    groups = [_named(entry, manifest) for entry in asked]
+    groups = [_named(entry, manifest) for entry in entries]
     for group in groups:
         if groups.count(group) > 1:
             raise ConfigError(f"test_domains names '{','.join(group)}' twice; name it once")

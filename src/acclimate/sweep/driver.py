@@ -5,7 +5,6 @@ So the driver can be killed at any moment and started again, and finds its place
 asked for, the weights of runs that were not chosen are deleted at the end.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from acclimate.config import flat
 from acclimate.core.errors import SweepError, WriteError
 from acclimate.core.files import clear_temporary, write_document
 from acclimate.data.manifest import Manifest
-from acclimate.records.folder import RunFolder, holds_something, is_pruned
+from acclimate.records.folder import RunFolder, difference, holds_something, is_pruned
 from acclimate.results.protocol import EmbeddingJob, Job, Sweep
 from acclimate.results.selection import candidates, select
 from acclimate.results.sweep_folder import Failure, LabelCounts, State, SweepFolder
-from acclimate.sweep.launchers import Died, Launch, Launcher
+from acclimate.sweep.launchers import Launch, Launcher
 from acclimate.sweep.worker import Task, TaskResult, note_failure
 
 MAX_DEATHS = 3
@@ -272,8 +270,8 @@ class _Session:
     def run(self) -> None:
         while self.queue.unfinished():
             self._fill_slots()
-            for id, end in self.launcher.finished(TICK):
-                self._handle_end(id, end)
+            for id, result in self.launcher.finished(TICK):
+                self._handle(id, result)
             self.listener(self.queue, None)
 
     def _fill_slots(self) -> None:
@@ -304,32 +302,32 @@ class _Session:
             needs=job.needs if isinstance(job, Job) else None,
         )
 
-    def _handle_end(self, id: str, end: TaskResult | Died) -> None:
-        if isinstance(end, Died):
-            self._handle_death(id, end)
-        elif end.state == "full":
+    def _handle(self, id: str, result: TaskResult) -> None:
+        if result.state == "died":
+            self._handle_death(id, result.error)
+        elif result.state == "full":
             raise SweepError(
-                f"the disk of {self.folder.path} is full ({end.error}); "
+                f"the disk of {self.folder.path} is full ({result.error}); "
                 f"free some space, then repeat the command to resume"
             )
-        elif end.state == "busy":
+        elif result.state == "busy":
             self.queue.later(id, time.monotonic() + self.launcher.patience)
-            self.listener(self.queue, Event(id=id, kind="busy", note=end.error))
+            self.listener(self.queue, Event(id=id, kind="busy", note=result.error))
         else:
-            self._settle(id, end.state, end.error)
+            self._settle(id, result.state, result.error)
 
-    def _handle_death(self, id: str, end: Died) -> None:
+    def _handle_death(self, id: str, how: str) -> None:
         self.deaths[id] += 1
         if self.deaths[id] < MAX_DEATHS:
             self.queue.later(id, time.monotonic())
-            note = f"the worker died ({end.how}); it will be tried again"
+            note = f"the worker died ({how}); it will be tried again"
             self.listener(self.queue, Event(id=id, kind="died", note=note))
             return
         error = (
-            f"the worker died ({end.how}) {MAX_DEATHS} times; often out of memory: "
+            f"the worker died ({how}) {MAX_DEATHS} times; often out of memory: "
             f"lower --max-parallel; --retry-failed tries again"
         )
-        self._handle_end(id, note_failure(self.folder, id, error))
+        self._handle(id, note_failure(self.folder, id, error))
 
     def _settle(self, id: str, state: Literal["done", "failed"], note: str = "") -> None:
         self.queue.end(id, state)
@@ -347,7 +345,7 @@ def claim(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]
     with here.locked():
         check_folder(folder, sweep, extend=extend)
         here.clear_temporary()
-        if not here.exists or _plain(here.read()) != _plain(sweep):
+        if not here.exists or here.read() != sweep:
             here.write(sweep)
         yield
 
@@ -360,10 +358,10 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
             raise SweepError(f"{folder} is not empty and not a sweep; choose another --out")
         return
     stored = SweepFolder(folder).read()
-    difference = _difference(stored, sweep, extend=extend)
-    if difference:
+    change = _difference(stored, sweep, extend=extend)
+    if change:
         raise SweepError(
-            f"{folder} holds another sweep ({difference}); "
+            f"{folder} holds another sweep ({change}); "
             f"choose another --out, or repeat the command that made it"
         )
     added = len(sweep.jobs) - len(stored.jobs)
@@ -374,43 +372,39 @@ def check_folder(folder: Path, sweep: Sweep, *, extend: bool = False) -> None:
         )
 
 
-def _difference(stored: Sweep, wanted: Sweep, *, extend: bool) -> str:
-    """What makes the stored sweep another than the wanted one, in words; "" where nothing does."""
-    known = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
-    for data in (*wanted.datasets, *wanted.draws):
-        if known.get(data.name, data.digest) != data.digest:
+def _difference(stored: Sweep, sweep: Sweep, *, extend: bool) -> str:
+    """What makes the stored sweep another than this one, in words; "" where nothing does."""
+    digests = {data.name: data.digest for data in (*stored.datasets, *stored.draws)}
+    for data in (*sweep.datasets, *sweep.draws):
+        if digests.get(data.name, data.digest) != data.digest:
             return f"its data '{data.name}' differ"
-    asked = {job.id for job in wanted.jobs}
-    lost = [job for job in stored.jobs if job.id not in asked]
+    ids = {job.id for job in sweep.jobs}
+    lost = [job for job in stored.jobs if job.id not in ids]
     if lost:
-        return _changed_setting(lost, wanted) or (
+        return _changed_setting(lost, sweep) or (
             f"{len(lost)} of its {len(stored.jobs)} jobs are not asked for, e.g. {lost[0].id}; "
             f"to add jobs, ask for these too and give --extend"
         )
     if not extend:
-        for part in ("title", "rule", "baseline"):
-            old, new = getattr(stored, part), getattr(wanted, part)
+        for name in ("title", "rule", "baseline"):
+            old, new = getattr(stored, name), getattr(sweep, name)
             if old != new:
-                return f"its {part} is '{old}', not '{new}'"
+                return f"its {name} is '{old}', not '{new}'"
     return ""
 
 
-def _changed_setting(lost: Iterable[Job], wanted: Sweep) -> str:
+def _changed_setting(lost: Iterable[Job], sweep: Sweep) -> str:
     """The setting that makes another job of a stored one, if that is all that differs."""
 
     def place(job: Job) -> tuple[object, ...]:
         return (job.dataset, job.algorithm, job.variant, job.groups, job.draw, job.trial)
 
-    twins = {place(job): job for job in wanted.jobs}
+    twins = {place(job): job for job in sweep.jobs}
     for job in lost:
         if place(job) in twins:
-            old, new = flat(job.config), flat(twins[place(job)].config)
-            for key in sorted({*old, *new} - {"model.weights"}):
-                if old.get(key) != new.get(key):
-                    return f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-            return "its weights are others"
+            old, new = (
+                {"data": "", "config": one.config, "weights": "", "train_domains": ()}
+                for one in (job, twins[place(job)])
+            )
+            return difference(old, new) or "its weights are others"
     return ""
-
-
-def _plain(sweep: Sweep) -> object:
-    return json.loads(json.dumps(asdict(sweep)))

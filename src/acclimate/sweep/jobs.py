@@ -12,7 +12,6 @@ from acclimate.data.readers import data_name
 from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
 from acclimate.results.protocol import (
-    CROSS_VALIDATED,
     Axis,
     DataSet,
     EmbeddingJob,
@@ -54,32 +53,31 @@ def define(
     large, _ = large_enough(config, manifests)
     rule = rule_of(config, large)
     competing = contenders(config, own_data)
-    every = _datasets(config, manifests)
+    datasets = _datasets(config, manifests)
     later = {name for names in drawn.values() for name in names} - set(drawn)
-    datasets = {name: data for name, data in every.items() if name not in later}
-    held = {name: held_out(config, large[name], rule) for name in datasets}
+    held = {name: held_out(config, large[name], rule) for name in datasets if name not in later}
     _refuse_other_groups(config, large, drawn, held, rule)
     cells = [
-        _Cell(tuple(every[one] for one in drawn.get(name, (name,))), groups, contender)
+        _Cell(tuple(datasets[one] for one in drawn.get(name, (name,))), groups, contender)
         for name, all_groups in held.items()
         for groups in all_groups
         for contender in competing
         if own_data.get(contender.variant, name) == name
     ]
-    jobs = list(_jobs(config, cells, rule, manifests, device))
+    jobs = list(_jobs(config, cells, manifests, device))
     _check_runs(jobs, manifests)
-    embeddings, jobs = _with_embeddings(config, jobs, every, large)
+    embeddings, jobs = _with_embeddings(config, jobs, datasets, large)
     _refuse_equal_names(jobs)
     used = {job.dataset for job in jobs}
     return Sweep(
-        title=config.title or ", ".join(name for name in datasets if name in used),
+        title=config.title or ", ".join(name for name in held if name in used),
         rule=rule,
         baseline=config.baseline,
-        datasets=tuple(data for name, data in datasets.items() if name in used),
+        datasets=tuple(datasets[name] for name in held if name in used),
         embeddings=tuple(embeddings),
         jobs=tuple(jobs),
         axis=axis,
-        draws=tuple(every[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
+        draws=tuple(datasets[name] for name in dict.fromkeys(job.drawn for job in jobs) if name),
     )
 
 
@@ -102,24 +100,22 @@ def notes(
 
 @dataclass(frozen=True)
 class _Cell:
-    draws: tuple[DataSet, ...]  # of one data set: one for all trials, or one for each
+    """A contender with these groups held out of a data set."""
+
+    datasets: tuple[DataSet, ...]  # one for all trials, or a draw of it for each
     groups: tuple[Group, ...]
     contender: Contender
 
-    def data(self, trial: int) -> DataSet:
-        return self.draws[trial] if len(self.draws) > 1 else self.draws[0]
-
-
-def _draws(contender: Contender, groups: tuple[Group, ...], rule: str) -> int:
-    """Draws of it with `groups` held out; pairs only help to choose among several."""
-    helps = len(groups) > 1
-    return 0 if helps and (contender.draws == 1 or rule not in CROSS_VALIDATED) else contender.draws
+    @property
+    def draws(self) -> int:
+        """How many draws of the settings run. Pairs of groups only help to choose among several."""
+        draws = self.contender.draws
+        return 0 if len(self.groups) > 1 and draws == 1 else draws
 
 
 def _jobs(
     config: SweepConfig,
     cells: list[_Cell],
-    rule: str,
     manifests: Mapping[str, Manifest],
     device: str | None,
 ) -> Iterator[Job]:
@@ -128,12 +124,12 @@ def _jobs(
         for draw in range(config.draws):
             runs: dict[tuple[str, str], RunConfig] = {}
             for cell in cells:
-                if draw >= _draws(cell.contender, cell.groups, rule):
+                if draw >= cell.draws:
                     continue
                 line = (cell.contender.algorithm, cell.contender.variant)
                 if line not in runs:
                     runs[line] = cell.contender.run(config, draw_number=draw, trial=trial)
-                run, data = runs[line], cell.data(trial)
+                run, data = runs[line], cell.datasets[trial % len(cell.datasets)]
                 key = (data.name, repr((run.data, run.model)))
                 if key not in models:
                     models[key] = settled(run, manifests[data.name], device).model
@@ -149,14 +145,14 @@ def _job(cell: _Cell, data: DataSet, settings: Mapping[str, Any], draw: int, tri
     parts = [cell.contender.algorithm, cell.contender.variant, *groups, f"d{draw}", f"t{trial}"]
     return Job(
         id=job_name(parts, digest),
-        dataset=cell.draws[0].name,
+        dataset=cell.datasets[0].name,
         algorithm=cell.contender.algorithm,
         variant=cell.contender.variant,
         groups=cell.groups,
         draw=draw,
         trial=trial,
         config=config,
-        drawn="" if data is cell.draws[0] else data.name,
+        drawn="" if data is cell.datasets[0] else data.name,
     )
 
 
@@ -199,8 +195,8 @@ def _with_embeddings(
 ) -> tuple[list[EmbeddingJob], list[Job]]:
     """One EmbeddingJob per distinct Φ, and the jobs with the one that each needs."""
     open_to = {name: set(open_domains(config, manifests[name])) for name in datasets}
-    found: dict[str, EmbeddingJob] = {}
-    placed = []
+    embeddings: dict[str, EmbeddingJob] = {}
+    all_jobs = []
     for job in jobs:
         if AlgorithmName.of(job.algorithm).adaptive:
             data = datasets[job.data]
@@ -209,10 +205,10 @@ def _with_embeddings(
             digest = json_digest(embedding_identity(run, data.digest, sorted(unseen)))
             groups = [",".join(group) for group in job.groups]
             name = job_name(["phi", run.embedding.name, *groups, f"t{job.trial}"], digest)
-            wanted = EmbeddingJob(id=name, dataset=job.dataset, config=job.config, drawn=job.drawn)
-            job = replace(job, needs=found.setdefault(digest, wanted).id)
-        placed.append(job)
-    return list(found.values()), placed
+            phi = EmbeddingJob(id=name, dataset=job.dataset, config=job.config, drawn=job.drawn)
+            job = replace(job, needs=embeddings.setdefault(digest, phi).id)
+        all_jobs.append(job)
+    return list(embeddings.values()), all_jobs
 
 
 def _refuse_equal_names(jobs: list[Job]) -> None:

@@ -47,11 +47,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on."""
+    """How it went. "busy": another process is at it. "full": the disk is, so nothing can go on.
+    "died": the worker ended without a result, as it was killed or lost with its machine."""
 
-    state: Literal["done", "busy", "failed", "full"]
-    error: str = ""  # one line
-    traceback: str = ""
+    state: Literal["done", "busy", "failed", "full", "died"]
+    error: str = ""  # one line; of a worker that died, how: "signal 9"
 
 
 def perform(task: Task) -> TaskResult:
@@ -83,7 +83,7 @@ def note_failure(folder: SweepFolder, job: str, error: str, trace: str = "") -> 
         folder.write_failure(failure)
     except OSError as problem:
         return TaskResult(state="full" if _disk_full(problem) else "failed", error=_line(problem))
-    return TaskResult(state="failed", error=error, traceback=trace)
+    return TaskResult(state="failed", error=error)
 
 
 def _train(task: Task, folder: SweepFolder) -> Path:

@@ -151,7 +151,6 @@ class ShiftBuilder(Builder):
         "acclimate build shift photos.parquet --label 10 --covariate 1 --conditional 25 "
         "--out shifted.parquet"
     )
-    takes_long = True
 
     data: Path = argument("A manifest, a table, or a folder: domain/class/image, or class/image.")
     out: Path = required(OUT)

@@ -176,8 +176,8 @@ class DomainState:
                 f"{width}; adapt again with the model you use"
             )
 
-    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> None:
-        """safetensors, with JSON metadata; `notes` are for people and are not read back."""
+    def save(self, path: str | Path) -> None:
+        """safetensors, with JSON metadata."""
         tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.items()}
@@ -193,7 +193,6 @@ class DomainState:
             "count": str(self.count),
             "reach": repr(self.reach),
             "payloads": json.dumps([*self.payloads]),
-            "notes": json.dumps(dict(notes or {}), sort_keys=True),
         }
         save_tensors(Path(path), tensors, metadata)
 

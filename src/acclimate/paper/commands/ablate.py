@@ -2,13 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
-from acclimate.cli.output import say, say_json, say_table
+from acclimate.cli.options import LAUNCH, DryRun, Json, RetryFailed, grouped, names
+from acclimate.cli.output import say, say_facts, say_json, say_table
 from acclimate.paper.commands.studies import RunSettings, run_study
 from acclimate.sweep.settings import LaunchOptions
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @app.command(epilog="Example: acclimate ablate domains --out ablations/domains")
-@grouped(launch=launch_options)
+@grouped(launch=LAUNCH)
 def ablate(
     *,
     name: Annotated[str, typer.Argument(help="See `acclimate list ablations`.")],
@@ -48,7 +48,7 @@ def ablate(
     ] = False,
     preset: Annotated[str, typer.Option(help="See `acclimate list presets`.")] = "",
     settings: RunSettings = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -57,12 +57,12 @@ def ablate(
 
     Repeating the command resumes it. Data that an ablation changes are built below --out.
     """
-    from acclimate.cli.sweep import announce
+    from acclimate.cli.sweep import announcement
     from acclimate.config import parse_assignments
     from acclimate.paper.ablations.study import AblationRequest, prepare_ablation
     from acclimate.sweep.launchers import chosen_launcher
 
-    launcher = chosen_launcher(launch)  # a mistake shows before any data are read
+    launcher = chosen_launcher(LaunchOptions(**launch))  # a mistake shows before any data are read
     study = prepare_ablation(
         AblationRequest(
             name=name,
@@ -80,7 +80,7 @@ def ablate(
         )
     )
     if dry_run:
-        announce(out, study, json=json)
+        say_facts(announcement(out, study), json=json)
         return
     run_study(out, study, launcher, retry_failed=retry_failed)
     _show(out, study, json=json)

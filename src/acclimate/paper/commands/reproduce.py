@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import DryRun, Json, RetryFailed, grouped, launch_options, names
+from acclimate.cli.options import LAUNCH, DryRun, Json, RetryFailed, grouped, names
 from acclimate.cli.output import say, say_facts, say_json, say_table
 from acclimate.paper.commands.studies import RunSettings, run_study
 from acclimate.sweep.settings import LaunchOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @app.command(epilog="Example: acclimate reproduce table-2 --small --out reproduced/table-2")
-@grouped(launch=launch_options)
+@grouped(launch=LAUNCH)
 def reproduce(
     *,
     name: Annotated[
@@ -37,7 +37,7 @@ def reproduce(
     draws: Annotated[int | None, typer.Option(min=1, help="[default: the recipe's]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 0,
     settings: RunSettings = None,
-    launch: LaunchOptions,
+    launch: dict[str, Any],
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     json: Json = False,
@@ -65,7 +65,7 @@ def reproduce(
         seed=seed,
         settings=parse_assignments(settings or []),
     )
-    launcher = chosen_launcher(launch)
+    launcher = chosen_launcher(LaunchOptions(**launch))
     parts = prepare_recipe(request)
     if dry_run:
         _announce(parts, json=json)

@@ -83,7 +83,6 @@ class GeoYfcc(Builder):
         "yfcc100m_dataset-1.bz2 --labels in5k_map.json --out geo.parquet"
     )
     resumes = True
-    plotted = True
 
     more: tuple[Path, ...] = argument("Further metadata files.", default=(), metavar="[FILE]...")
     sources: GeoSources

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilities
-from acclimate.adapt.labels import Labels
 from acclimate.core.errors import ConfigError, NotFinite, unknown
 from acclimate.core.randomness import derive, stream
 from acclimate.data.columns import require_finite
@@ -128,8 +127,7 @@ class KernelClassifier(DomainClassifier):
         regression = LogisticRegression(C=self.C, fit_intercept=False, tol=1e-6, max_iter=10_000)
         regression.fit(mapped(psi, means, owner, rows), codes, sample_weight=weights)
         self._fitted = Fitted(classes, domain_names, means, phi, widths, psi, regression)
-        self._labels = Labels.of(labels).ordered(classes)
-        self.classes_ = self._labels.values
+        self._know_labels(labels, classes)
         return self
 
     def _check_parameters(self) -> None:
@@ -155,10 +153,6 @@ class KernelClassifier(DomainClassifier):
 
     def _adapted_to(self, rows: Any) -> Probabilities:
         return self._in_order(self.adapt(rows))
-
-    def _in_order(self, site: "AdaptedKernel") -> Probabilities:
-        order = self._labels.places(self.classes_)
-        return lambda rows: site.predict_proba(rows)[:, order]
 
     def adapt(self, rows: Any) -> "AdaptedKernel":
         """The classifier for the domain that these unlabelled rows come from: features [n, f]."""
@@ -226,7 +220,7 @@ class AdaptedKernel:
     fitted: Fitted
     mean: np.ndarray
     trust: KernelTrust | None = None  # None: of no domain in particular
-    labels: Labels | None = None
+    labels: np.ndarray | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -246,7 +240,7 @@ class AdaptedKernel:
         return probabilities
 
     def predict(self, rows: Any) -> list[Any]:
-        names = self.classes if self.labels is None else self.labels.values.tolist()
+        names = self.classes if self.labels is None else self.labels.tolist()
         return [names[index] for index in self.predict_proba(rows).argmax(1)]
 
 

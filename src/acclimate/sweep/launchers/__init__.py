@@ -5,7 +5,6 @@ The driver sees no more of them than `Launcher`.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -19,13 +18,6 @@ LAUNCHERS = {  # name -> module:class, imported when it is asked for
     "ray": "acclimate.sweep.launchers.ray_cluster:RayLauncher",
     "slurm": "acclimate.sweep.launchers.slurm:SlurmLauncher",
 }
-
-
-@dataclass(frozen=True)
-class Died:
-    """A worker that ended without an outcome: killed, out of memory, or lost with its machine."""
-
-    how: str  # as "signal 9"
 
 
 class Launcher(Protocol):
@@ -43,8 +35,8 @@ class Launcher(Protocol):
 
     def start(self, task: Task) -> None: ...
 
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
-        """Ids and ends of tasks, each once; returns after `wait` seconds at the latest."""
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
+        """Ids and results of tasks, each once; returns after `wait` seconds at the latest."""
         ...
 
     def close(self) -> None:
@@ -68,8 +60,8 @@ def _launcher(name: str) -> type[Launcher]:
     if name not in LAUNCHERS:
         raise unknown(f"there is no launcher '{name}'", name, LAUNCHERS)
     module, _, attribute = LAUNCHERS[name].partition(":")
-    found: type[Launcher] = getattr(import_module(module), attribute)
-    return found
+    launcher: type[Launcher] = getattr(import_module(module), attribute)
+    return launcher
 
 
 def cores() -> int:

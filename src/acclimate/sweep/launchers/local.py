@@ -6,7 +6,6 @@ import queue
 import subprocess
 import sys
 import threading
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import IO
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.launchers import cores
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult
 
@@ -41,9 +40,9 @@ def local_slots(options: LaunchOptions) -> list[Slot]:
     return [Slot(devices[number % len(devices)], threads) for number in range(count)]
 
 
-def _devices(wanted: str) -> list[str]:
-    if wanted not in ("auto", "cuda"):
-        return [wanted]
+def _devices(device: str) -> list[str]:
+    if device not in ("auto", "cuda"):
+        return [device]
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -117,47 +116,37 @@ class LocalLauncher:
             pick_device(options.device)
 
     def start(self, task: Task) -> None:
-        number = self._idle()
+        busy = [worker is not None and worker.task is not None for worker in self._workers]
+        number = busy.index(False)
         slot, worker = self._slots[number], self._workers[number]
         if worker is None:
             log = self._log(number).open("ab")
             worker = self._workers[number] = _Worker(slot, log, self._replies)
         worker.send(replace(task, device=slot.device, threads=slot.threads))
 
-    def _idle(self) -> int:
-        """A free slot of the device with least to do, rather one whose worker is there."""
-        at_work = [worker for worker in self._workers if worker is not None and worker.task]
-        load = Counter(worker.slot.device for worker in at_work)
-
-        def burden(number: int) -> tuple[int, bool, int]:
-            return load[self._slots[number].device], self._workers[number] is None, number
-
-        free = [n for n, worker in enumerate(self._workers) if worker is None or not worker.task]
-        return min(free, key=burden)
-
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
-        ends: list[tuple[str, TaskResult | Died]] = []
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
+        ends: list[tuple[str, TaskResult]] = []
         with suppress(queue.Empty):
-            ends += self._heard(*self._replies.get(timeout=wait))
+            ends += self._handle(*self._replies.get(timeout=wait))
             while True:
-                ends += self._heard(*self._replies.get_nowait())
+                ends += self._handle(*self._replies.get_nowait())
         return ends
 
-    def _heard(self, worker: _Worker, line: str | None) -> list[tuple[str, TaskResult | Died]]:
+    def _handle(self, worker: _Worker, line: str | None) -> list[tuple[str, TaskResult]]:
         if line == "ready\n":
             worker.ready = True
             return []
         task, worker.task = worker.task, None
         if line is None:
-            return self._ended(worker, task)
+            return self._handle_exit(worker, task)
         assert task is not None
-        outcome = TaskResult(**json.loads(line))
-        if outcome.state == "failed":  # it ends itself now; the next task needs a fresh one
+        result = TaskResult(**json.loads(line))
+        if result.state == "failed":  # it ends itself now; the next task needs a fresh one
             self._workers[self._workers.index(worker)] = None
             worker.end()
-        return [(task.id, outcome)]
+        return [(task.id, result)]
 
-    def _ended(self, worker: _Worker, task: Task | None) -> list[tuple[str, TaskResult | Died]]:
+    def _handle_exit(self, worker: _Worker, task: Task | None) -> list[tuple[str, TaskResult]]:
         if worker not in self._workers:
             return []
         number = self._workers.index(worker)
@@ -172,7 +161,7 @@ class LocalLauncher:
                 f"see {log}"
             )
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return [] if task is None else [(task.id, Died(how))]
+        return [] if task is None else [(task.id, TaskResult(state="died", error=how))]
 
     def _log(self, number: int) -> Path:
         return self._logs / f"worker-{number}.log"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError
-from acclimate.sweep.launchers import Died, cores
+from acclimate.sweep.launchers import cores
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
@@ -58,7 +58,7 @@ class RayLauncher:
         there = replace(task, device=self._device, threads=self._threads)
         self._running[self._remote.remote(there)] = task.id
 
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
         if not self._running:
             time.sleep(wait)
             return []
@@ -68,12 +68,12 @@ class RayLauncher:
             ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
         return [(self._running.pop(one), self._end(one)) for one in ready]
 
-    def _end(self, reference: Any) -> TaskResult | Died:
+    def _end(self, reference: Any) -> TaskResult:
         try:
-            outcome: TaskResult = self._ray.get(reference)
+            result: TaskResult = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return Died(type(error).__name__)
-        return outcome
+            return TaskResult(state="died", error=type(error).__name__)
+        return result
 
     def close(self) -> None:
         for reference in self._running:

@@ -11,7 +11,6 @@ from typing import Any
 
 from acclimate.core.errors import ConfigError, SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import Died
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
@@ -70,7 +69,7 @@ class SlurmLauncher:
                 f"then repeat the command to resume"
             ) from error
 
-    def finished(self, wait: float) -> list[tuple[str, TaskResult | Died]]:
+    def finished(self, wait: float) -> list[tuple[str, TaskResult]]:
         end = time.monotonic() + wait
         while True:
             ready = [id for id, job in self._running.items() if job.done()]
@@ -84,21 +83,22 @@ class SlurmLauncher:
             job.cancel(check=False)
 
 
-def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """submitit's names: its own as they are, Slurm's with the prefix that it wants."""
     own = {"name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node"}
     return {
         key if key in own or key.startswith("slurm_") else f"slurm_{key}": value
-        for key, value in given.items()
+        for key, value in options.items()
     }
 
 
-def _end(job: Any) -> TaskResult | Died:
+def _end(job: Any) -> TaskResult:
     """What the job returned; a job that vanished or broke on the way has died."""
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
-        outcome: TaskResult = job.result()
+        result: TaskResult = job.result()
     except (FailedJobError, UncompletedJobError, OSError, EOFError):
-        return Died(f"job {job.job_id}: {str(job.state).lower()}; see {job.paths.stderr}")
-    return outcome
+        how = f"job {job.job_id}: {str(job.state).lower()}; see {job.paths.stderr}"
+        return TaskResult(state="died", error=how)
+    return result
