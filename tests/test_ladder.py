@@ -1,6 +1,7 @@
 """Imports point one way, builders and reports stay free of torch, and only the CLI prints."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_imports_point_one_way(path: Path) -> None:
     assert part in RUNG, f"{part} has no rung; give it one in LADDER and in docs/architecture.md"
     above = {name for name in imported(path) if RUNG[name] > RUNG[part]}
     assert not above, f"{path.name} ({part}) imports {above}, which stand above it"
+
+
+@pytest.mark.parametrize("name", sorted({*RUNG} - {"demo", "estimator"}))
+def test_what_a_package_says_it_offers_is_there(name: str) -> None:
+    package = importlib.import_module(f"acclimate.{name}")
+    for offered in package.__all__ if name not in ("cli", "paper") else ():
+        assert getattr(package, offered) is not None
+    with pytest.raises(AttributeError, match=f"acclimate.{name}.*nothing_of_the_kind"):
+        getattr(package, "nothing_of_the_kind")  # noqa: B009
 
 
 def test_nothing_imports_the_paper_kit() -> None:

@@ -1,7 +1,8 @@
 """Classifiers that adapt themselves to a domain they have never seen, from unlabelled images."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from acclimate.core.exports import lazy_exports
 
 if TYPE_CHECKING:
     from acclimate.adapt.classifier import Adapted
@@ -21,18 +22,12 @@ __all__ = [
     "ManyDomains",
 ]
 
-_HOMES = {
-    "AcclimateError": "core.errors",
-    "AdaptiveClassifier": "estimator",
-    "Adapted": "adapt.classifier",
-    "DomainState": "learn.embeddings",
-    "Manifest": "data.manifest",
-    "ManyDomains": "adapt.many",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Names are fetched on first use: `acclimate --help` should not pay for torch.
-    if name in _HOMES:
-        return getattr(import_module(f"acclimate.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'acclimate' has no attribute '{name}'")
+# `acclimate --help` should not pay for torch. Type checkers read the imports above.
+__getattr__, _ = lazy_exports(
+    __name__,
+    adapt="Adapted ManyDomains",
+    core="AcclimateError",
+    data="Manifest",
+    estimator="AdaptiveClassifier",
+    learn="DomainState",
+)

@@ -1,4 +1,4 @@
-"""What a package offers, by name, imported when it is first used."""
+"""The names that a package offers, each imported when it is first used."""
 
 from collections.abc import Callable
 from importlib import import_module

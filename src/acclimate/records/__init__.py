@@ -1,1 +1,12 @@
 """What runs write down and others read; without torch."""
+
+from acclimate.core.exports import lazy_exports
+
+__getattr__, __all__ = lazy_exports(
+    __name__,
+    folder="RunFolder runs_below write_checksums",
+    metrics="METRICS Metric metric_values",
+    predictions="Predictions",
+    records="Finished Loss Records Score Started Validated",
+    rehearsal="Promise Rehearsal verdict",
+)
