@@ -139,9 +139,13 @@ def progress_shown(sweep: Sweep) -> Iterator["Listener"]:
 
 def show(folder: Path, tally: "Tally", *, json: bool) -> None:
     """What is done and what failed. Exits with 1 where jobs are not done."""
+    from acclimate.results.sweep_folder import SweepFolder
+
     notes = [f"for scores and choices run `acclimate report {folder}`"]
     if tally.failures:
-        notes.append(f"tracebacks are in {folder / 'failures'}; --retry-failed tries again")
+        notes.append(
+            f"tracebacks are in {SweepFolder(folder).failures}; --retry-failed tries again"
+        )
     facts = {
         "sweep": folder,
         "runs": tally.jobs,
