@@ -116,13 +116,13 @@ def counted_waits() -> Iterator[list[str]]:
     found: list[str] = []
     step = Loop._step
 
-    def watched(self: Loop, *given: Any, **named: Any) -> None:
+    def watched(self: Loop, *given: Any, may_divide: bool) -> None:
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn" if self.phase.name == "main" else before)
             try:
-                step(self, *given, **named)
+                step(self, *given, may_divide=may_divide)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
         waited = (one for one in said if "called a synchronizing" in str(one.message))
