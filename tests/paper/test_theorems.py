@@ -145,44 +145,6 @@ def test_theorem_2_by_hand() -> None:
     assert rough.of_domains == terms.of_domains
 
 
-POSITIVE = {
-    "domains": st.integers(1, 2000),
-    "points": st.integers(1, 10_000),
-    "variance": st.floats(1e-3, 1e3),
-    "delta": st.floats(1e-6, 0.36),
-    "holder": st.floats(0.1, 1.0),
-}
-
-
-@settings(max_examples=200)
-@given(**POSITIVE)
-def test_each_term_falls_with_its_own_number(
-    domains: int, points: int, variance: float, delta: float, holder: float
-) -> None:
-    rest = {"variance": variance, "delta": delta, "holder": holder}
-    here = risk_terms(domains, points, **rest)
-    more_points = risk_terms(domains, points + 1, **rest)
-    more_domains = risk_terms(domains + 1, points, **rest)
-    assert more_points.of_points < here.of_points
-    assert more_points.of_domains == here.of_domains
-    assert more_domains.of_domains < here.of_domains
-    assert more_domains.of_points > here.of_points  # only through the union bound's logarithm
-    assert risk_terms(domains, points, variance=0.0).of_points == 0
-
-
-@settings(max_examples=200)
-@given(**POSITIVE)
-def test_at_a_fixed_budget_one_term_grows_and_the_other_shrinks(
-    domains: int, points: int, variance: float, delta: float, holder: float
-) -> None:
-    rest = {"variance": variance, "delta": delta, "holder": holder}
-    total = domains * points
-    few = risk_terms(domains, total / domains, **rest)
-    many = risk_terms(2 * domains, total / (2 * domains), **rest)
-    assert many.of_points > few.of_points
-    assert many.of_domains < few.of_domains
-
-
 @settings(max_examples=150)
 @given(
     total=st.integers(1, 400),
