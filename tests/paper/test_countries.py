@@ -111,19 +111,6 @@ def test_across_the_antimeridian(tmp_path: Path, shape: list) -> None:
     assert where(countries, (0, 0), (169.9, 0), (-169.9, 0), (180, 5.1)) == [None] * 4
 
 
-def test_the_seam_is_one_place_though_only_one_side_is_drawn(tmp_path: Path) -> None:
-    countries = drawn(tmp_path, feature([square(170, -5, 180, 5)], name="West"))
-    assert where(countries, (180, 0), (-180, 0), (-179.9, 0)) == ["West", "West", None]
-
-
-def test_poles(tmp_path: Path) -> None:
-    countries = drawn(tmp_path, feature([square(-180, -90, 180, -60)], name="Ice"))
-    assert where(countries, (0, -90), (123.4, -90), (-180, -90), (0, 90), (0, -59.9)) == [
-        *("Ice", "Ice", "Ice"),
-        *(None, None),
-    ]
-
-
 def test_grid_and_polygons_agree_near_ragged_borders(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     features = []
