@@ -329,18 +329,6 @@ def test_a_task_refuses_other_data(
     assert outcome.state == "failed" and str(other) in outcome.error
 
 
-def test_a_full_disk_is_no_failure(
-    tiny: Tiny, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, line: str) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(records, "append_line", full)
-    outcome = perform(task_of(tmp_path, small_sweep(tiny, data), data, "erm-0"))
-    assert outcome.state == "full"
-    assert SweepFolder(tmp_path).failure("erm-0") is None
-
-
 def test_a_folder_that_another_process_works_in_is_busy(
     tiny: Tiny, data: Path, tmp_path: Path
 ) -> None:
