@@ -16,7 +16,7 @@ from acclimate.core.errors import ConfigError, RunError, UnknownName
 from acclimate.data.batches import Batch
 from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
-from acclimate.learn.objective import Losses, Objective, mean_by
+from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
 from acclimate.runs.averages import make_average
@@ -120,19 +120,6 @@ def test_a_checkpoint_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
         for slot, value in slots.items():
             if value is not None:
                 assert torch.equal(two[index][slot], value), (index, slot)
-
-
-def test_means_by_group() -> None:
-    values = torch.tensor([1.0, 2.0, 4.0, 10.0, 0.0], requires_grad=True)
-    means = mean_by(values, torch.tensor([7, 2, 7, 2, 5]))
-    assert means.tolist() == [6.0, 0.0, 2.5]  # groups 2, 5 and 7
-    (gradient,) = torch.autograd.grad(means.sum(), values)
-    assert gradient.tolist() == [0.5, 0.5, 0.5, 0.5, 1.0]
-
-
-def test_losses_add_up() -> None:
-    assert Losses(torch.tensor(1.5)).total.item() == 1.5
-    assert Losses(torch.tensor(1.5), torch.tensor(0.25)).total.item() == 1.75
 
 
 def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:

@@ -575,38 +575,6 @@ def test_what_a_plain_model_without_rehearsal_cannot_be_scored_by(
         scores_of(make("erm"), [method])
 
 
-class Counted(FeatureSource):
-    """Writes down how often each row is read."""
-
-    def __init__(self, labels: np.ndarray, features: Tensor) -> None:
-        super().__init__(labels, features)
-        self.read = np.zeros(len(self.labels), dtype=int)
-
-    def take(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        np.add.at(self.read, rows, 1)
-        return super().take(rows)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "methods", "times"),
-    [
-        ("erm", [], 0),
-        ("erm", ["prior", "t3a"], 1),
-        ("da-erm", [], 1),
-        ("da-erm", ["embedding+prior", "t3a"], 1),
-    ],
-)
-def test_images_are_read_once(algorithm: str, methods: list[str], times: int, make: Make) -> None:
-    """Those that are scored, by however many methods, and those that adapt, if any adapts."""
-    subject = make(algorithm, source=Counted)
-    scores_of(subject, methods)
-    assert isinstance(subject.source, Counted)
-    # Of the first domain, whose embedding was not the wrong one of another yet.
-    adapting, scored = split_domain(subject.plan, "late")
-    assert set(subject.source.read[scored]) == {1}
-    assert set(subject.source.read[adapting]) == {times}
-
-
 class Patchy(FeatureSource):
     """Every third row cannot be read, and shows nothing."""
 

@@ -12,10 +12,8 @@ from acclimate.cli.evaluate import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective
-from acclimate.records.records import Finished, Records, Score, Validated, read
+from acclimate.records.records import Validated, read
 from acclimate.rehearse.training import train
-from acclimate.results.protocol import Job
-from acclimate.results.selection import candidates_of
 from acclimate.runs.averages import Swad, Valley, find_valley
 from acclimate.runs.loop import Loop, Phase, Position
 from fixtures.interruption import Killed, stable, weights
@@ -182,17 +180,3 @@ def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
     said = capsys.readouterr().out
     assert f"kept step: {finished.kept_step}\n" in said
     assert f"kept from: {finished.kept_from}\n" in said
-
-
-def test_runs_are_chosen_by_the_mean_s_own_validation() -> None:
-    def score(moment: str, top1: float) -> Score:
-        facts = {"step": 9, "domain": "a", "role": "train", "split": "val", "n": 10}
-        return Score(moment=moment, top1=top1, top5=None, method="none", **facts)  # type: ignore[arg-type]
-
-    end = Finished(kept_step=9, kept_by="", kept_score=0.5, seconds=1.0, quarantined=0, kept_from=3)
-    job = Job(
-        id="one", dataset="d", algorithm="erm", variant="", draw=0, trial=0, groups=(("t",),),
-        config={}, needs=None,
-    )  # fmt: skip
-    records = Records((score("validation", 0.9), score("averaged", 0.5), end))
-    assert [one.training for one in candidates_of(job, records)] == [0.5]

@@ -201,28 +201,6 @@ def test_validation_domains_choose_the_weights_and_are_not_trained_on(fit: Fit) 
     assert next(s for s in final if s.method == "embedding").top1 == best.top1
 
 
-@pytest.mark.parametrize("name", ["erm", "da-erm"])
-@pytest.mark.parametrize("val_domains", [[], ["site-3"]])
-def test_runs_can_be_chosen_by_the_training_domains_alone(
-    features: Manifest, fit: Fit, name: str, val_domains: list[str]
-) -> None:
-    """site-1 has a test split and no validation split, site-2 the other way round."""
-    place = np.arange(len(features)) % 24
-    splits = np.where(place < 16, "train", np.where(place < 20, "val", "test"))
-    splits[(features.domain_names == "site-1") & (splits == "val")] = "train"
-    splits[(features.domain_names == "site-2") & (splits == "test")] = "train"
-    labels = np.array(features.classes)[features.label_index]
-    data = Manifest.from_arrays(features.features(), labels, features.domain_names, splits=splits)
-    run = fit(name, data, test_domains=["site-4"], val_domains=val_domains)
-    final = [score for score in final_scores(run) if score.role == "train"]
-    found = {(s.domain, s.split, s.n) for s in final}
-    assert len(found) == len(final)
-    scored = {("site-0", "test", 4), ("site-1", "test", 4), ("site-2", "val", 4)}
-    scored.add(("site-0", "val", 4) if val_domains else ("site-3", "test", 4))
-    assert found == scored
-    assert {s.method for s in final} == {"none" if name == "erm" else "embedding"}
-
-
 def test_roles_of_the_manifest_are_the_default_and_never_trained_on(
     features: Manifest, tiny: Tiny
 ) -> None:
@@ -233,15 +211,6 @@ def test_roles_of_the_manifest_are_the_default_and_never_trained_on(
         plan = make_plan(tiny("erm", test_domains=asked), data)
         assert plan.train_domains == ("site-0", "site-4")
         assert (plan.val_domains, plan.test_domains) == (("site-1",), test)
-
-
-@pytest.mark.parametrize(("source", "scored"), [("held-out", 18), ("test", 24)])
-def test_scores_say_what_was_adapted_on(fit: Fit, source: str, scored: int) -> None:
-    final = final_scores(fit("da-erm", test_domains=["site-4"], **{"adapt.source": source}))
-    own = next(s for s in final if s.role == "test" and s.method == "embedding")
-    assert (own.n, own.adapted_on, own.adapt_n, own.adapt_seed) == (scored, source, 6, 0)
-    seen = next(s for s in final if s.role == "train")
-    assert (seen.split, seen.adapted_on, seen.adapt_seed) == ("val", "training", None)
 
 
 def test_plain_and_adaptive_are_scored_on_the_same_images(fit: Fit) -> None:
