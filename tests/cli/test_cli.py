@@ -191,21 +191,6 @@ def test_inspect_sums_up_what_is_missing(cli: Any, tree: Path, tmp_path: Path) -
     assert len(json.loads(out)["problems"]) == 8
 
 
-@pytest.mark.slow
-def test_build_table_and_digits(cli: Any, tree: Path, tmp_path: Path) -> None:
-    rows = ["image,label,domain"]
-    rows += [f"north/red/{n:02d}.jpg,red,a" for n in range(6)]
-    rows += [f"south/blue/{n:02d}.jpg,blue,b" for n in range(6)]
-    table = tmp_path / "photos.csv"
-    table.write_text("\n".join(rows))
-    code, out, _ = cli(
-        "build", "table", table, "--root", tree, "--out", tmp_path / "t.parquet", "--json"
-    )
-    assert (code, json.loads(out)["rows"]) == (0, 12)
-    code, out, _ = cli("build", "digits", "--out", tmp_path / "d.parquet", "--json")
-    assert (code, json.loads(out)["classes"]) == (0, 10)
-
-
 @pytest.mark.parametrize("what", get_args(Catalogue))
 def test_list(cli: Any, what: str) -> None:
     code, out, _ = cli("list", what, "--json")

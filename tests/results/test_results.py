@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from acclimate.cli import app, load_commands
 from acclimate.core.errors import (
-    AcclimateError,
     ConfigError,
     RunError,
     SchemaError,
@@ -561,13 +560,6 @@ def test_runs_beside_a_sweep(tmp_path: Path) -> None:
     assert report.notes == ("Sweeps below this folder are left out: one.",)
 
 
-def test_another_baseline(sweep: Path) -> None:
-    found = table(sweep, baseline=DA)
-    erm = row_of(found, ERM)
-    assert found.rows[0].key == DA and found.rows[0].difference is None
-    assert erm.gain is not None and erm.gain.mean == pytest.approx(-0.05)
-
-
 def balanced(text: str) -> None:
     """As far as a reader without LaTeX can tell: groups, environments, columns, no bare marks."""
     plain = re.sub(r"\\\\|\\[&%$#_{}]", "", "\n".join(text.splitlines()[1:]))
@@ -823,10 +815,3 @@ def test_the_command_reads_domainbed(tmp_path: Path) -> None:
     shown = command("--from-domainbed", tmp_path, "--published")
     assert "PACS, selected by training-domains" in shown
     assert "DA-CORAL [published]" in shown
-
-
-def test_a_wrong_ending_or_format_writes_nothing(sweep: Path) -> None:
-    for wrong in (["--table", "x.docx"], ["--format", "gif"]):
-        with pytest.raises(AcclimateError):
-            command(sweep, *wrong)
-    assert not (sweep / "report.html").exists()
