@@ -11,15 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from acclimate.build import builder
-from acclimate.cli import app, load_commands
 from acclimate.cli.build import rows
 from acclimate.core.errors import AcclimateError
 from acclimate.data.manifest import Manifest
 from fixtures.builder_inputs import TINY
+from fixtures.command_line import app, command
 from fixtures.errors import refused
 
 ROOT = Path(__file__).resolve().parents[2]
-load_commands()
 BUILDERS = rows()
 every_builder = pytest.mark.parametrize("name", list(BUILDERS))
 
@@ -31,10 +30,8 @@ def built(tree: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def run(name: str, *more: str) -> dict[str, Any]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        given = [*TINY[name](tree, folder), "--out", str(folder / "made.parquet"), *more]
-        done = CliRunner().invoke(app, ["build", name, *given, "--json"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        said: dict[str, Any] = json.loads(done.stdout)
+        given = [*TINY[name](tree, folder), "--out", folder / "made.parquet", *more]
+        said: dict[str, Any] = json.loads(command("build", name, *given, "--json"))
         return said
 
     return run
@@ -59,10 +56,8 @@ def test_the_same_question_gets_the_same_answer(
 
 @every_builder
 def test_a_name_that_is_no_manifest_is_refused(name: str, tree: Path, tmp_path: Path) -> None:
-    given = [*TINY[name](tree, tmp_path), "--out", str(tmp_path / "made.csv")]
-    refused = CliRunner().invoke(app, ["build", name, *given]).exception
-    assert isinstance(refused, AcclimateError)
-    assert str(refused) == "'made.csv' is no name for a manifest; end it in .parquet"
+    with refused(AcclimateError, "'made.csv'", ".parquet"):
+        command("build", name, *TINY[name](tree, tmp_path), "--out", tmp_path / "made.csv")
 
 
 @every_builder
@@ -71,14 +66,13 @@ def test_data_that_are_not_there_are_refused(name: str, tree: Path, tmp_path: Pa
     if given[0].startswith("--train"):
         return  # the digits come with the library
     given[0] = re.sub(r"[^=]*$", str(tmp_path / "nowhere.parquet"), given[0])
-    refused = CliRunner().invoke(app, ["build", name, *given, "--out", "made.parquet"]).exception
-    assert isinstance(refused, AcclimateError | OSError) and "nowhere" in str(refused)
+    with refused((AcclimateError, OSError), "nowhere"):
+        command("build", name, *given, "--out", "made.parquet")
 
 
 @every_builder
 def test_it_has_help_and_documentation(name: str) -> None:
-    shown = CliRunner().invoke(app, ["build", name, "--help"]).output
-    told = " ".join(shown.split())
+    told = " ".join(command("build", name, "--help").split())
     assert BUILDERS[name].about in told and f"Example: acclimate build {name}" in told
     for page in ("cli.md", "benchmarks.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -91,8 +85,8 @@ def test_its_example_parses(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     cls = builder(name, BUILDERS)
     arguments = shlex.split(cls.example)[2:]
     assert arguments[0] == name
-    refused = CliRunner().invoke(app, ["build", *arguments]).exception
-    assert not isinstance(refused, SystemExit) or refused.code != 2, refused  # 2: wrong usage
+    ended = CliRunner().invoke(app, ["build", *arguments]).exception
+    assert not isinstance(ended, SystemExit) or ended.code != 2, ended  # 2: wrong usage
 
 
 def test_an_unknown_builder_names_the_nearest() -> None:

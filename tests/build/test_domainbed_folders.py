@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
 from acclimate.build.domainbed import (
     BENCHMARKS,
@@ -16,13 +15,11 @@ from acclimate.build.domainbed import (
     benchmark,
     folded,
 )
-from acclimate.cli import app, load_commands
 from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.core.progress import unwatched
 from acclimate.data.manifest import Manifest
+from fixtures.command_line import command
 from fixtures.errors import refused
-
-load_commands()
 
 
 def tree(root: Path, images: Mapping[str, int]) -> Path:
@@ -190,12 +187,11 @@ def test_what_is_no_such_data_set_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
     root, out = pacs(tmp_path / "x"), tmp_path / "out.parquet"
-    arguments = ["build", "domainbed", "--dataset", "pacs", str(root), "--out", str(out)]
-    shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 0
-    assert "PACS, nearest edition: as given out (9991 images)" in shown.output
-    assert "warning: domain 'photo' has 7 images, 1663 fewer than expected" in shown.output
-    facts = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    arguments = ("build", "domainbed", "--dataset", "pacs", root, "--out", out)
+    shown = command(*arguments)
+    assert "PACS, nearest edition: as given out (9991 images)" in shown
+    assert "warning: domain 'photo' has 7 images, 1663 fewer than expected" in shown
+    facts = json.loads(command(*arguments, "--json"))
     assert facts["rows"] == 28
     assert facts["check"]["domains"][2]["expected"] == 1670
     assert len(facts["check"]["differences"]) == 4

@@ -7,6 +7,7 @@ import pytest
 
 from acclimate.core.errors import UnknownName
 from acclimate.paper.published import AVERAGE, DATASETS, TABLES, Published, for_dataset, rows
+from fixtures.errors import refused
 
 EVERYTHING = [row for table in TABLES for row in rows(table)]
 
@@ -142,6 +143,5 @@ def test_every_number_is_a_percentage_of_a_known_data_set() -> None:
 
 
 def test_an_unknown_table_is_named() -> None:
-    with pytest.raises(UnknownName) as error:
+    with refused(UnknownName, "'3'", "1, 2, 4, points"):
         rows("3")
-    assert str(error.value) == "there is no published table '3'; there is 1, 2, 4, points"

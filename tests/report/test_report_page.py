@@ -29,7 +29,6 @@ from acclimate.report.figures import (
     learning,
     write_figures,
 )
-from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import page_of, prose, sweep_line, write_page
 from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.load import load_report
@@ -52,11 +51,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture(scope="module")
 def text(report: Report) -> str:
     return page_of(report, f"An intro.\n\nWith {HOSTILE}.", FIGURES)
-
-
-@pytest.fixture(scope="module")
-def drawn(report: Report) -> list[Illustration]:
-    return illustrations(report, FIGURES)
 
 
 @pytest.fixture(scope="module")
@@ -461,8 +455,8 @@ def test_no_text_is_smaller_than_nine(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_many_runs_show_only_chosen_curves(drawn: list[Illustration]) -> None:
-    learning = next(one for one in drawn if one.name == "learning")
+def test_many_runs_show_only_chosen_curves(report: Report) -> None:
+    learning = next(one for one in illustrations(report, FIGURES) if one.name == "learning")
     assert learning.caption.startswith("One line per chosen run (30 of 60)")
     lines = [line for line in learning.drawing.figure.axes[1].get_lines() if len(line.get_xdata())]
     assert len(lines) == 30 and all(line.get_alpha() < 0.5 for line in lines)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
-from acclimate.cli import app, load_commands
 from acclimate.core.errors import (
     ConfigError,
     RunError,
@@ -31,6 +29,7 @@ from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.runs import ERM, Key, find_runs
 from acclimate.results.statistics import Estimate
 from acclimate.results.sweep_folder import DomainLabels, Failure, LabelCounts, SweepFolder
+from fixtures.command_line import command
 from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
 
@@ -766,13 +765,6 @@ def test_a_domainbed_trial_without_any_number_is_named(tmp_path: Path) -> None:
     assert row_of(report.results["oracle"][0], Key("mmd", "none")).average is None
 
 
-def command(*arguments: object) -> str:
-    load_commands()
-    done = CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 @pytest.mark.slow
 def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"t.{ending}" for ending in ("md", "tex", "csv", "json")]
@@ -780,7 +772,7 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     (SweepFolder(sweep).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
     lost = Failure(job="toy-da-erm--b-0-1", error="Boom", traceback="", time="", attempts=1)
     SweepFolder(sweep).write_failure(lost)
-    shown = command(sweep, *wanted, "--figures", tmp_path / "figures", "--format", "svg")
+    shown = command("report", sweep, *wanted, "--figures", tmp_path / "figures", "--format", "svg")
     tables_shown = shown.partition("* the best")[0]
     assert max(map(len, tables_shown.splitlines())) <= 100
     for part in (
@@ -803,7 +795,9 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
 def test_the_command_as_json_with_one_rule(sweep: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     stored = json.loads(
-        command(sweep, "--rule", "oracle", "--out", page, "--baseline", "da-erm", "--json")
+        command(
+            "report", sweep, "--rule", "oracle", "--out", page, "--baseline", "da-erm", "--json"
+        )
     )
     assert stored["rules"] == ["oracle"] and stored["report"] == str(page)
     assert stored["baseline"] == {"algorithm": "da-erm", "method": "embedding", "variant": ""}
@@ -812,6 +806,6 @@ def test_the_command_as_json_with_one_rule(sweep: Path, tmp_path: Path) -> None:
 
 def test_the_command_reads_domainbed(tmp_path: Path) -> None:
     domainbed_run(tmp_path, "ERM", 0.5, env=0, trial=0)
-    shown = command("--from-domainbed", tmp_path, "--published")
+    shown = command("report", "--from-domainbed", tmp_path, "--published")
     assert "PACS, selected by training-domains" in shown
     assert "DA-CORAL [published]" in shown
