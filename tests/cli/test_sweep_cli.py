@@ -14,11 +14,13 @@ import pytest
 import typer
 
 from acclimate.cli import sweep as sweep_command
+from acclimate.config import RunConfig, from_dict, nested
 from acclimate.data.manifest import Manifest
-from acclimate.results.protocol import DataSet, EmbeddingJob, Job, Sweep
+from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Event, Queue, Tally
 from fixtures.settings import TINY, as_flags
+from fixtures.sweeps import embedding_job, job, sweep_of
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "200"}
 
@@ -108,7 +110,6 @@ def test_failures_are_listed_and_tried_again(data: Path, tmp_path: Path) -> None
 
 def defined(data: Path, out: Path) -> list[str]:
     """The jobs of the command, in a folder that it has claimed and done nothing in yet."""
-    from acclimate.config import nested
     from acclimate.sweep.definition import gather, open_data
     from acclimate.sweep.jobs import define
 
@@ -157,28 +158,9 @@ def test_ctrl_c_stops_and_says_how_to_resume(data: Path, tmp_path: Path) -> None
 
 def small_queue(**found: Any) -> tuple[Sweep, Queue]:
     """A Φ and the two jobs that need it, waiting unless `found` says otherwise."""
-    config = {"train": {"steps": 6, "epochs": 0.0}}
-    settings: dict[str, Any] = {"dataset": "d", "config": config}
-    jobs = [
-        Job(
-            id=id,
-            algorithm="da-erm",
-            groups=(("a",),),
-            draw=0,
-            trial=trial,
-            needs="phi",
-            **settings,
-        )
-        for trial, id in enumerate(("one", "two"))
-    ]
-    sweep = Sweep(
-        title="",
-        rule="oracle",
-        baseline="erm",
-        datasets=(DataSet(name="d", digest="0", source="", domains=()),),
-        embeddings=(EmbeddingJob(id="phi", **settings),),
-        jobs=tuple(jobs),
-    )
+    config = from_dict(RunConfig, nested(TINY), where="test")
+    jobs = [job(name, config, needs="phi") for name in ("one", "two")]
+    sweep = sweep_of(jobs, [embedding_job("phi", config)])
     return sweep, Queue(sweep, {"phi": "waiting", "one": "waiting", "two": "waiting", **found})
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from acclimate.build.long_tail import facts
@@ -15,7 +14,6 @@ from acclimate.core.errors import ConfigError, SweepError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.paper.ablations.study import AblationRequest, prepare_ablation, write_data
 from acclimate.paper.ablations.subsets import first_domains, thinned
-from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.ablations.verdict import Level, gap, verdict
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import SweepPlan, check_folder
@@ -23,6 +21,7 @@ from acclimate.sweep.jobs import define
 from acclimate.sweep.settings import SweepConfig
 from fixtures.command_line import command
 from fixtures.errors import refused
+from fixtures.roles import with_roles
 from fixtures.settings import TINY, as_flags
 
 TRAINING = tuple(f"site-{number}" for number in range(6))
@@ -37,12 +36,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     X = rng.normal(size=(320, 5)).astype(np.float32)
     X[:, 0] += np.unique(y, return_inverse=True)[1]
     manifest = Manifest.from_arrays(X, y, domains)
-    role = {"val-site": "val", "test-site": "test"}
-    roles = pa.array([role.get(name, "train") for name in domains])
     path = tmp_path_factory.mktemp("data") / "sites.parquet"
-    Manifest(
-        manifest.table.append_column("role", roles), manifest.classes, manifest.root, "sites"
-    ).write(path)
+    with_roles(manifest, {"val-site": "val", "test-site": "test"}).write(path)
     return path
 
 
@@ -339,8 +334,6 @@ def test_a_dry_run_writes_nothing(sites: Path, tmp_path: Path) -> None:
         "ablate", "domains", sites, "--out", out, "--dry-run", *as_flags(TINY)
     )
     assert not out.exists()
-    rows = json.loads(command("list", "ablations", "--json"))["ablations"]
-    assert [row["name"] for row in rows] == list(ABLATIONS)
 
 
 @pytest.mark.slow
@@ -418,7 +411,7 @@ def test_one_draw_for_all_trials_has_the_jobs_it_always_had(
     folder = SweepFolder(tmp_path / "drawn once")
     folder.write(study.sweep)
     check_folder(folder.path, study.sweep)
-    with pytest.raises(SweepError, match="holds another sweep"):
+    with refused(SweepError, folder.path):
         check_folder(folder.path, anew.sweep)
 
 

@@ -8,7 +8,6 @@ import pytest
 from acclimate.core.errors import AcclimateError, SchemaError, SweepError
 from acclimate.core.files import read_document, write_document
 from acclimate.records.folder import write_checksums
-from acclimate.records.records import Finished, append
 from acclimate.results.protocol import (
     Axis,
     DataSet,
@@ -21,6 +20,7 @@ from acclimate.results.protocol import (
 )
 from acclimate.results.sweep_folder import Failure, SweepFolder
 from fixtures.errors import refused
+from fixtures.run_folders import finish
 
 CONFIG = {
     "algorithm": "erm",
@@ -46,13 +46,6 @@ def sweep() -> Sweep:
         jobs=(job("one", ("a",)), job("two", ("a",), ("b", "c")), job("three", ("b", "c"))),
         axis=Axis(label="N", places={"N = 2": 2.0, "none": None}),
     )
-
-
-def finished(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    record = Finished(kept_step=1, kept_by="x", kept_score=None, seconds=1.0, quarantined=0)
-    append(folder / "records.jsonl", record)
-    write_checksums(folder, finished=True)
 
 
 def test_a_sweep_survives_the_disk(tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_the_state_of_a_job_is_read_from_its_files(tmp_path: Path) -> None:
     assert here.job_state("j") == "started"
     here.write_failure(Failure(job="j", error="e", traceback="t", time="now", attempts=2))
     assert here.job_state("j") == "failed"
-    finished(here.run("k").path)
+    finish(here.run("k").path)
     assert here.job_state("k") == "done"
     (here.run("k").path / "checksums.json").unlink()  # not all was written
     assert here.job_state("k") == "waiting"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from acclimate.core.errors import UnknownName
 from acclimate.records.records import Finished, Record, Records, Score, append
-from acclimate.results.protocol import RULES, DataSet, Job, Sweep, targets
+from acclimate.results.protocol import RULES, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
     Candidate,
@@ -28,6 +28,7 @@ from acclimate.results.selection import (
 from acclimate.results.sweep_folder import SweepFolder
 from fixtures.errors import refused
 from fixtures.run_folders import score as scored
+from fixtures.sweeps import job, sweep_of
 
 NAN = float("nan")
 
@@ -47,18 +48,13 @@ def run(
     """A run whose groups are written as "a" or "a b"."""
     groups = tuple(tuple(group.split()) for group in held_out)
     name = f"{dataset}-{algorithm}{variant}-{'+'.join(held_out)}-{trial}-{draw}"
-    job = Job(
-        id=name,
-        dataset=dataset,
-        algorithm=algorithm,
-        variant=variant,
-        trial=trial,
-        draw=draw,
-        groups=groups,
-        config={},
-    )
+    kind = {"dataset": dataset, "algorithm": algorithm, "variant": variant}
     return Candidate(
-        job=job, method=method, training=training, validation=validation, unseen=unseen
+        job=job(name, **kind, trial=trial, draw=draw, groups=groups),
+        method=method,
+        training=training,
+        validation=validation,
+        unseen=unseen,
     )
 
 
@@ -436,16 +432,7 @@ def recorded(method: str = "none") -> Iterator[Record]:
     yield FINISHED
 
 
-JOB = Job(
-    id="job",
-    dataset="pacs",
-    algorithm="erm",
-    variant="v",
-    groups=(("t",),),
-    draw=3,
-    trial=1,
-    config={},
-)
+JOB = job("erm-3", variant="v", groups=(("t",),), draw=3, trial=1)
 
 
 @pytest.mark.parametrize(("algorithm", "method"), [("erm", "none"), ("da-erm", "embedding")])
@@ -538,16 +525,13 @@ def test_with_validation_domains_the_training_domains_are_read_from_the_final_sc
 
 def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
     jobs = (JOB, replace(JOB, id="unfinished", draw=4), replace(JOB, id="waiting", draw=5))
-    for job, records in zip(jobs, (list(recorded()), list(recorded())[:-1]), strict=False):
-        folder = SweepFolder(tmp_path).run(job.id).path
+    for one, records in zip(jobs, (list(recorded()), list(recorded())[:-1]), strict=False):
+        folder = SweepFolder(tmp_path).run(one.id).path
         folder.mkdir(parents=True)
         for record in records:
             append(folder / "records.jsonl", record)
-    data = DataSet(name="pacs", digest="d", source="", domains=("a", "b", "other", "t"))
-    sweep = Sweep(
-        title="", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=jobs
-    )
+    sweep = sweep_of(jobs, rule="oracle")
     found = candidates(tmp_path, sweep)
-    assert [one.job.id for one in found] == ["job"]
+    assert [one.job.id for one in found] == ["erm-3"]
     choice = only(select(found, sweep.rule, expected=sweep.jobs))
-    assert (choice.run, choice.draw, choice.score, choice.candidates) == ("job", 3, 0.5, 1)
+    assert (choice.run, choice.draw, choice.score, choice.candidates) == ("erm-3", 3, 0.5, 1)

@@ -13,19 +13,15 @@ from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.records.records import Score, read
-from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from acclimate.runs.scoring import split_domain
 from fixtures.errors import refused
+from fixtures.roles import with_roles
 
 Tiny = Callable[..., RunConfig]
+Fit = Callable[..., Path]
 ROLES = {"site-1": "val", "site-2": "test", "site-3": "test"}
-
-
-def with_roles(manifest: Manifest) -> Manifest:
-    roles = [ROLES.get(name, "train") for name in manifest.domain_names]
-    return replace(manifest, table=manifest.table.append_column("role", pa.array(roles)))
 
 
 def with_splits(manifest: Manifest) -> Manifest:
@@ -74,41 +70,36 @@ def assert_repeated(run: Path, data: Manifest) -> None:
 @pytest.mark.parametrize("algorithm", ["erm", "da-erm"])
 class TestEvaluateRepeatsTheFinalScores:
     def test_where_roles_make_the_domains(
-        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
+        self, features: Manifest, fit: Fit, algorithm: str
     ) -> None:
-        data = with_roles(with_splits(features))
-        train(tiny(algorithm), data, tmp_path / "run")
-        assert_repeated(tmp_path / "run", data)
-        by_role = {
-            score.role: score.domain for score in evaluate_run(tmp_path / "run", data).scores
-        }
+        data = with_roles(with_splits(features), ROLES)
+        run = fit(algorithm, data)
+        assert_repeated(run, data)
+        by_role = {score.role: score.domain for score in evaluate_run(run, data).scores}
         assert by_role == {"train": "site-4", "val": "site-1", "test": "site-3"}
 
     def test_where_a_domain_was_left_out(
-        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
+        self, features: Manifest, fit: Fit, algorithm: str
     ) -> None:
         """site-3 has the role test, and the run did not ask for it."""
-        data = with_roles(features)
-        train(tiny(algorithm, test_domains=["site-2"]), data, tmp_path / "run")
-        assert_repeated(tmp_path / "run", data)
+        data = with_roles(features, ROLES)
+        assert_repeated(fit(algorithm, data, test_domains=["site-2"]), data)
 
     def test_where_images_have_several_labels(
-        self, tree: Path, tiny: Tiny, tmp_path: Path, algorithm: str
+        self, tree: Path, fit: Fit, tmp_path: Path, algorithm: str
     ) -> None:
         data = several_labels(tree, tmp_path / "labels.csv")
         assert len(data) == 96 + 32
-        config = tiny(algorithm, test_domains=["west"], val_domains=["east"])
-        train(config, data, tmp_path / "run")
-        assert_repeated(tmp_path / "run", data)
+        run = fit(algorithm, data, test_domains=["west"], val_domains=["east"])
+        assert_repeated(run, data)
 
-    def test_where_classes_were_dropped(
-        self, features: Manifest, tiny: Tiny, tmp_path: Path, algorithm: str
-    ) -> None:
+    def test_where_classes_were_dropped(self, features: Manifest, fit: Fit, algorithm: str) -> None:
         data = with_an_orphan_class(features)
-        drop = {"data.unseen_classes": "drop"}
-        train(tiny(algorithm, test_domains=["site-4"], **drop), data, tmp_path / "run")
-        assert_repeated(tmp_path / "run", data)
-        own = [score for score in final_scores(tmp_path / "run") if score.domain == "site-4"]
+        with refused(ManifestError, "'yak'", "'site-4'", "data.unseen_classes=drop"):
+            fit(algorithm, data, test_domains=["site-4"])
+        run = fit(algorithm, data, test_domains=["site-4"], **{"data.unseen_classes": "drop"})
+        assert_repeated(run, data)
+        own = [score for score in final_scores(run) if score.domain == "site-4"]
         assert {score.n for score in own} == {16 - 6}
 
 
@@ -145,38 +136,31 @@ def test_an_image_of_many_labels_is_one_image(tree: Path, tiny: Tiny, tmp_path: 
 
 
 def test_a_training_image_counts_once_in_its_domain_s_embedding(
-    tree: Path, tiny: Tiny, tmp_path: Path
+    tree: Path, fit: Fit, tmp_path: Path
 ) -> None:
     """As at test time, where images come without labels."""
     data = several_labels(tree, tmp_path / "labels.csv")
-    train(tiny("da-erm", test_domains=["west"]), data, tmp_path / "run")
-    table = Trained.load(tmp_path / "run").table
+    table = Trained.load(fit("da-erm", data, test_domains=["west"])).table
     assert table is not None
     for name, state in table.states.items():
         rows = data.rows(domain=name, split="train")
         assert state.count == len({data.image_name(row) for row in rows}) < len(rows)
 
 
-def test_a_class_that_was_never_learned_is_refused(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_class_that_was_never_learned_is_refused(features: Manifest, fit: Fit) -> None:
     """It is on the model's list of classes, but no training domain showed it."""
     data = with_an_orphan_class(features)
     listed = replace(data, table=data.select(data.rows(domain="site-0")).table)
-    train(tiny("erm"), listed, tmp_path / "run")
-    with pytest.raises(UnknownName) as error:
-        evaluate_run(tmp_path / "run", data)
-    assert str(error.value) == ("the model has no class 'yak' of arrays; there is ant, bee, cat")
+    run = fit("erm", listed)
+    with refused(UnknownName, "'yak'", "arrays", "ant, bee, cat"):
+        evaluate_run(run, data)
 
 
-def test_other_data_are_scored_on_every_domain(
-    features: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_other_data_are_scored_on_every_domain(features: Manifest, fit: Fit) -> None:
     """Of the run's domains in the run's roles; domains that it never met are test domains."""
-    data = with_roles(features)
-    train(tiny("erm", test_domains=["site-2"]), data, tmp_path / "run")
-    others = data.without_domains("site-0")
-    found = evaluate_run(tmp_path / "run", others)
+    data = with_roles(features, ROLES)
+    run = fit("erm", data, test_domains=["site-2"])
+    found = evaluate_run(run, data.without_domains("site-0"))
     assert not found.same_data
     roles = {score.domain: score.role for score in found.scores}
     assert roles == {"site-1": "val", "site-2": "test", "site-3": "test", "site-4": "train"}

@@ -1,6 +1,5 @@
 """Runs: resumed after any interruption, refused when changed, and honest about what they did."""
 
-import dataclasses
 import os
 import random
 import shutil
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
@@ -33,6 +31,7 @@ from acclimate.runs import session
 from acclimate.runs.plan import make_plan
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes, stable
+from fixtures.roles import with_roles
 from fixtures.settings import TINY, as_flags
 
 Tiny = Callable[..., RunConfig]
@@ -110,20 +109,16 @@ def stamps(run: Path) -> dict[str, int]:
     return found
 
 
-def stamps_of(run: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
-
-
 def test_a_finished_run_is_left_alone_and_another_is_refused(
     fit: Fit, features: Manifest, tiny: Tiny
 ) -> None:
     run = fit("erm")
-    before = stamps_of(run)
+    before = stamps(run)
     assert train(tiny("erm"), features, run).already
-    assert stamps_of(run) == before
+    assert stamps(run) == before
     with refused(RunError, run, "train.steps is 6, not 7"):
         fit("erm", **{"train.steps": 7})
-    with pytest.raises(RunError, match="its data differ"):
+    with refused(RunError, run, "data"):
         fit("erm", features.without_domains("site-0"))
 
 
@@ -131,7 +126,7 @@ def test_a_run_that_never_started_can_be_mended(
     fit: Fit, features: Manifest, tiny: Tiny, tmp_path: Path
 ) -> None:
     sgd = {"train.optimiser.name": "sgd", "train.optimiser.lr": 1e10}
-    with pytest.raises(RunError, match="the loss of phase 'main' was not finite before step 6"):
+    with refused(RunError, "'main'", "step 6"):
         fit("erm", **sgd, **{"train.checkpoint_every": 6})
     assert not train(tiny("erm"), features, tmp_path / "run").already
 
@@ -159,17 +154,6 @@ def small_features(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return X, np.resize(["ant", "bee"], rows)
 
 
-def test_a_class_in_no_training_domain_is_refused_or_dropped(fit: Fit) -> None:
-    X, y = small_features(60)
-    y[-1] = "yak"
-    data = Manifest.from_arrays(X, y, np.repeat(["a", "b", "c"], 20))
-    with refused(ManifestError, "'yak'", "'c'", "data.unseen_classes=drop"):
-        fit("erm", data, test_domains=["c"])
-    run = fit("erm", data, test_domains=["c"], **{"data.unseen_classes": "drop"})
-    scored = [score for score in RunFolder(run).records().scores if score.role == "test"]
-    assert scored[0].n == 19 - 6  # 19 rows left, 6 of them adapted on
-
-
 def test_bad_images_are_quarantined_and_too_many_stop_the_run(
     tree: Path, fit: Fit, tmp_path: Path
 ) -> None:
@@ -184,7 +168,7 @@ def test_bad_images_are_quarantined_and_too_many_stop_the_run(
         "south/blue/03.jpg",
     ]
     assert run.finished is not None and run.finished.quarantined == 2
-    with pytest.raises(TooManyUnreadable, match=r"of 96"):
+    with refused(TooManyUnreadable, "of 96"):
         fit("da-erm", data, to="strict", **{"data.max_unreadable": 0.0})
 
 
@@ -205,18 +189,11 @@ def test_roles_of_the_manifest_are_the_default_and_never_trained_on(
     features: Manifest, tiny: Tiny
 ) -> None:
     roles = {"site-1": "val", "site-2": "test", "site-3": "test"}
-    column = pa.array([roles.get(d, "train") for d in features.domain_names])
-    data = dataclasses.replace(features, table=features.table.append_column("role", column))
+    data = with_roles(features, roles)
     for asked, test in (((), ("site-2", "site-3")), (("site-2",), ("site-2",))):
         plan = make_plan(tiny("erm", test_domains=asked), data)
         assert plan.train_domains == ("site-0", "site-4")
         assert (plan.val_domains, plan.test_domains) == (("site-1",), test)
-
-
-def test_plain_and_adaptive_are_scored_on_the_same_images(fit: Fit) -> None:
-    runs = [fit(name, to=name, test_domains=["site-4"]) for name in ("erm", "da-erm")]
-    one, two = ({(s.domain, s.n) for s in final_scores(run)} for run in runs)
-    assert one == two
 
 
 def test_a_model_of_one_domain_loads_again(features: Manifest, fit: Fit) -> None:
@@ -336,7 +313,7 @@ def test_a_pruned_run_says_so(fit: Fit) -> None:
     Trained.load(run)  # nothing is missing yet
     for name in ("model.safetensors", "embedding.safetensors"):
         (run / name).unlink()
-    before = stamps_of(run)
+    before = stamps(run)
     with refused(RunError, run, "pruned"):
         Trained.load(run)
-    assert stamps_of(fit()) == before
+    assert stamps(fit()) == before

@@ -9,14 +9,13 @@ import pytest
 from acclimate.config import RunConfig, from_dict
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.records.folder import write_checksums
-from acclimate.records.records import Finished, Score, append
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.definition import gather
 from acclimate.sweep.driver import prune
 from acclimate.sweep.jobs import define
+from fixtures.run_folders import finish, score
 from fixtures.settings import TINY
 
 
@@ -28,7 +27,7 @@ def sweep(features: Manifest) -> Sweep:
     return define(config, {"sites": features})
 
 
-def finish(folder: Path, job: Job) -> Path:
+def finish_job(folder: Path, job: Job) -> None:
     """What a finished run leaves, written by hand; all have one accuracy."""
     place = SweepFolder(folder).run(job.id).path
     place.mkdir(parents=True)
@@ -36,17 +35,7 @@ def finish(folder: Path, job: Job) -> Path:
     (place / "model.safetensors").write_bytes(b"w")
     if job.needs:
         (place / "embedding.safetensors").write_bytes(b"p")
-    score = Score(
-        moment="final", step=6, domain=job.held_out[0], role="test", split="all", n=18, top1=0.75,
-        top5=None, method=job.methods[0],
-    )  # fmt: skip
-    append(place / "records.jsonl", score)
-    finished = Finished(
-        kept_step=6, kept_by="validation splits", kept_score=0.5, seconds=61.4, quarantined=2
-    )
-    append(place / "records.jsonl", finished)
-    write_checksums(place, finished=True)
-    return place
+    finish(place, score(job.held_out[0], 0.75, job.methods[0]))
 
 
 @pytest.fixture
@@ -57,7 +46,7 @@ def finished(sweep: Sweep, tmp_path: Path) -> Path:
         place.mkdir(parents=True)
         (place / "embedding.safetensors").write_bytes(b"s")
     for job in sweep.jobs:
-        finish(tmp_path, job)
+        finish_job(tmp_path, job)
     return tmp_path
 
 

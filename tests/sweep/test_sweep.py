@@ -17,8 +17,6 @@ import pytest
 from acclimate.config import RunConfig
 from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
-from acclimate.records import records
-from acclimate.records.folder import write_checksums
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -30,6 +28,7 @@ from acclimate.sweep.worker import Task, TaskResult, note_failure, perform
 from fixtures.errors import refused
 from fixtures.faults import no_file_above
 from fixtures.interruption import assert_same_weights
+from fixtures.run_folders import finish
 from fixtures.sweeps import LOCAL, embedding_job, job, scores, start_driver, sweep_of
 
 Tiny = Callable[..., RunConfig]
@@ -348,33 +347,6 @@ def test_a_folder_that_another_process_works_in_is_busy(
 
 
 @pytest.mark.slow
-def test_a_sweep_on_local_workers(tiny: Tiny, data: Path, tmp_path: Path) -> None:
-    sweep = small_sweep(tiny, data)
-    broken = job("erm-9", tiny("erm", test_domains=["site-0"]))
-    broken = replace(broken, config={**broken.config, "algorithm": "erl"})
-    sweep = replace(sweep, jobs=(broken, *sweep.jobs))
-    folder = tmp_path / "s"
-    tally = run_sweep(folder, sweep, {"sites": data}, launch=LOCAL)
-    assert (tally.jobs, tally.done, tally.blocked) == (5, 4, ())
-    assert [failure.job for failure in tally.failures] == ["erm-9"]
-    for other in sweep.jobs[1:]:
-        assert scores(folder, other.id)
-    # Both DA runs started from the Φ that was learned once.
-    phi = SweepFolder(folder).embedding("phi-4").path / "embedding.safetensors"
-    for id in ("da_erm-4", "da_coral-4"):
-        shared = SweepFolder(folder).run(id).path / "embedding.safetensors"
-        assert shared.read_bytes() == phi.read_bytes()
-    stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    again = run_sweep(folder, sweep, {"sites": data}, launch=never)
-    assert (again.done, again.already, len(again.failures)) == (4, 4, 1)
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
-
-
-def never(folder: Path) -> Any:
-    raise AssertionError("nothing is left to do, and yet workers were started")
-
-
-@pytest.mark.slow
 def test_workers_end_with_a_killed_driver_and_the_sweep_goes_on(
     tiny: Tiny, data: Path, tmp_path: Path
 ) -> None:
@@ -448,16 +420,11 @@ def test_a_worker_that_cannot_start_says_why(
         run_sweep(tmp_path / "s", small_sweep(tiny, data), {"sites": data}, launch=LOCAL)
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 2 GPUs and 12 cores."""
+def test_slots_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 2 GPUs and 12 cores."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("acclimate.sweep.launchers.local.cores", lambda: 12)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_slots_share_out_the_gpus() -> None:
     assert local_slots(LaunchOptions()) == [Slot("cuda:0", 6), Slot("cuda:1", 6)]
     assert [slot.device for slot in local_slots(LaunchOptions(max_parallel=5))] == [
         *("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
@@ -493,19 +460,18 @@ def test_what_was_being_written_when_a_driver_was_killed_is_cleared(tmp_path: Pa
 
 
 def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) -> None:
-    """It had finished the job, and was killed before it could remove the note."""
+    """It had finished the job, and was killed before it could remove the note. Nothing is left to
+    do then, and no worker is started."""
+
+    def never(folder: Path) -> Any:
+        raise AssertionError("workers were started")
+
     sweep = sweep_of([job("one"), job("two")])
-    place = SweepFolder(tmp_path).run("one").path
-    place.mkdir(parents=True)
-    end = records.Finished(
-        kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
-    )
-    records.append(place / "records.jsonl", end)
-    write_checksums(place, finished=True)
+    finish(SweepFolder(tmp_path).run("one").path)
     SweepFolder(tmp_path).write(sweep)
     for id in ("one", "two"):
         note_failure(SweepFolder(tmp_path), id, "an error")
-    tally = conduct(tmp_path, sweep, Scripted({}))
+    tally = run_sweep(tmp_path, sweep, {"sites": tmp_path}, launch=never)
     assert [failure.job for failure in tally.failures] == ["two"]
     assert [path.stem for path in (tmp_path / "failures").iterdir()] == ["two"]
 
