@@ -90,21 +90,6 @@ def test_repeating_train_is_a_no_op(cli: Any, tree: Path, run: Path) -> None:
     assert (run / "records.jsonl").read_bytes() == before
 
 
-def test_adapting_goes_on_from_an_earlier_state(
-    cli: Any, run: Path, unlabelled: Path, tmp_path: Path
-) -> None:
-    files = sorted((unlabelled / "camera").iterdir())
-    whole, half = tmp_path / "whole.safetensors", tmp_path / "half.safetensors"
-    cli("adapt", run, *files, "--out", whole)
-    cli("adapt", run, *files[:5], "--out", half)
-    _, out, _ = cli("adapt", run, *files[5:], "--into", half, "--out", half, "--json")
-    assert json.loads(out)["n"] == 12
-    from acclimate import DomainState
-
-    one, two = DomainState.load(whole), DomainState.load(half)
-    np.testing.assert_allclose(one.mean, two.mean, rtol=1e-5, atol=1e-6)
-
-
 def test_evaluate(cli: Any, run: Path, tree: Path) -> None:
     code, out, _ = cli("evaluate", run, tree, "--source", "test", "--points", 10, "--json")
     found = json.loads(out)
@@ -157,21 +142,6 @@ def test_the_summary_keeps_the_splits_of_training_domains_apart(
     header, train_line = shown.split("\n\n")[1].splitlines()[:2]
     assert " ".join(header.split()) == "mean over domains role split domains top-1 worst domain"
     assert train_line.split()[:4] == ["none", "train", "test", "3"]
-
-
-@pytest.mark.slow
-def test_build_and_inspect(cli: Any, tree: Path, tmp_path: Path) -> None:
-    manifest = tmp_path / "sites.parquet"
-    _, out, _ = cli("build", "folder", tree, "--out", manifest, "--json")
-    built = json.loads(out)
-    assert (built["rows"], built["domains"], built["classes"]) == (96, 4, 2)
-    _, out, _ = cli("inspect", manifest, "--plots", tmp_path / "plots", "--json")
-    found = json.loads(out)
-    assert found["digest"] == built["digest"]
-    assert (found["images_read"], found["unreadable"], found["problems"]) == (96, [], [])
-    assert all(Path(plot).stat().st_size > 1000 for plot in found["plots"])
-    _, out, _ = cli("inspect", manifest)
-    assert "images tried: 96 of 96" in out
 
 
 def test_inspect_sums_up_what_is_missing(cli: Any, tree: Path, tmp_path: Path) -> None:
@@ -245,14 +215,6 @@ class TestErrors:
         assert_error(ended, "erm", "--method", "prior", "--algorithm da-erm")
         code, _, _ = cli("predict", plain, unlabelled, "--out", tmp_path / "p.csv")
         assert code == 0
-
-    def test_weights_that_are_not_there(self, cli: Any, tree: Path, tmp_path: Path) -> None:
-        result = cli(
-            "train", tree, "--backbone", "resnet50-v1", "--out", tmp_path / "run", "--algorithm",
-            "erm",
-        )  # fmt: skip
-        assert_error(result, "'resnet50-v1'")
-        assert not (tmp_path / "run").exists()
 
 
 def test_every_command_has_help_with_an_example(cli: Any) -> None:

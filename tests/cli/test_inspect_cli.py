@@ -27,3 +27,6 @@ def test_messy_folders(cli: Any, tree: Path, tmp_path: Path) -> None:
             "alike": False,
         }
     ]
+    _, out, _ = cli("inspect", root, "--read", "20", "--plots", tmp_path / "plots", "--json")
+    assert all(Path(plot).stat().st_size > 1000 for plot in json.loads(out)["plots"])
+    assert len(json.loads(out)["plots"]) == len(list((tmp_path / "plots").iterdir())) > 0

@@ -87,7 +87,4 @@ def test_a_batch_that_cannot_be_shared_is_refused(features: Manifest, tmp_path: 
         check=False,
     )
     assert done.returncode != 0
-    assert (
-        "error: 3 images of a domain cannot be shared equally by 2 processes; make "
-        "train.per_domain and embedding.per_domain multiples of 2"
-    ) in done.stderr
+    assert "error: 3 images" in done.stderr and "2 processes" in done.stderr
