@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import UnknownName
-from acclimate.records.records import Finished, Record, Records, Score, append
+from acclimate.records.records import Record, Records, Score, append
 from acclimate.results.protocol import RULES, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
@@ -27,6 +27,7 @@ from acclimate.results.selection import (
 )
 from acclimate.results.sweep_folder import SweepFolder
 from fixtures.errors import refused
+from fixtures.run_folders import END
 from fixtures.run_folders import score as scored
 from fixtures.sweeps import job, sweep_of
 
@@ -408,8 +409,6 @@ def test_of_many_domains_the_first_is_named() -> None:
 
 # --- from records
 
-FINISHED = Finished(kept_step=20, kept_by="", kept_score=None, seconds=1.0, quarantined=0)
-
 
 def score(
     moment: str, step: int, domain: str, role: str, split: str, top1: float | None, method: str
@@ -429,7 +428,7 @@ def recorded(method: str = "none") -> Iterator[Record]:
     yield score("final", 20, "t", "test", "all", 0.2, "wrong-embedding")
     yield score("final", 20, "t", "test", "all", 0.99, "oracle-prior")
     yield score("final", 20, "other", "test", "all", 0.3, method)
-    yield FINISHED
+    yield END
 
 
 JOB = job("erm-3", variant="v", groups=(("t",),), draw=3, trial=1)
@@ -459,7 +458,7 @@ def test_a_run_serves_each_method_that_it_was_to_be_scored_by() -> None:
         score("final", 20, "v", "val", "all", 0.6, "prior"),
         score("final", 20, "t", "test", "all", 0.7, "prior"),
         score("final", 20, "v", "val", "all", 0.9, "auto"),
-        FINISHED,
+        END,
     ]
     job = replace(JOB, config={"adapt": {"methods": ["prior", "t3a"]}})
     plain, prior, t3a = candidates_of(job, Records(tuple(records)))
@@ -517,7 +516,7 @@ def test_with_validation_domains_the_training_domains_are_read_from_the_final_sc
         score("final", 20, "c", "train", "test", 0.1, "none"),
         score("final", 20, "v", "val", "all", 0.41, "none"),
         score("final", 20, "t", "test", "all", 0.5, "none"),
-        FINISHED,
+        END,
     ]
     (found,) = candidates_of(JOB, Records(tuple(records)))
     assert (found.training, found.validation) == (0.6, pytest.approx(0.5))

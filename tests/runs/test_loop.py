@@ -12,11 +12,9 @@ from torch import nn
 
 from acclimate.config import AverageConfig, OptimiserConfig, gather
 from acclimate.core.distributed import World, joined, pick_device
-from acclimate.core.errors import ConfigError, RunError, UnknownName
-from acclimate.data.batches import Batch
+from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
-from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Validated, read
 from acclimate.runs.averages import make_average
@@ -214,20 +212,6 @@ def test_the_rate_follows_the_schedule(tmp_path: Path) -> None:
     make_loop(tmp_path, make_erm(), phase(settings, steps=4)).run()
     found = [record.lr for record in read(tmp_path / "records.jsonl").losses]
     assert found == pytest.approx(rates(settings, 4)[:4])
-
-
-class Exploding(Objective):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, batch: Batch, step: int) -> Losses:
-        return Losses(risk=self.weight * (math.inf if step == 1 else 1.0))
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    with refused(RunError, "'main'", "step 2", "(0.5)", "train.optimiser.clip"):
-        make_loop(tmp_path, Exploding(), phase(OptimiserConfig(lr=0.5), steps=3)).run()
 
 
 def test_shares_cover_everything_once() -> None:
