@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
 
 FLAGS = (
-    *("algorithm", "test_domains", "val_domains", "data.min_images", "model.backbone"),
-    *("model.weights", "train.steps", "seed"),
+    *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
+    *("model.backbone", "model.weights", "train.steps", "seed"),
 )
 
 

@@ -15,8 +15,7 @@ from acclimate.core.errors import ManifestError, damage_is, unknown
 from acclimate.core.text import count
 from acclimate.data import readers
 from acclimate.data.columns import (
-    BASE_IMAGE,
-    GROUPS,
+    REGIONS,
     SPLITS,
     Problem,
     conform,
@@ -31,6 +30,13 @@ from acclimate.data.columns import (
     summaries,
 )
 from acclimate.data.duplicates import joined, near_copies
+from acclimate.data.pictures import (
+    GROUP,
+    group_keys,
+    groups_in_paths,
+    numbers,
+    picture_keys,
+)
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -57,16 +63,25 @@ class Manifest:
 
     @classmethod
     def from_folder(
-        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
+        cls,
+        root: str | Path,
+        *,
+        val_share: float = 0.2,
+        seed: int = 0,
+        alike: bool = False,
+        group: str | None = None,
     ) -> Self:
         """A domain/class/image tree; folders may nest below the class.
 
         Copies of a file are in one split. With `alike`, so are pictures that look the same, for
-        which every image is read.
+        which every image is read. `group` is a regular expression for what belongs together in a
+        path, such as "patient-[0-9]+": its first group, or all that it matches.
         """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
         table, domains = readers.read_folder(folder, source)
+        if group:
+            table = table.append_column(GROUP, groups_in_paths(table["image"], group, source))
         return cls._of(
             table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
         )
@@ -155,12 +170,11 @@ class Manifest:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
-            same = readers.same_content(table, root)
+            whole = cls(table, classes, root.resolve(), source, domains)
+            units = whole.unit_ids
             if alike:
-                whole = cls(table, classes, root.resolve(), source, domains)
-                codes = whole.image_ids if same is None else same
-                same = joined(codes, near_copies(whole, np.arange(len(whole))))
-            splits = seeded_splits(table, val_share=val_share, seed=seed, same=same)
+                units = joined(units, near_copies(whole, np.arange(len(whole))))
+            splits = seeded_splits(table, units, val_share=val_share, seed=seed)
             table = table.append_column("split", splits)
         return cls(table, classes, root.resolve(), source, domains)
 
@@ -225,9 +239,35 @@ class Manifest:
         return image_codes(self.table, "bytes", "image")
 
     @cached_property
+    def picture_keys(self) -> np.ndarray:
+        """int64 [n]: what picture each row shows, by content; see `data.pictures`."""
+        return picture_keys(self.table, self.root)
+
+    @property
     def picture_ids(self) -> np.ndarray:
-        """int64 [n]: as `image_ids`, but images that were made of one count as the same."""
-        return image_codes(self.table, "bytes", "image", BASE_IMAGE)
+        """int64 [n]: equal where two rows show the same picture, in one file or several."""
+        return numbers(self.picture_keys)
+
+    @cached_property
+    def group_keys(self) -> np.ndarray:
+        """int64 [n]: the patient, burst or recording that each row belongs to."""
+        return group_keys(self.table)
+
+    @cached_property
+    def unit_ids(self) -> np.ndarray:
+        """int64 [n]: equal where rows belong on one side of every split: they show one picture, or
+        pictures of one group."""
+        pictures, groups = self.picture_ids, numbers(self.group_keys)
+        if not self.group_keys.any():
+            return pictures
+        order = np.argsort(groups, kind="stable")
+        neighbours = np.stack([order[:-1], order[1:]], axis=1)
+        return joined(pictures, neighbours[groups[order[:-1]] == groups[order[1:]]])
+
+    def shared_pictures(self) -> int:
+        """How many pictures several domains show."""
+        pairs = np.unique(np.stack([self.picture_ids, self.domain_index]), axis=1)
+        return int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
 
     def one_row_each(self, rows: np.ndarray) -> np.ndarray:
         """The first of `rows`, which ascend, for each of their images, ascending."""
@@ -243,9 +283,9 @@ class Manifest:
         return dict(sorted(self._of_domains("role")))
 
     def groups(self) -> dict[str, str]:
-        """The group of each domain by the first column of GROUPS that has one for each domain; a
+        """The group of each domain by the first column of REGIONS that has one for each domain; a
         column that splits a domain is no grouping of domains."""
-        for column in GROUPS:
+        for column in REGIONS:
             pairs = self._of_domains(column)
             if pairs and len(pairs) == len(dict(pairs)):
                 return {domain: str(group) for domain, group in sorted(pairs)}
@@ -282,11 +322,9 @@ class Manifest:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        remaining = ~np.isin(self.domain_index, codes)
+        remaining = np.flatnonzero(~np.isin(self.domain_index, codes))
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
-        return replace(
-            self, table=self.table.filter(pa.array(remaining)), declared_domains=declared
-        )
+        return self._of_rows(remaining, declared)
 
     def _known(self, domain: str) -> None:
         if domain not in self.all_domains:
@@ -294,8 +332,13 @@ class Manifest:
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""
-        chosen = self.table.take(pa.array(np.asarray(rows, dtype=np.int64)))
-        return replace(self, table=chosen, declared_domains=())
+        return self._of_rows(np.asarray(rows, dtype=np.int64), ())
+
+    def _of_rows(self, rows: np.ndarray, declared: tuple[str, ...]) -> Self:
+        some = replace(self, table=self.table.take(pa.array(rows)), declared_domains=declared)
+        if "picture_keys" in self.__dict__:  # files are not asked again
+            some.__dict__["picture_keys"] = self.picture_keys[rows]
+        return some
 
     def image_name(self, row: int) -> str:
         """What to call the row's image in a message: its path, or "row 17"."""
