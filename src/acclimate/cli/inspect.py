@@ -30,7 +30,8 @@ def inspect(
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
 
-    manifest = Manifest.open(data)
+    with progress_bar() as watch:
+        manifest = Manifest.open(data, watch=watch)
     problems = manifest.problems()
     inspection = inspect_manifest(manifest)
     with progress_bar() as watch:

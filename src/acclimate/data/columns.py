@@ -22,7 +22,7 @@ from acclimate.core.randomness import stream
 Key = TypeVar("Key")
 SPLITS = ("train", "val", "test")
 ROLES = ("train", "val", "test")
-TEXT = ("image", "label", "domain", "split", "role")
+TEXT = ("image", "label", "domain", "split", "role", "group")
 CONTENT = ("image", "bytes", "features")
 REGIONS = ("continent", "region")  # free columns that may sort domains into groups
 CORE = (*CONTENT, "label", "domain", "split", "role")

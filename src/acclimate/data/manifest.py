@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ManifestError, damage_is, unknown
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
 from acclimate.data import readers
 from acclimate.data.columns import (
@@ -70,6 +71,7 @@ class Manifest:
         seed: int = 0,
         alike: bool = False,
         group: str | None = None,
+        watch: Watch = unwatched,
     ) -> Self:
         """A domain/class/image tree; folders may nest below the class.
 
@@ -83,8 +85,9 @@ class Manifest:
         if group:
             table = table.append_column(GROUP, groups_in_paths(table["image"], group, source))
         return cls._of(
-            table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
-        )
+            table, folder, source,
+            domains=domains, val_share=val_share, seed=seed, alike=alike, watch=watch,
+        )  # fmt: skip
 
     @classmethod
     def from_table(
@@ -95,6 +98,7 @@ class Manifest:
         val_share: float = 0.2,
         seed: int = 0,
         alike: bool = False,
+        watch: Watch = unwatched,
     ) -> Self:
         """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
@@ -107,7 +111,9 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
+        return cls._of(
+            table, folder, path.name, val_share=val_share, seed=seed, alike=alike, watch=watch
+        )
 
     @classmethod
     def from_arrays(
@@ -143,14 +149,17 @@ class Manifest:
             )
 
     @classmethod
-    def open(cls, path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
-        """A folder tree, a manifest or a table, whichever `path` is."""
+    def open(cls, path: str | Path, *, watch: Watch | None = None, **splits: Any) -> Self:
+        """A folder tree, a manifest or a table, whichever `path` is; with a `watch` its files are
+        compared at once, and it sees how far that is. `splits`: `val_share` and `seed`."""
         path = Path(path).expanduser()
         if not path.exists():
             raise ManifestError(f"there is no file or folder '{path}'; check the path")
-        if path.is_dir():
-            return cls.from_folder(path, val_share=val_share, seed=seed)
-        return cls.from_table(path, val_share=val_share, seed=seed)
+        read = cls.from_folder if path.is_dir() else cls.from_table
+        manifest = read(path, watch=watch or unwatched, **splits)
+        if watch is not None:
+            manifest._identify(watch)
+        return manifest
 
     @classmethod
     def _of(
@@ -164,6 +173,7 @@ class Manifest:
         val_share: float,
         seed: int,
         alike: bool = False,
+        watch: Watch = unwatched,
     ) -> Self:
         table = conform(table, source)
         if classes is None:
@@ -171,11 +181,13 @@ class Manifest:
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
             whole = cls(table, classes, root.resolve(), source, domains)
+            whole._identify(watch)
             units = whole.unit_ids
             if alike:
                 units = joined(units, near_copies(whole, np.arange(len(whole))))
             splits = seeded_splits(table, units, val_share=val_share, seed=seed)
             table = table.append_column("split", splits)
+            return whole._hand_on(replace(whole, table=table))
         return cls(table, classes, root.resolve(), source, domains)
 
     def write(self, path: str | Path) -> None:
@@ -242,6 +254,10 @@ class Manifest:
     def picture_keys(self) -> np.ndarray:
         """int64 [n]: what picture each row shows, by content; see `data.pictures`."""
         return picture_keys(self.table, self.root)
+
+    def _identify(self, watch: Watch) -> None:
+        if "picture_keys" not in self.__dict__:
+            self.__dict__["picture_keys"] = picture_keys(self.table, self.root, watch)
 
     @property
     def picture_ids(self) -> np.ndarray:
@@ -336,9 +352,13 @@ class Manifest:
 
     def _of_rows(self, rows: np.ndarray, declared: tuple[str, ...]) -> Self:
         some = replace(self, table=self.table.take(pa.array(rows)), declared_domains=declared)
-        if "picture_keys" in self.__dict__:  # files are not asked again
-            some.__dict__["picture_keys"] = self.picture_keys[rows]
-        return some
+        return self._hand_on(some, rows)
+
+    def _hand_on(self, other: Self, rows: np.ndarray | slice = slice(None)) -> Self:
+        """`other`, which has these of the rows, without a second look at their files."""
+        if "picture_keys" in self.__dict__:
+            other.__dict__["picture_keys"] = self.picture_keys[rows]
+        return other
 
     def image_name(self, row: int) -> str:
         """What to call the row's image in a message: its path, or "row 17"."""

@@ -55,7 +55,7 @@ def evaluate_run(
         if not trained.adaptive and any(chain.embedding for chain in asked):
             raise nothing_to_embed(trained.config.algorithm)
         config = with_settings(trained.config, changes or {})
-        manifest = data if isinstance(data, Manifest) else Manifest.open(data)
+        manifest = data if isinstance(data, Manifest) else Manifest.open(data, watch=watch)
         manifest, _ = without_small(manifest, config.data.min_images)
         manifest.check()
         _check_kind(manifest, trained)
