@@ -9,7 +9,7 @@ import pytest
 from acclimate.config import RunConfig, from_dict
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.records.folder import write_checksums
+from acclimate.records.folder import PICTURES, write_checksums
 from acclimate.records.records import Finished, Score, append
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
@@ -65,7 +65,8 @@ def weights(folder: Path) -> dict[str, set[str]]:
     """The names of weight files, by the name of their folder."""
     names: dict[str, set[str]] = {}
     for path in folder.rglob("*.safetensors"):
-        names.setdefault(path.parent.name, set()).add(path.name)
+        if path.name != PICTURES:
+            names.setdefault(path.parent.name, set()).add(path.name)
     return names
 
 
