@@ -14,7 +14,7 @@ import pytest
 from acclimate.build import Built
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.progress import unwatched
-from acclimate.data.columns import seeded_splits
+from acclimate.data.columns import image_codes, seeded_splits
 from acclimate.data.manifest import Manifest
 from acclimate.paper.released import builder as released_builder
 from acclimate.paper.released import pickled
@@ -147,7 +147,8 @@ def test_validation_is_a_seeded_share_of_training_photos(tmp_path: Path) -> None
     ]
     assert manifests[0].digest() == manifests[1].digest() != manifests[2].digest()
     trained = manifests[0].table.filter(np.isin(manifests[0].splits, ["train", "val"]))
-    expected = seeded_splits(trained.drop_columns("split"), val_share=0.2, seed=0)
+    images = image_codes(trained, "image")
+    expected = seeded_splits(trained.drop_columns("split"), images, val_share=0.2, seed=0)
     assert trained["split"].to_pylist() == expected.to_pylist()
 
 

@@ -47,6 +47,6 @@ def test_groups_of_domains_come_from_the_first_column_that_has_one_for_each() ->
     assert made.groups() == {}
     split = made.table.append_column("continent", pa.array(list("pqrstuv")))
     north = pa.array(["north" if name == "x" else "south" for name in made.domain_names])
-    table = split.append_column("group", north)
+    table = split.append_column("region", north)
     found = Manifest(table, made.classes, made.root, made.source).groups()
     assert found == {"x": "north", "y": "south", "z": "south"}

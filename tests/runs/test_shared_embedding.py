@@ -43,6 +43,7 @@ REHEARSED: dict[str, Any] = {
 LATER: dict[str, Any] = REHEARSED | {
     "algorithm": "da-dann",
     "data.cache_gib": 0.0,
+    "data.keep_shared": True,
     "data.pack_gib": 0.0,
     "data.max_unreadable": 0.5,
     "data.unseen_classes": "drop",

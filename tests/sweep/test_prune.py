@@ -9,6 +9,7 @@ import pytest
 from acclimate.config import RunConfig, from_dict
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
+from acclimate.records.folder import PICTURES
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -54,7 +55,8 @@ def weights(folder: Path) -> dict[str, set[str]]:
     """The names of weight files, by the name of their folder."""
     names: dict[str, set[str]] = {}
     for path in folder.rglob("*.safetensors"):
-        names.setdefault(path.parent.name, set()).add(path.name)
+        if path.name != PICTURES:
+            names.setdefault(path.parent.name, set()).add(path.name)
     return names
 
 

@@ -290,7 +290,7 @@ def _drop_list(path: Path, expected: Benchmark) -> set[str]:
 
 
 def _manifest(table: pa.Table, root: Path, source: str, drawn: SplitSettings) -> Manifest:
-    same = readers.same_content(table, root)
-    splits = seeded_splits(table, val_share=drawn.val_share, seed=drawn.seed, same=same)
     classes = tuple(sorted(set(table["label"].to_pylist())))
-    return Manifest(table.append_column("split", splits), classes, root.resolve(), source)
+    whole = Manifest(table, classes, root.resolve(), source)
+    splits = seeded_splits(table, whole.unit_ids, val_share=drawn.val_share, seed=drawn.seed)
+    return replace(whole, table=table.append_column("split", splits))

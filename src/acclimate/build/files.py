@@ -28,10 +28,13 @@ class Folder(Builder):
     out: Path = required(OUT)
     splits: SplitSettings = field(default_factory=SplitSettings)
     alike: bool = flag(ALIKE)
+    group: str | None = setting(
+        None, "Pattern of what belongs together in a path, a patient or a burst: 'patient-[0-9]+'."
+    )
 
     def build(self, watch: Watch) -> Built:
-        splits = asdict(self.splits)
-        return _written(Manifest.from_folder(self.root, alike=self.alike, **splits), self.out)
+        options = {**asdict(self.splits), "alike": self.alike, "group": self.group}
+        return _written(Manifest.from_folder(self.root, **options), self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,10 @@ def evaluate(
         typer.Option(help="Score unseen domains by this method too; can be repeated."),
     ] = None,
     settings: MethodSettings = None,
+    keep_shared: Annotated[
+        bool | None,
+        typer.Option("--keep-shared", help="Score rows of pictures that were trained on, too."),
+    ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -55,6 +59,7 @@ def evaluate(
     from acclimate.runs.evaluate import evaluate_run
 
     flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
+    flags["data.keep_shared"] = keep_shared
     changes = {key: value for key, value in flags.items() if value is not None}
     changes |= flat(parse_assignments(settings or [], only="adapt"))
     with progress_bar() as watch:
@@ -64,8 +69,6 @@ def evaluate(
         say_json({**as_json(scored.scores), **facts})
         return
     show_scores(scored.scores)
-    if not scored.same_data and any(score.role == "train" for score in scored.scores):
-        facts["notes"] = ["training domains may be scored on images that were trained on"]
     say_facts(facts)
 
 
@@ -120,6 +123,8 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
 
 def show_scores(scores: Sequence["Score"]) -> None:
     """A table of the scores, and one of their means over domains."""
+    from acclimate.records.records import shared_notes
+
     rows = [(s.domain, s.role, _use(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores]
     if len(rows) <= MOST_SCORES:
         say_table(("domain", "role", "adapted by", "images", "top-1", "top-5"), rows)
@@ -139,6 +144,8 @@ def show_scores(scores: Sequence["Score"]) -> None:
     for method, meaning in MEANINGS.items():
         if method in methods:
             say(f"{method}: {meaning}")
+    for note in shared_notes(scores):
+        say(note)
     say()
 
 

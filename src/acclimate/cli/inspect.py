@@ -9,7 +9,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Data, Json
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_some, say_table
-from acclimate.core.text import DASH, percent
+from acclimate.core.text import DASH, count, percent
 
 if TYPE_CHECKING:
     from acclimate.data.inspection import Inspection
@@ -30,7 +30,8 @@ def inspect(
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
 
-    manifest = Manifest.open(data)
+    with progress_bar() as watch:
+        manifest = Manifest.open(data, watch=watch)
     problems = manifest.problems()
     inspection = inspect_manifest(manifest)
     with progress_bar() as watch:
@@ -58,6 +59,11 @@ def inspect(
         say(f"problem: {line}")
     say_some("copies", [" and ".join(one.images) for one in copies if not one.alike])
     say_some("look the same", [" and ".join(one.images) for one in copies if one.alike])
+    if shared := manifest.shared_pictures():
+        say(
+            f"{count(shared, 'picture')} in several sites: a site that is held out is scored and "
+            f"rehearsed without those that were trained on"
+        )
     if any(one.alike for one in copies):
         say(f"to keep them in one split: acclimate build folder {data} --alike --out FILE")
     facts = {

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
 
 FLAGS = (
-    *("algorithm", "test_domains", "val_domains", "data.min_images", "model.backbone"),
-    *("model.weights", "train.steps", "seed"),
+    *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
+    *("model.backbone", "model.weights", "train.steps", "seed"),
 )
 
 
@@ -59,7 +59,8 @@ def train(
     chosen = gather(preset, config, flags, parse_assignments(settings or []), recipe=RECIPE)
     recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
     folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"
-    manifest = Manifest.open(data)
+    with progress_bar() as watch:
+        manifest = Manifest.open(data, watch=watch)
     place = RunFolder(folder)
     plan = make_plan(place.settled(chosen), manifest, device=device)
     place.refuse_others(run_identity(plan))

@@ -74,6 +74,9 @@ class DataConfig:
         0.05, "share of unreadable images above which the run stops", at_least=0, at_most=1
     )
     min_images: int = setting(0, "domains with fewer images are left out, by name", at_least=0)
+    keep_shared: bool = setting(
+        False, "score rows whose pictures (or groups) were trained on, as benchmarks do"
+    )
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
         4.0, "GiB of images kept on a GPU or in memory; frozen features must fit", at_least=0
@@ -289,6 +292,7 @@ class Preset:
 RECIPE = "rehearsed"  # for those who name neither a preset nor an algorithm
 
 _PAPER: dict[str, Any] = {
+    "data.keep_shared": True,
     "model.backbone": RESNET_50,
     "model.freeze": "none",
     "data.image_size": 224,

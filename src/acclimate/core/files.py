@@ -30,6 +30,7 @@ _KINDS = {
 }
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _ABANDONED = 86_400  # seconds after which nobody is still writing a temporary file
+CACHE = "ACCLIMATE_CACHE"  # the variable that names the folder of caches
 _LONGEST = 200  # bytes of a name that a temporary file keeps; names may have 255
 
 
@@ -290,3 +291,17 @@ def _finite(value: float, path: Path) -> float:
     except OverflowError:  # an integer of hundreds of digits
         pass
     raise DamagedFile(path)
+
+
+def user_cache(kind: str) -> Path | None:
+    """The folder for `kind`: in $ACCLIMATE_CACHE, else in the user's cache; None without a home
+    that can be written to."""
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named).expanduser() / kind
+    with suppress(OSError, RuntimeError):
+        usual = Path.home() / ".cache" / "acclimate" / kind
+        usual.mkdir(parents=True, exist_ok=True)
+        if os.access(usual, os.W_OK):
+            return usual
+    return None

@@ -127,5 +127,6 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name}:{values.dtype}:{tuple(values.shape)}\n".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+        if values.numel():
+            digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

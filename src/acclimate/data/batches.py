@@ -158,7 +158,8 @@ class EpisodeSampler:
     """Rounds of Algorithm 1: N_t random domains, disjoint support and query rows from each.
 
     Rows come domain by domain, support before query. A domain smaller than its share repeats
-    support among support and query among query, so that they stay disjoint.
+    support among support and query among query, so that they stay disjoint. A picture that several
+    rows show (`pictures`, by row) counts once in a domain.
     """
 
     def __init__(
@@ -169,7 +170,10 @@ class EpisodeSampler:
         domains_per_step: int,
         support: float,
         seed: int,
+        pictures: np.ndarray | None = None,
     ) -> None:
+        if pictures is not None:
+            domains = [first_rows(rows, pictures) for rows in domains]
         self.domains, self.per_domain, self.seed = domains, per_domain, seed
         self.slots = min(domains_per_step, len(domains))
         self.support = support_size(per_domain, support)
@@ -185,6 +189,12 @@ class EpisodeSampler:
         cut = support_size(len(rows), self.support / self.per_domain)
         query = self.per_domain - self.support
         return np.concatenate([np.resize(rows[:cut], self.support), np.resize(rows[cut:], query)])
+
+
+def first_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The first of `rows` with each of the `ids`, which are by row, in the order of `rows`."""
+    _, first = np.unique(ids[rows], return_index=True)
+    return np.asarray(rows[np.sort(first)])
 
 
 def support_size(count: int, share: float) -> int:

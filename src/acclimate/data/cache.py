@@ -1,4 +1,4 @@
-"""What was made of images, on disk by the images' identity: features, and decoded pixels.
+"""What was made of images, on disk by the images' content: features, and decoded pixels.
 
 Features lie in shards, safetensors with a digest, that only come to be or go. A pack of pixels:
 
@@ -31,43 +31,16 @@ from torch import Tensor
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, DamagedFile
-from acclimate.core.files import clear_temporary, locked, write_error, write_json
+from acclimate.core.files import clear_temporary, locked, user_cache, write_error, write_json
 from acclimate.core.tensors import read_tensors, save_tensors
 from acclimate.data.manifest import Manifest
+from acclimate.data.pictures import SIZE as IDENTITY
+from acclimate.data.pictures import content_digests
 from acclimate.records.folder import LOCK
 
-VARIABLE = "ACCLIMATE_CACHE"
 GIB = 1 << 30
 ENDING = ".safetensors"
 IMAGES, FEATURES = "images", "features"
-IDENTITY = 32  # bytes
-
-
-def user_cache(kind: str) -> Path | None:
-    """The folder for `kind`: in $ACCLIMATE_CACHE, else in the user's cache; None without a home
-    that can be written to."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named).expanduser() / kind
-    with suppress(OSError, RuntimeError):
-        usual = Path.home() / ".cache" / "acclimate" / kind
-        usual.mkdir(parents=True, exist_ok=True)
-        if os.access(usual, os.W_OK):
-            return usual
-    return None
-
-
-def image_identity(image: str | bytes) -> bytes:
-    """32 bytes: of an encoded image by its content, of a file by its absolute path, size and time
-    of change."""
-    if isinstance(image, bytes):
-        return hashlib.sha256(b"content:" + image).digest()
-    try:
-        facts = os.stat(image)  # noqa: PTH116
-        known = f"{facts.st_size}:{facts.st_mtime_ns}"
-    except (OSError, ValueError):
-        known = "none"  # whoever reads it will say why it cannot be
-    return hashlib.sha256(f"file:{known}:".encode() + os.fsencode(image)).digest()
 
 
 def cache_folder(beside: Path) -> Path:
@@ -202,11 +175,12 @@ def open_pack(
     root, needed = user_cache("images"), len(rows) * 3 * size**2
     if root is None or not (keep or config.pack_gib):
         return None
-    identities, names = [], []  # a file keeps its name when it is changed
-    for image in manifest.image_sources(rows):
-        identities.append(image_identity(image))
-        path = isinstance(image, str)
-        names.append(hashlib.sha256(os.fsencode(image)).digest() if path else identities[-1])
+    images = list(manifest.image_sources(rows))
+    identities = content_digests(images)
+    names = [  # a file keeps its name when it is changed
+        hashlib.sha256(os.fsencode(image)).digest() if isinstance(image, str) else identity
+        for image, identity in zip(images, identities, strict=True)
+    ]
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))

@@ -22,10 +22,9 @@ from acclimate.core.randomness import stream
 Key = TypeVar("Key")
 SPLITS = ("train", "val", "test")
 ROLES = ("train", "val", "test")
-TEXT = ("image", "label", "domain", "split", "role")
+TEXT = ("image", "label", "domain", "split", "role", "group")
 CONTENT = ("image", "bytes", "features")
-BASE_IMAGE = "base_image"  # a free column that names the image a row was made from
-GROUPS = ("continent", "region", "group")  # free columns that may sort domains into groups
+REGIONS = ("continent", "region")  # free columns that may sort domains into groups
 CORE = (*CONTENT, "label", "domain", "split", "role")
 
 
@@ -113,38 +112,29 @@ def encode(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     return names, codes.to_numpy().astype(np.int64)
 
 
-def seeded_splits(
-    table: pa.Table, *, val_share: float, seed: int, same: np.ndarray | None = None
-) -> pa.Array:
-    """`train` or `val` for each row; a domain's rows alone decide its split.
+def seeded_splits(table: pa.Table, units: np.ndarray, *, val_share: float, seed: int) -> pa.Array:
+    """`train` or `val` for each row: one of them for each unit, in whatever domains it has rows.
 
-    In each domain round(val_share * n) of its n images go to `val`, and at least one stays. Rows
-    that share an image go together, or a validation image would be trained on under another label.
-    `same` [n] is equal where different files show one picture: copies go together too, and those
-    of another domain's training images are trained on.
+    `units` [n] are equal where rows show one picture, or belong to one group. In each domain
+    round(val_share * n) of its n units go to `val`, as far as other domains have not decided about
+    them, and at least one stays.
     """
     if not 0 <= val_share < 1:
         raise ConfigError(f"val_share is {val_share}; give a share of at least 0 and less than 1")
     domains, domain = encode(table["domain"])
-    image = image_codes(table, "image") if same is None else same
-    held_out = np.zeros(table.num_rows, dtype=bool)
+    _, unit = np.unique(units, return_inverse=True)
+    split = np.full(unit.max(initial=-1) + 1, -1)  # of each unit: 1 for `val`, 0 for `train`
     for name, rows in grouped(domain, domains).items():
-        _, first, group = np.unique(image[rows], return_index=True, return_inverse=True)
-        # Numbered by first appearance in this domain: codes depend on the other domains.
-        group = np.argsort(np.argsort(first))[group]
-        count = min(round(val_share * len(first)), len(first) - 1)
-        chosen = stream(seed, "split", name).permutation(len(first))[:count]
-        held_out[rows] = np.isin(group, chosen)
-    if same is not None:
-        held_out &= ~_copied(image_codes(table, "image"), same, ~held_out)
-    return pa.array(np.where(held_out, "val", "train").tolist(), pa.string())
-
-
-def _copied(file: np.ndarray, same: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """bool [n]: which rows show, in another file, a picture that a `trained` row shows."""
-    pairs = np.unique(np.stack([same, file]), axis=1)
-    several, files = np.unique(pairs[0], return_counts=True)
-    return np.isin(same, several[files > 1]) & np.isin(same, same[trained])
+        own, first = np.unique(unit[rows], return_index=True)
+        # In the order of this domain: numbers depend on the other domains.
+        own = own[np.argsort(first)]
+        shuffled = own[stream(seed, "split", name).permutation(len(own))]
+        free = shuffled[split[shuffled] < 0]
+        wanted = min(round(val_share * len(own)), len(own) - 1) - int((split[own] == 1).sum())
+        split[free] = np.arange(len(free)) < wanted
+        if split[own].all():
+            split[own[0]] = 0
+    return pa.array(np.where(split[unit] == 1, "val", "train").tolist(), pa.string())
 
 
 def image_codes(table: pa.Table, *names: str) -> np.ndarray:

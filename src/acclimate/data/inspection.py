@@ -14,7 +14,6 @@ from acclimate.core.randomness import stream
 from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.duplicates import joined, near_copies
 from acclimate.data.manifest import Manifest
-from acclimate.data.readers import same_content
 
 TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""
@@ -112,8 +111,7 @@ def find_copies(manifest: Manifest, looked_at: np.ndarray) -> list[Copies]:
     among the rows `looked_at`."""
     if manifest.has_features:
         return []
-    same = same_content(manifest.table, manifest.root)
-    codes = manifest.image_ids if same is None else same
+    codes = manifest.picture_ids
     equal = _copies(manifest, codes, alike=False)
     known = {copies.images for copies in equal}
     alike = _copies(manifest, joined(codes, near_copies(manifest, looked_at)), alike=True)

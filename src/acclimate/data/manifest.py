@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ManifestError, damage_is, unknown
+from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
 from acclimate.data import readers
 from acclimate.data.columns import (
-    BASE_IMAGE,
-    GROUPS,
+    REGIONS,
     SPLITS,
     Problem,
     conform,
@@ -31,6 +31,13 @@ from acclimate.data.columns import (
     summaries,
 )
 from acclimate.data.duplicates import joined, near_copies
+from acclimate.data.pictures import (
+    GROUP,
+    group_keys,
+    groups_in_paths,
+    numbers,
+    picture_keys,
+)
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -57,19 +64,30 @@ class Manifest:
 
     @classmethod
     def from_folder(
-        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
+        cls,
+        root: str | Path,
+        *,
+        val_share: float = 0.2,
+        seed: int = 0,
+        alike: bool = False,
+        group: str | None = None,
+        watch: Watch = unwatched,
     ) -> Self:
         """A domain/class/image tree; folders may nest below the class.
 
         Copies of a file are in one split. With `alike`, so are pictures that look the same, for
-        which every image is read.
+        which every image is read. `group` is a regular expression for what belongs together in a
+        path, such as "patient-[0-9]+": its first group, or all that it matches.
         """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
         table, domains = readers.read_folder(folder, source)
+        if group:
+            table = table.append_column(GROUP, groups_in_paths(table["image"], group, source))
         return cls._of(
-            table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
-        )
+            table, folder, source,
+            domains=domains, val_share=val_share, seed=seed, alike=alike, watch=watch,
+        )  # fmt: skip
 
     @classmethod
     def from_table(
@@ -80,6 +98,7 @@ class Manifest:
         val_share: float = 0.2,
         seed: int = 0,
         alike: bool = False,
+        watch: Watch = unwatched,
     ) -> Self:
         """A .csv, .tsv, .parquet, .jsonl or .ndjson file; `root` is its folder unless given.
 
@@ -92,7 +111,9 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        return cls._of(table, folder, path.name, val_share=val_share, seed=seed, alike=alike)
+        return cls._of(
+            table, folder, path.name, val_share=val_share, seed=seed, alike=alike, watch=watch
+        )
 
     @classmethod
     def from_arrays(
@@ -128,14 +149,17 @@ class Manifest:
             )
 
     @classmethod
-    def open(cls, path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
-        """A folder tree, a manifest or a table, whichever `path` is."""
+    def open(cls, path: str | Path, *, watch: Watch | None = None, **splits: Any) -> Self:
+        """A folder tree, a manifest or a table, whichever `path` is; with a `watch` its files are
+        compared at once, and it sees how far that is. `splits`: `val_share` and `seed`."""
         path = Path(path).expanduser()
         if not path.exists():
             raise ManifestError(f"there is no file or folder '{path}'; check the path")
-        if path.is_dir():
-            return cls.from_folder(path, val_share=val_share, seed=seed)
-        return cls.from_table(path, val_share=val_share, seed=seed)
+        read = cls.from_folder if path.is_dir() else cls.from_table
+        manifest = read(path, watch=watch or unwatched, **splits)
+        if watch is not None:
+            manifest._identify(watch)
+        return manifest
 
     @classmethod
     def _of(
@@ -149,19 +173,21 @@ class Manifest:
         val_share: float,
         seed: int,
         alike: bool = False,
+        watch: Watch = unwatched,
     ) -> Self:
         table = conform(table, source)
         if classes is None:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
             classes = tuple(sorted(label for label in labels if label.strip()))
         if "split" not in table.column_names:
-            same = readers.same_content(table, root)
+            whole = cls(table, classes, root.resolve(), source, domains)
+            whole._identify(watch)
+            units = whole.unit_ids
             if alike:
-                whole = cls(table, classes, root.resolve(), source, domains)
-                codes = whole.image_ids if same is None else same
-                same = joined(codes, near_copies(whole, np.arange(len(whole))))
-            splits = seeded_splits(table, val_share=val_share, seed=seed, same=same)
+                units = joined(units, near_copies(whole, np.arange(len(whole))))
+            splits = seeded_splits(table, units, val_share=val_share, seed=seed)
             table = table.append_column("split", splits)
+            return whole._hand_on(replace(whole, table=table))
         return cls(table, classes, root.resolve(), source, domains)
 
     def write(self, path: str | Path) -> None:
@@ -225,9 +251,39 @@ class Manifest:
         return image_codes(self.table, "bytes", "image")
 
     @cached_property
+    def picture_keys(self) -> np.ndarray:
+        """int64 [n]: what picture each row shows, by content; see `data.pictures`."""
+        return picture_keys(self.table, self.root)
+
+    def _identify(self, watch: Watch) -> None:
+        if "picture_keys" not in self.__dict__:
+            self.__dict__["picture_keys"] = picture_keys(self.table, self.root, watch)
+
+    @property
     def picture_ids(self) -> np.ndarray:
-        """int64 [n]: as `image_ids`, but images that were made of one count as the same."""
-        return image_codes(self.table, "bytes", "image", BASE_IMAGE)
+        """int64 [n]: equal where two rows show the same picture, in one file or several."""
+        return numbers(self.picture_keys)
+
+    @cached_property
+    def group_keys(self) -> np.ndarray:
+        """int64 [n]: the patient, burst or recording that each row belongs to."""
+        return group_keys(self.table)
+
+    @cached_property
+    def unit_ids(self) -> np.ndarray:
+        """int64 [n]: equal where rows belong on one side of every split: they show one picture, or
+        pictures of one group."""
+        pictures, groups = self.picture_ids, numbers(self.group_keys)
+        if not self.group_keys.any():
+            return pictures
+        order = np.argsort(groups, kind="stable")
+        neighbours = np.stack([order[:-1], order[1:]], axis=1)
+        return joined(pictures, neighbours[groups[order[:-1]] == groups[order[1:]]])
+
+    def shared_pictures(self) -> int:
+        """How many pictures several domains show."""
+        pairs = np.unique(np.stack([self.picture_ids, self.domain_index]), axis=1)
+        return int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
 
     def one_row_each(self, rows: np.ndarray) -> np.ndarray:
         """The first of `rows`, which ascend, for each of their images, ascending."""
@@ -243,9 +299,9 @@ class Manifest:
         return dict(sorted(self._of_domains("role")))
 
     def groups(self) -> dict[str, str]:
-        """The group of each domain by the first column of GROUPS that has one for each domain; a
+        """The group of each domain by the first column of REGIONS that has one for each domain; a
         column that splits a domain is no grouping of domains."""
-        for column in GROUPS:
+        for column in REGIONS:
             pairs = self._of_domains(column)
             if pairs and len(pairs) == len(dict(pairs)):
                 return {domain: str(group) for domain, group in sorted(pairs)}
@@ -282,11 +338,9 @@ class Manifest:
         for name in names:
             self._known(name)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
-        remaining = ~np.isin(self.domain_index, codes)
+        remaining = np.flatnonzero(~np.isin(self.domain_index, codes))
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
-        return replace(
-            self, table=self.table.filter(pa.array(remaining)), declared_domains=declared
-        )
+        return self._of_rows(remaining, declared)
 
     def _known(self, domain: str) -> None:
         if domain not in self.all_domains:
@@ -294,8 +348,17 @@ class Manifest:
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""
-        chosen = self.table.take(pa.array(np.asarray(rows, dtype=np.int64)))
-        return replace(self, table=chosen, declared_domains=())
+        return self._of_rows(np.asarray(rows, dtype=np.int64), ())
+
+    def _of_rows(self, rows: np.ndarray, declared: tuple[str, ...]) -> Self:
+        some = replace(self, table=self.table.take(pa.array(rows)), declared_domains=declared)
+        return self._hand_on(some, rows)
+
+    def _hand_on(self, other: Self, rows: np.ndarray | slice = slice(None)) -> Self:
+        """`other`, which has these of the rows, without a second look at their files."""
+        if "picture_keys" in self.__dict__:
+            other.__dict__["picture_keys"] = self.picture_keys[rows]
+        return other
 
     def image_name(self, row: int) -> str:
         """What to call the row's image in a message: its path, or "row 17"."""

@@ -8,9 +8,7 @@ import hashlib
 import io
 import json
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from acclimate.core.files import (
     require_regular,
     write_atomically,
 )
-from acclimate.data.columns import TEXT, conform, encode, require_columns
+from acclimate.data.columns import TEXT, conform, require_columns
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
@@ -45,7 +43,6 @@ TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
-BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
 _LAYOUT = "put each image under <domain>/<class>/"
 
@@ -183,52 +180,6 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
         for image in inside:
             images.setdefault(os.path.abspath(image), image)  # noqa: PTH100 (links stay links)
     return sorted(images.values())
-
-
-def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
-    """int64 [n], equal where two rows show files of one content; None where no two files are the
-    same. Only files of one size are read, and of those most only in part."""
-    if "image" not in table.column_names:
-        return None
-    names, file = encode(table["image"])
-    groups = [[place for place, name in enumerate(names) if name]]
-    for key in (_size, _middle, _whole):
-        groups = [finer for group in groups for finer in _equal(group, names, root, key)]
-    if not groups:
-        return None
-    first = np.arange(len(names))
-    for places in groups:
-        first[places] = places[0]
-    # A row without a path shows a picture of its own.
-    alone = len(names) + np.arange(len(file))
-    return np.where(pc.is_valid(table["image"]).to_numpy(), first[file], alone)
-
-
-def _equal(
-    places: Sequence[int], names: Sequence[str], root: Path, key: Callable[[Path], object]
-) -> list[list[int]]:
-    """Those of the named files whose `key` agrees with another's."""
-    by_key = defaultdict(list)
-    for place in places:
-        with suppress(OSError, ValueError):  # what cannot be read is no copy
-            if value := key(root / names[place]):  # an empty file shows nothing
-                by_key[value].append(place)
-    return [alike for alike in by_key.values() if len(alike) > 1]
-
-
-def _size(path: Path) -> int:
-    return os.stat(path).st_size  # noqa: PTH116 (many)
-
-
-def _middle(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
-        return file.read(BLOCK)
-
-
-def _whole(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_image(path: str) -> bool:

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from acclimate.config import DataConfig
 from acclimate.core.distributed import cores, local_processes
 from acclimate.core.errors import ConfigError, ImageError, TooManyUnreadable
-from acclimate.core.files import append_line, write_error, write_text
+from acclimate.core.files import CACHE, append_line, user_cache, write_error, write_text
 from acclimate.core.progress import Watch, unwatched
-from acclimate.data.cache import GIB, VARIABLE, Pack, open_pack, user_cache
+from acclimate.data.cache import GIB, Pack, open_pack
 from acclimate.data.columns import require_finite
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
@@ -393,7 +393,7 @@ def pack_images(
 ) -> Pack:
     """Decode all images of a manifest into a pack on disk that stays; goes on after a kill."""
     if user_cache("images") is None:
-        raise ConfigError(f"there is no folder to keep images in; set {VARIABLE} to one")
+        raise ConfigError(f"there is no folder to keep images in; set {CACHE} to one")
     source = ImageSource(
         manifest, size, replace(config, cache_gib=0.0), quarantine, keep=True, processes=True
     )

@@ -15,8 +15,9 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite, tensors_digest
-from acclimate.data.cache import GIB, FeatureCache, cache_folder, image_identity
+from acclimate.data.cache import GIB, FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
+from acclimate.data.pictures import content_digests
 from acclimate.data.source import (
     FeatureSource,
     ImageSource,
@@ -130,7 +131,7 @@ def _images(manifest: Manifest, rows: np.ndarray) -> tuple[list[bytes], np.ndarr
     row of the manifest, -1 for those that are not among `rows`."""
     one, code = numbered(manifest.image_ids[rows])
     places: dict[bytes, int] = {}  # names may differ of what is the same
-    identities = map(image_identity, manifest.image_sources(rows[one]))
+    identities = content_digests(list(manifest.image_sources(rows[one])))
     numbers = [places.setdefault(identity, len(places)) for identity in identities]
     _, first = np.unique(numbers, return_index=True)
     image = np.full(len(manifest), -1, dtype=np.int64)

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError
-from acclimate.core.files import write_atomically
-from acclimate.data.cache import user_cache
+from acclimate.core.files import user_cache, write_atomically
 from acclimate.learn.models.backbones import BATCH, SMALL, TORCH, Backbone
 
 NETWORK = "network."  # before the names of its tensors in a graph

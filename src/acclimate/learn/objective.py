@@ -191,12 +191,20 @@ class Embedding(Objective):
         self.centre.copy_(centre)
         self.spread.copy_(spread if spread > resolution else torch.ones_like(spread))
 
-    def sampler(self, domains: Sequence[np.ndarray], config: EmbeddingConfig, seed: int) -> Sampler:
-        """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise."""
+    def sampler(
+        self,
+        domains: Sequence[np.ndarray],
+        config: EmbeddingConfig,
+        seed: int,
+        pictures: np.ndarray | None = None,
+    ) -> Sampler:
+        """The batches it learns from; rounds of Algorithm 1 unless an embedding says otherwise.
+        `pictures` are those of the rows, where several may show one."""
         return EpisodeSampler(
             domains,
             per_domain=config.per_domain,
             domains_per_step=config.domains_per_step,
             support=config.support,
             seed=seed,
+            pictures=pictures,
         )

@@ -165,7 +165,8 @@ def fit_site(rows: Features, names: Sequence[str], config: SiteConfig, *, seed: 
         embedding, predictor = build_site(
             rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
         )
-    sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed)
+    shown = None if rows.shown is None else rows.shown.cpu().numpy()
+    sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed, shown)
     _fit(embedding.to(rows.x.device), sampler, rows, config, seed)
     table = _embed(embedding.eval(), rows, names)
     objective = _erm(predictor.to(rows.x.device), rows, seed)

@@ -28,6 +28,7 @@ PREDICTIONS = "predictions.parquet"  # the scored rows behind the final scores
 QUARANTINE = "quarantine.jsonl"  # images that could not be read
 PHI = "embedding.safetensors"  # Φ and the training domains' μ, after Step A
 CONSISTENCY = "consistency.json"  # how fast μ settles with n; distances between domains
+PICTURES = "pictures.safetensors"  # keys of the pictures and groups that were trained on
 MODEL = "model.json"  # everything needed to load the weights; its digest of them too
 WEIGHTS = "model.safetensors"
 DOMAINS = "domains.safetensors"  # μ, σ² and n of every domain, for reports
@@ -57,7 +58,7 @@ def write_checksums(folder: Path, *, finished: bool = False) -> None:
 
     Files of tensors carry a digest of their own, and the model's description that of its weights.
     """
-    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP, *([RECORDS] if finished else []))
+    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP, PICTURES, *([RECORDS] if finished else []))
     digests = {name: file_digest(folder / name) for name in listed if (folder / name).exists()}
     write_document(folder / CHECKSUMS, {"files": digests})
 

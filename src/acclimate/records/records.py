@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from acclimate.config import from_dict
 from acclimate.core.errors import ConfigError, RecordError, UnknownName
 from acclimate.core.files import FORMAT, append_line, parse_json, require_format
+from acclimate.core.text import count, percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +68,26 @@ class Score:
     adapt_n: int | None = None
     adapt_seed: int | None = None
     loss: float | None = None  # mean cross-entropy
+    shared: int = 0  # rows of the split that show pictures that were trained on, or of their groups
+    top1_unshared: float | None = None  # on the other rows, where those are scored too
     # Every metric of `metrics.METRICS` that is one number, by name; these three among them.
     metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+
+
+def shared_notes(scores: Iterable[Score]) -> list[str]:
+    """A sentence for each domain that shares pictures with the training data."""
+    rows: dict[tuple[str, str], Score] = {}
+    for score in scores:
+        if score.shared and score.method in ("none", "embedding"):
+            rows.setdefault((score.domain, score.split), score)
+    notes = []
+    for (domain, _), score in rows.items():
+        shown = f"{domain}: {count(score.shared, 'row')} of pictures that were trained on"
+        if score.top1_unshared is None:
+            notes.append(f"{shown}, left out of its scores (--keep-shared scores them)")
+        else:
+            notes.append(f"{shown}, and scored; without them {percent(score.top1_unshared)} %")
+    return notes
 
 
 class Validated(NamedTuple):

@@ -24,7 +24,7 @@ MOST_FOLDS = 5  # of a rehearsal,
 LEAVE_ONE_OUT = 8  # but up to so many domains, each is a fold of its own
 SIZES = (5, 20, 100, 300)  # unlabelled images that a new site might offer
 LEAST_LEFT = 0.5  # of the rows to fit on, once the pictures of held-out domains are left out
-ENOUGH_UNSEEN = 200  # pictures of a domain, for half of them to be adapted on
+ENOUGH_UNSEEN = 40  # pictures of a domain, for half of them to be adapted on
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RehearsalData:
 
     features: Features
     names: Sequence[str]  # of the domains
-    images: np.ndarray  # [n]: rows with the same number show the same image
+    units: np.ndarray  # [n]: equal where rows show one picture, or pictures of one group
     fitted: np.ndarray  # [n] bool: rows that heads may be fitted on
     scored: np.ndarray  # [n] bool: rows that may be held out
     layers: bool  # whether the plain model learned layers of its own on the features
@@ -42,7 +42,6 @@ class RehearsalData:
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
     dropout: float = 0.0
-    pictures: np.ndarray | None = None  # as `images`, where a repainted picture is the same one
 
     def held_out(self, domain: int) -> np.ndarray:
         """Rows of a domain that adapt to it and score it when it is held out."""
@@ -57,8 +56,8 @@ class RehearsalData:
         return new
 
     def shown(self, domain: int) -> np.ndarray:
-        """The different images that a domain shows when it is held out."""
-        return np.unique(self.images[self.held_out(domain)])
+        """The different pictures or groups that a domain shows when it is held out."""
+        return np.unique(self.units[self.held_out(domain)])
 
 
 class Fold(NamedTuple):
@@ -76,12 +75,16 @@ def sizes(images: int) -> list[int]:
 
 
 def make_folds(data: RehearsalData, seed: int) -> tuple[RehearsalData, list[Fold]]:
-    """Hold out each domain that has images enough once; the data are arranged for that."""
+    """Hold out each domain that has images enough once; the data are arranged for that. No folds
+    where domains share too many pictures for a model to be ignorant of some."""
     domains = len(data.names)
     count = domains if domains <= LEAVE_ONE_OUT else MOST_FOLDS
     order = stream(seed, "rehearsal folds").permutation(domains)
     parts = [sorted(int(d) for d in order[number::count]) for number in range(count)]
-    data = _keep_apart(data, parts)
+    apart = _keep_apart(data, parts)
+    if apart is None:
+        return data, []
+    data = apart
     folds = (_fold(data, number, part) for number, part in enumerate(parts))
     return data, [fold for fold in folds if fold is not None]
 
@@ -100,25 +103,22 @@ def _fold(data: RehearsalData, number: int, part: Sequence[int]) -> Fold | None:
 def _apart(data: RehearsalData, held_out: Sequence[int]) -> np.ndarray:
     """Rows [n] that show no image of the held-out domains."""
     theirs = np.concatenate([data.shown(d) for d in held_out])
-    return ~np.isin(data.images, theirs)
+    return ~np.isin(data.units, theirs)
 
 
-def _keep_apart(data: RehearsalData, parts: Sequence[Sequence[int]]) -> RehearsalData:
+def _keep_apart(data: RehearsalData, parts: Sequence[Sequence[int]]) -> RehearsalData | None:
     """Data in which heads know no picture of a held-out domain.
 
     Heads are not fitted on what a held-out domain shows. Where domains share so many pictures that
     this would leave little to fit on, pictures that no head is fitted on are held out instead.
-    Where those are too few as well, a repainted picture counts as another one.
+    None where those are too few as well.
     """
-    if len(parts) < 2:
+    if len(parts) < 2 or all(_share_left(data, part) >= LEAST_LEFT for part in parts):
         return data
-    by_picture = data if data.pictures is None else replace(data, images=data.pictures)
-    if all(_share_left(by_picture, part) >= LEAST_LEFT for part in parts):
-        return by_picture
-    fitted_on = np.isin(by_picture.images, by_picture.images[data.fitted])
-    unseen = replace(by_picture, scored=data.scored & ~fitted_on)
+    fitted_on = np.isin(data.units, data.units[data.fitted])
+    unseen = replace(data, scored=data.scored & ~fitted_on)
     able = sum(len(unseen.shown(d)) >= ENOUGH_UNSEEN for d in range(len(data.names)))
-    return unseen if 2 * able >= len(data.names) else data
+    return unseen if 2 * able >= len(data.names) else None
 
 
 def _share_left(data: RehearsalData, part: Sequence[int]) -> float:
@@ -135,7 +135,7 @@ def rehearsal_data(
     """What a run is rehearsed on. Before training there are no features, and `read` (the rows that
     could be read) is not known: the folds need neither."""
     manifest, config = plan.manifest, plan.config
-    images, learned_on = manifest.image_ids, manifest.splits == "train"
+    units, learned_on = manifest.unit_ids, manifest.splits == "train"
     if features is None:
         domains = [manifest.rows(domain=name) for name in plan.train_domains]
         labels = torch.from_numpy(manifest.label_index)
@@ -147,11 +147,11 @@ def rehearsal_data(
     # Features that were there before training tell of a new domain what they tell of these.
     exact = plan.on_features or config.adapt.depth == "whole"
     # A backbone that was trained knows the images it was trained on better than any new ones.
-    seen = np.isin(images, images[learned_on])
+    seen = np.isin(units, units[learned_on])
     return RehearsalData(
         features=features,
         names=plan.train_domains,
-        images=images,
+        units=units,
         fitted=fitted,
         scored=usable if exact else usable & ~seen,
         layers=plan.on_features,
@@ -159,7 +159,6 @@ def rehearsal_data(
         second=all(fitted[own].sum() >= 2 for own in features.domains),
         prior_aware=config.train.prior_aware,
         dropout=config.model.dropout,
-        pictures=manifest.picture_ids,
     )
 
 

@@ -203,9 +203,9 @@ class HeldOutDomain:
     def __init__(self, data: RehearsalData, domain: int, fold: FoldModels) -> None:
         rows = data.held_out(domain)
         self.name, self.fold = data.names[domain], fold
-        self.images = data.images[rows]
+        self.units = data.units[rows]
         self.x, self.y = fold.features.at(rows), fold.features.y[rows]
-        self.sizes = sizes(len(np.unique(self.images)))
+        self.sizes = sizes(len(np.unique(self.units)))
         every = np.arange(len(rows))
         self.logits = {start: self._start(start, every)[1].logits for start in fold.models}
 
@@ -244,10 +244,10 @@ class HeldOutDomain:
 
     def _split(self, rng: np.random.Generator, *, anew: bool) -> tuple[np.ndarray, np.ndarray]:
         """Images to adapt on, in random order and one row each, and the rows of all others."""
-        images, first = np.unique(self.images, return_index=True)
-        order = rng.permutation(len(images))
+        units, first = np.unique(self.units, return_index=True)
+        order = rng.permutation(len(units))
         seen = first[order[: len(order) // 2]]
-        scored = np.flatnonzero(~np.isin(self.images, self.images[seen]))
+        scored = np.flatnonzero(~np.isin(self.units, self.units[seen]))
         if not anew:
             return seen, scored
         labels, classes = self.y.cpu().numpy(), self.logits["none"].shape[1]

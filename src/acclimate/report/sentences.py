@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from acclimate.config import AlgorithmName
 from acclimate.core.text import count, percent, signed
+from acclimate.records.records import shared_notes
 from acclimate.results.comparison import Comparison, Difference, against
 from acclimate.results.material import Report
 from acclimate.results.runs import Key, RunView, varied_settings
@@ -111,6 +112,8 @@ def notes(report: Report) -> Iterable[str]:
         # Controls and ceilings only repeat it.
         if row.difference and row.difference.remark and row.gain and row.key.kind == "method"
     )
+    shared = shared_notes(score for run in report.finished for score in run.final)
+    yield from (f"{note}." for note in shared)
     yield from _heads(report.finished)
     families: dict[Key, list[RunView]] = defaultdict(list)
     for run in report.finished:

@@ -10,13 +10,16 @@ import numpy as np
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.config import RunConfig, with_settings
 from acclimate.core.distributed import World, joined
-from acclimate.core.errors import ConfigError, ManifestError, WriteError, unknown
+from acclimate.core.errors import ConfigError, DamagedFile, ManifestError, WriteError, unknown
 from acclimate.core.progress import Watch, unwatched
+from acclimate.core.tensors import read_tensors
 from acclimate.data.manifest import Manifest, without_small
+from acclimate.data.pictures import Seen
 from acclimate.data.source import FeatureSource, Quarantine, open_source
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
+from acclimate.records.folder import PICTURES
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Score
 from acclimate.runs.plan import Plan, check_components
@@ -52,13 +55,13 @@ def evaluate_run(
         if not trained.adaptive and any(chain.embedding for chain in asked):
             raise nothing_to_embed(trained.config.algorithm)
         config = with_settings(trained.config, changes or {})
-        manifest = data if isinstance(data, Manifest) else Manifest.open(data)
+        manifest = data if isinstance(data, Manifest) else Manifest.open(data, watch=watch)
         manifest, _ = without_small(manifest, config.data.min_images)
         manifest.check()
         _check_kind(manifest, trained)
         manifest = _in_classes(manifest, trained, drop=config.data.unseen_classes == "drop")
         same_data = manifest.digest() == trained.data
-        plan = _plan(config, trained, manifest, same_data=same_data)
+        plan = _plan(config, trained, manifest, None if same_data else read_seen(run))
         quarantine = Quarantine(None, total=len(manifest), max_share=config.data.max_unreadable)
         own = [find_chain(name, config.adapt) for name in config.adapt.methods if name != "auto"]
         chains = asked + own
@@ -103,15 +106,24 @@ def _features(
         return None
 
 
-def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data: bool) -> Plan:
+def _plan(config: RunConfig, trained: Trained, manifest: Manifest, seen: Seen | None) -> Plan:
     """The run's domains in their roles. Others are test domains, unless the run had them before it
-    and left them out."""
+    and left them out. `seen` is what was trained on where these are other data."""
     train = tuple(name for name in manifest.domains if name in trained.train_domains)
     val = tuple(name for name in manifest.domains if name in trained.val_domains)
     test = tuple(name for name in manifest.domains if name not in {*train, *val})
-    if same_data:
+    if seen is None:
         test = trained.test_domains
-    return Plan(config, check_components(config), manifest, train, val, test)
+    return Plan(config, check_components(config), manifest, train, val, test, seen=seen)
+
+
+def read_seen(run: Path) -> Seen:
+    """The pictures that a run was trained on."""
+    keys = read_tensors(run / PICTURES)[0]
+    try:
+        return Seen(keys["pictures"].numpy(), keys["groups"].numpy())
+    except KeyError:
+        raise DamagedFile(run / PICTURES) from None
 
 
 def _check_kind(manifest: Manifest, trained: Trained) -> None:

@@ -17,6 +17,7 @@ from acclimate.core.text import count
 from acclimate.data.batches import label_counts
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
+from acclimate.data.pictures import Seen
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
@@ -42,6 +43,7 @@ class Plan:
     test_domains: tuple[str, ...]
     decided: tuple[str, ...] = ()  # what was decided for the user, and why, in lines
     data_digest: str = ""  # of the manifest as it was given
+    seen: Seen | None = None  # what was trained on, where that was other data
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -73,6 +75,23 @@ class Plan:
     def train_rows(self) -> list[np.ndarray]:
         """Rows of each training domain, in the order of the batches' domain numbers."""
         return [self.manifest.rows(domain=name, split="train") for name in self.train_domains]
+
+    def training_pictures(self) -> Seen:
+        """What the model is trained on."""
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.train_rows])
+        return Seen.of(self.manifest.picture_keys[rows], self.manifest.group_keys[rows])
+
+    @cached_property
+    def trained_on(self) -> np.ndarray:
+        """bool [n]: which rows show a picture that is trained on, or belong to its group."""
+        seen = self.seen or self.training_pictures()
+        return seen.among(self.manifest.picture_keys, self.manifest.group_keys)
+
+    def scorable(self, domain: str, split: str | None = None) -> np.ndarray:
+        """Rows of a domain that a score may go by: of no picture that is trained on, unless the
+        settings keep those."""
+        rows = self.manifest.rows(domain=domain, split=split)
+        return rows if self.config.data.keep_shared else rows[~self.trained_on[rows]]
 
     def role(self, domain: str) -> str:
         if domain in self.test_domains:
@@ -118,13 +137,15 @@ def make_plan(
     train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
     _check_training_domains(algorithm, manifest, train)
     manifest = _learnable(config, manifest, train)
-    _check_unseen_domains(config, manifest, (*val, *test))
+    plan = Plan(config, algorithm, manifest, train, val, test, data_digest=data_digest)
+    _check_unseen_domains(plan)
     side = _typical_side(config, manifest, train) if check_files else None
     config, freezing = _resolve(config, manifest, train, side, device)
     config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
     _check_training(config, algorithm)
-    decided = tuple(line for line in (left_out, freezing, rehearsing) if line)
-    return Plan(config, algorithm, manifest, train, val, test, decided, data_digest)
+    lines = (left_out, _shared_line(plan), freezing, rehearsing)
+    decided = tuple(line for line in lines if line)
+    return replace(plan, config=config, decided=decided)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -179,18 +200,37 @@ def _check_training_domains(
             )
 
 
-def _check_unseen_domains(config: RunConfig, manifest: Manifest, unseen: Sequence[str]) -> None:
+def _check_unseen_domains(plan: Plan) -> None:
     """What scoring will need, now instead of after training."""
-    least = 2 if config.adapt.source == "held-out" else 1  # one to adapt on, one to score
-    for name in unseen:
+    manifest = plan.manifest
+    least = 2 if plan.config.adapt.source == "held-out" else 1  # one to adapt on, one to score
+    for name in (*plan.val_domains, *plan.test_domains):
         rows = manifest.rows(domain=name) if name in manifest.domains else np.arange(0)
-        images = len(manifest.one_row_each(rows))
+        scorable = plan.scorable(name) if len(rows) else rows
+        images = len(manifest.one_row_each(scorable))
         if images < least:
             other = ", or use --set adapt.source=test" if images else ""
+            if len(scorable) < len(rows):
+                other = f", or score those of training pictures too with --keep-shared{other}"
             raise ManifestError(
                 f"unseen domain '{name}' of {manifest.source} has {count(images, 'image')} that "
                 f"can be scored, and {least} are needed; add images, or leave it out{other}"
             )
+
+
+def _shared_line(plan: Plan) -> str:
+    """Which rows no score goes by since their pictures are trained on; or that it does."""
+    parts: list[tuple[str, str | None]] = [(name, "val") for name in plan.train_domains]
+    parts += [(name, None) for name in (*plan.val_domains, *plan.test_domains)]
+    counts = []
+    for name, split in parts:
+        rows = plan.manifest.rows(domain=name, split=split)
+        if shared := int(plan.trained_on[rows].sum()):
+            counts.append(f"{name} {shared} of {len(rows)}")
+    if not counts:
+        return ""
+    fate = "scored all the same" if plan.config.data.keep_shared else "not scored"
+    return f"rows whose pictures or groups are trained on, {fate}: {', '.join(counts)}"
 
 
 def _check_training(config: RunConfig, algorithm: ChosenAlgorithm) -> None:

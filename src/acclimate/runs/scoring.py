@@ -105,7 +105,7 @@ def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowS
 def split_domain(plan: Plan, domain: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows of an unseen domain that adapt to it, and those that are scored."""
     manifest, adapt = plan.manifest, plan.config.adapt
-    rows = manifest.rows(domain=domain)
+    rows = plan.scorable(domain)
     images = manifest.one_row_each(rows)  # an image of several labels has several rows
     held_out = adapt.source == "held-out"
     # Small domains give at most half of their images away.
@@ -128,7 +128,7 @@ def _seen_splits(plan: Plan) -> list[dict[str, str]]:
 
 
 def _rows(plan: Plan, splits: Mapping[str, str]) -> np.ndarray:
-    parts = [plan.manifest.rows(domain=domain, split=split) for domain, split in splits.items()]
+    parts = [plan.scorable(domain, split) for domain, split in splits.items()]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
@@ -407,7 +407,7 @@ def _seen_scores(
 ) -> Iterator[RowScore]:
     """Training domains on one of their splits each, all in one pass with their stored μ."""
     plan, model = subject.plan, subject.model
-    sizes = [len(plan.manifest.rows(domain=d, split=split)) for d, split in splits.items()]
+    sizes = [len(plan.scorable(domain, split)) for domain, split in splits.items()]
     rows, group = _rows(plan, splits), np.repeat(np.arange(len(sizes)), sizes)
     states = [model.table.states[domain] for domain in splits] if model.table else []
     mu = None
@@ -446,6 +446,10 @@ def _score(
         loss=loss.astype(np.float32),
     )
     values, on = metric_values(predictions), candidate.adapted_on
+    own = plan.manifest.rows(domain=domain, split=None if split == "all" else split)
+    shared, unshared = int(plan.trained_on[own].sum()), None
+    if shared and plan.config.data.keep_shared:
+        unshared = metric_values(predictions.where(~plan.trained_on[predictions.row]))["top-1"]
     score = Score(
         moment="final",
         step=0,
@@ -458,6 +462,8 @@ def _score(
         adapted_on=on,
         adapt_n=candidate.adapt_n,
         adapt_seed=plan.config.seed if on not in (None, "training") else None,
+        shared=shared,
+        top1_unshared=unshared,
         metrics=values,
     )
     return score, predictions

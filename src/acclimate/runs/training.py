@@ -17,6 +17,7 @@ from acclimate.config import RunConfig
 from acclimate.core.files import write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import derive
+from acclimate.core.tensors import save_tensors
 from acclimate.data.batches import Batch, DomainSampler, fit_ratios, label_prior, label_shifts
 from acclimate.data.manifest import Manifest
 from acclimate.data.source import sent
@@ -36,6 +37,7 @@ from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
     DOMAINS,
+    PICTURES,
     PREDICTIONS,
     RunFolder,
     write_checksums,
@@ -169,7 +171,7 @@ def _learn(session: Session, embedding: Embedding) -> None:
     plan, config = session.plan, session.plan.config
     if not isinstance(embedding, FromERM):
         settings, seed = config.embedding, derive(config.seed, "embedding")
-        sampler = embedding.sampler(plan.train_rows, settings, seed)
+        sampler = embedding.sampler(plan.train_rows, settings, seed, plan.manifest.picture_ids)
         every = config.train.checkpoint_every
         phase = Phase("embedding", settings.steps, settings.optimiser, every)
         session.loop(embedding, sampler, phase, seed).run()
@@ -286,6 +288,11 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
         confusion=rehearsed.confusion,
     )
     if world.main:
+        seen = plan.training_pictures()
+        keys = {"pictures": seen.pictures, "groups": seen.groups}
+        save_tensors(
+            now.folder.path / PICTURES, {name: torch.from_numpy(own) for name, own in keys.items()}
+        )
         trained.save(now.folder.path)
     world.wait()
     if after is not None and not world.main:

@@ -7,6 +7,7 @@ from typing import Any
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
+from acclimate.core.text import count
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
 from acclimate.learn.algorithms import choose
@@ -90,6 +91,12 @@ def notes(
         remarks.append(
             f"the baseline {config.baseline} is not among the algorithms: no differences are shown"
         )
+    remarks += [
+        f"{name}: {count(shared, 'picture')} in several domains: rows of an unseen one that show "
+        f"a training picture are not scored (--set data.keep_shared=true scores them)"
+        for name, manifest in manifests.items()
+        if (shared := manifest.shared_pictures())
+    ]
     if sweep and any(job.config["model"]["freeze"] == "backbone" for job in sweep.jobs):
         remarks.append(
             "the backbone is frozen: features are extracted once and heads are trained on them; "

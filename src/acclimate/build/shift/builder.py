@@ -22,8 +22,8 @@ from acclimate.build.shift.images import Pair, choose_pairs, repainted
 from acclimate.core.errors import ManifestError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
-from acclimate.data.columns import BASE_IMAGE
 from acclimate.data.manifest import Manifest
+from acclimate.data.pictures import BASE_IMAGE
 from acclimate.data.readers import require_name, write_parts
 
 

@@ -39,7 +39,11 @@ class _Classified(Embedding):
         return Losses(risk=F.cross_entropy(logits, self.target(batch)))
 
     def sampler(
-        self, domains: Sequence[np.ndarray], config: EmbeddingConfig | TrainConfig, seed: int
+        self,
+        domains: Sequence[np.ndarray],
+        config: EmbeddingConfig | TrainConfig,
+        seed: int,
+        pictures: np.ndarray | None = None,
     ) -> Sampler:
         """Equal shares of domains that take turns; there is no support and query to tell apart."""
         return DomainSampler(

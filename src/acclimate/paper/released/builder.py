@@ -15,7 +15,7 @@ from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import parse_json
 from acclimate.core.progress import Watch
-from acclimate.data.columns import ROLES, seeded_splits
+from acclimate.data.columns import ROLES, image_codes, seeded_splits
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import require_name
 from acclimate.paper.geo_yfcc.builder import image_name
@@ -251,6 +251,7 @@ def _splits(photos: Sequence[_Photo], settings: ReleasedSettings) -> list[str | 
             "domain": pa.array([photos[row].domain for row in training], pa.string()),
         }
     )
-    drawn = seeded_splits(table, val_share=settings.val_share, seed=settings.seed)
+    images = image_codes(table, "image")  # which are yet to be fetched
+    drawn = seeded_splits(table, images, val_share=settings.val_share, seed=settings.seed)
     splits[training] = drawn.to_pylist()
     return list(splits)
