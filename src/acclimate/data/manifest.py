@@ -57,16 +57,23 @@ class Manifest:
 
     @classmethod
     def from_folder(
-        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False
+        cls,
+        root: str | Path,
+        *,
+        only_domain: str = "",
+        val_share: float = 0.2,
+        seed: int = 0,
+        alike: bool = False,
     ) -> Self:
-        """A domain/class/image tree; folders may nest below the class.
+        """A domain/class/image tree, or class/image with `only_domain`; folders may nest below the
+        class of a domain.
 
         Copies of a file are in one split. With `alike`, so are pictures that look the same, for
         which every image is read.
         """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
-        table, domains = readers.read_folder(folder, source)
+        table, domains = readers.read_folder(folder, source, only_domain)
         return cls._of(
             table, folder, source, domains=domains, val_share=val_share, seed=seed, alike=alike
         )
