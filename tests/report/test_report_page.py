@@ -12,6 +12,7 @@ import pytest
 
 from acclimate.core.errors import UnknownName
 from acclimate.core.files import write_document
+from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, beside
 from acclimate.paper.figures import FIGURES
@@ -31,7 +32,7 @@ from acclimate.report.figures import (
 )
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import page_of, prose, sweep_line, write_page
-from acclimate.results.comparison import AVERAGE, Comparison, Row
+from acclimate.results.comparison import AVERAGE, Comparison, Observation, Row
 from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.protocol import Axis
@@ -354,6 +355,9 @@ def test_label_shift_and_shares() -> None:
     # dog is the more frequent class overall, and comes first.
     assert [label.get_text() for label in ax.get_xticklabels()] == ["dog", "cat"]
     assert ax.patches[0].get_data().values.tolist() == [25, 75]
+    # As in the paper's Fig. 2A, with the domain's most frequent class.
+    titles = [ax.get_title(loc="left") for ax in drawing.figure.axes]
+    assert titles == ["a (cat), shift 0.75", "b (dog), shift 0.75"]
     # Over one domain: in its order, and without a panel for it.
     over = label_shares.draw(labels, "a")
     assert over is not None
@@ -375,7 +379,10 @@ def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
     X = np.zeros((6, 1), dtype=np.float32)
     data = Manifest.from_arrays(X, ["a", "b"] * 3, [name] * 2 + ["Chad"] * 4)
     (found,) = figures_of_data("labels", "countries", data)
-    assert found.caption == f"Share of each class in domains of countries, over those of {over}."
+    assert found.caption == (
+        f"Share of each class in domains of countries, over those of {over}; in parentheses the "
+        "most frequent class."
+    )
 
 
 def test_a_long_legend_takes_no_room_from_the_axes() -> None:
@@ -393,10 +400,17 @@ def test_a_long_legend_takes_no_room_from_the_axes() -> None:
 
 def test_columns_of_numbers_stand_in_their_order() -> None:
     """The appendix has other numbers of points for each data set."""
-    sets = [Measured(name, "val", []) for name in ("lt-imagenet", "geo-yfcc")]
+    key = Key("da-erm", "embedding", "5")  # a number of our own
+    ours = [Observation("lt-imagenet", key, "", 0, "x", 0.25, 0.5)]
+    sets = [Measured("lt-imagenet", "val", ours), Measured("geo-yfcc", "val", [])]
     (grid,) = beside_grids(beside("points", sets)).values()
-    numbers = ("50", "100", "250", "500", "1000", "2000")
+    numbers = ("5", "50", "100", "250", "500", "1000", "2000")
     assert grid.header == ("Row", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
+    # A row of which nothing was measured is the printed one alone.
+    names = [(row[0].text, row[0].badge) for row in grid.rows]
+    published = [("lt-imagenet", "published"), ("geo-yfcc", "published")]
+    assert names == [("lt-imagenet", ""), *published]
+    assert [cell.text for cell in grid.rows[0][1:4]] == ["25.0", "50.0", DASH]
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:

@@ -92,7 +92,8 @@ def _grid(pairs: Sequence[Pair]) -> Grid:
     lines: list[tuple[Cell, ...]] = []
     for row in dict.fromkeys(pair.row for pair in pairs):
         of_row = [cells.get((row, column)) for column in columns]
-        lines.append((Cell(row), *(accuracy(pair.ours if pair else None) for pair in of_row)))
+        if any(pair and pair.ours for pair in of_row):
+            lines.append((Cell(row), *(accuracy(pair.ours if pair else None) for pair in of_row)))
         printed = [pair.printed if pair else None for pair in of_row]
         if any(printed):
             remarks = dict.fromkeys(one.note for one in printed if one and one.note)
@@ -113,7 +114,8 @@ def figures_of_data(figure: str, name: str, manifest: Manifest) -> Iterator[Illu
         drawing = label_shares.draw(LabelCounts.of(name, manifest), over)
         if drawing is not None:
             caption = (
-                f"Share of each class in domains of {name}, over those of {over or 'all domains'}."
+                f"Share of each class in domains of {name}, over those of {over or 'all domains'}; "
+                "in parentheses the most frequent class."
             )
             yield Illustration(label_shares.HEADING, caption, drawing, "labels")
     else:
