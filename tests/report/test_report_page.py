@@ -12,7 +12,6 @@ import pytest
 
 from acclimate.core.errors import UnknownName
 from acclimate.core.files import write_document
-from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, beside
 from acclimate.paper.figures import FIGURES
@@ -358,6 +357,10 @@ def test_label_shift_and_shares() -> None:
     # As in the paper's Fig. 2A, with the domain's most frequent class.
     titles = [ax.get_title(loc="left") for ax in drawing.figure.axes]
     assert titles == ["a (cat), shift 0.75", "b (dog), shift 0.75"]
+    long = {name: DomainLabels("train", (2,)) for name in ("Dominican Republic", "Chad")}
+    drawn = label_shares.draw(LabelCounts("long", ("a class of many words",), long))
+    assert drawn is not None
+    assert all(len(ax.get_title(loc="left")) < 36 for ax in drawn.figure.axes)  # a panel's width
     # Over one domain: in its order, and without a panel for it.
     over = label_shares.draw(labels, "a")
     assert over is not None
@@ -398,19 +401,23 @@ def test_a_long_legend_takes_no_room_from_the_axes() -> None:
     assert height(8) == pytest.approx(height(2), rel=0.1)
 
 
-def test_columns_of_numbers_stand_in_their_order() -> None:
-    """The appendix has other numbers of points for each data set."""
-    key = Key("da-erm", "embedding", "5")  # a number of our own
+PRINTED = (("lt-imagenet", "100 250 500"), ("geo-yfcc", "50 100 250 500 1000 2000"))
+
+
+def test_numbers_of_points_stand_in_their_order() -> None:
+    """The appendix has other numbers of points for each data set, and we have some of our own."""
+    key = Key("da-erm", "embedding", "5")
     ours = [Observation("lt-imagenet", key, "", 0, "x", 0.25, 0.5)]
     sets = [Measured("lt-imagenet", "val", ours), Measured("geo-yfcc", "val", [])]
-    (grid,) = beside_grids(beside("points", sets)).values()
-    numbers = ("5", "50", "100", "250", "500", "1000", "2000")
-    assert grid.header == ("Row", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
+    grids = beside_grids(beside("points", sets))
+    assert {grid.header for grid in grids.values()} == {("Row", "top-1", "top-5")}
+    names = {
+        name: [(row[0].text, row[0].badge) for row in grid.rows] for name, grid in grids.items()
+    }
     # A row of which nothing was measured is the printed one alone.
-    names = [(row[0].text, row[0].badge) for row in grid.rows]
-    published = [("lt-imagenet", "published"), ("geo-yfcc", "published")]
-    assert names == [("lt-imagenet", ""), *published]
-    assert [cell.text for cell in grid.rows[0][1:4]] == ["25.0", "50.0", DASH]
+    printed = {name: [(n, "published") for n in numbers.split()] for name, numbers in PRINTED}
+    assert names == {**printed, "lt-imagenet": [("5", ""), *printed["lt-imagenet"]]}
+    assert [cell.text for cell in grids["lt-imagenet"].rows[0][1:]] == ["25.0", "50.0"]
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:

@@ -64,20 +64,19 @@ def beside(table: str, measured: Iterable[Measured]) -> list[Pair]:
 
 
 def _further_points(known: Sequence[Measured], pairs: Sequence[Pair]) -> Iterator[Pair]:
-    printed = {(pair.row, pair.column) for pair in pairs}
+    printed = {(pair.block, pair.row) for pair in pairs}
     for one in known:
         for points in dict.fromkeys(score.key.variant for score in one.scores):
             for place in _of_points(one.dataset, points):
                 ours = _estimate(known, one.dataset, place)
-                if ours is not None and (place.row, place.column) not in printed:
-                    printed.add((place.row, place.column))
-                    yield Pair("", place.row, place.column, ours, None)
+                if ours is not None and (place.block, place.row) not in printed:
+                    yield Pair(place.block, place.row, place.column, ours, None)
 
 
 def _of_points(dataset: str, points: str) -> list[_Place]:
     key = Key.usual("da-erm", points)  # on the validation domains, which the appendix chose by
     kinds = ("top-1", TOP_5)
-    return [_Place(dataset, f"{points} {kind}", key, "val", kind) for kind in kinds]
+    return [_Place(points, kind, key, "val", kind, dataset) for kind in kinds]
 
 
 def _measure(printed: Published) -> str:
@@ -97,8 +96,7 @@ def _places(printed: Published) -> list[_Place]:
         key = Key.usual(name)
         return [_Place(key.label, column, key, role, measure, dataset)]
     if printed.table == "points":
-        places = _of_points(dataset, column.split()[0])
-        return [place for place in places if place.column == column]
+        return [one for one in _of_points(dataset, column.split()[0]) if one.measure == measure]
     key = Key.usual(name, column)
     if column == "random":  # a control of the prototypes
         key = Key(name, "wrong-embedding", "prototype")

@@ -123,7 +123,8 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
         ax.set_xlim(edges[0], edges[-1])
         canvas.plain(ax, "y")
         note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
-        name, largest = canvas.short(shift.domain, 16), canvas.short(shift.largest, 12)
+        largest = canvas.short(shift.largest, 10)
+        name = canvas.short(shift.domain, min(16, 20 - len(largest)))  # a panel has room for both
         canvas.headline(ax, f"{name} ({largest}){note}")
     if groups_of(len(order)) > 1:
         axes[0].set_yscale("function", functions=(_root, np.square))
