@@ -113,12 +113,9 @@ class LongTailSettings(Limited):
 # of the pools: in proportion to A, 700 images of a class are enough for all.
 PRESETS: dict[str, dict[str, Any]] = {
     "lt-imagenet": {
-        "classes": 500,
-        "exclude_ilsvrc12": True,
-        "val_share": 50 / 700,
-        "test_share": 300 / 700,
+        "classes": 500, "exclude_ilsvrc12": True, "val_share": 50 / 700, "test_share": 300 / 700,
     }
-}
+}  # fmt: skip
 LT_IMAGENET = LongTailSettings(**PRESETS["lt-imagenet"])
 
 
@@ -277,8 +274,7 @@ class LongTail(Builder):
     )
     out: Path = required(OUT)
     preset: str | None = setting(
-        None,
-        "lt-imagenet: the paper's numbers, 500 classes, none of ILSVRC12's, pools as 350:50:300.",
+        None, "lt-imagenet: the paper's; 500 classes, none of ILSVRC12's, pools as 350:50:300."
     )
     classes: int | None = setting(None, "Classes to sample. [default: all]", at_least=0)
     val_share: float | None = setting(None, "Share of a class's validation pool. [default: 0.1]")

@@ -57,14 +57,9 @@ class Manifest:
 
     @classmethod
     def from_folder(
-        cls,
-        root: str | Path,
-        *,
+        cls, root: str | Path, *, val_share: float = 0.2, seed: int = 0, alike: bool = False,
         only_domain: str = "",
-        val_share: float = 0.2,
-        seed: int = 0,
-        alike: bool = False,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """A domain/class/image tree, or class/image with `only_domain`; folders may nest below the
         class of a domain.
 

@@ -160,9 +160,12 @@ def select(
     choices = []
     for line, jobs in sorted(known.items()):
         draws = {job.draw for job in jobs}
-        by_target = _by_target(sorted(targets(jobs)), runs[line])
+        without: dict[frozenset[Group], dict[int, Candidate]] = defaultdict(dict)
+        for run in runs[line]:
+            without[frozenset(run.job.groups)][run.job.draw] = run
+        by_target = {target: without[frozenset({target})] for target in sorted(targets(jobs))}
         for target in by_target:
-            folds = _helping(target, runs[line], _folds(target, jobs))
+            folds = {fold: without[frozenset({target, fold})] for fold in _folds(target, jobs)}
             contest = Contest(target=target, by_target=by_target, folds=folds)
             choices.append(_choose(line, contest, rule, only_draw=len(draws) == 1))
     return choices
@@ -229,27 +232,6 @@ def named(group: Group) -> str:
     """`a and b`; of many domains the first, for a sentence."""
     few = len(group) <= _MOST_NAMED
     return " and ".join(group) if few else f"{group[0]} and {len(group) - 1} more"
-
-
-def _by_target(
-    groups: Iterable[Group], runs: Iterable[Candidate]
-) -> dict[Group, dict[int, Candidate]]:
-    scored: dict[Group, dict[int, Candidate]] = {group: {} for group in groups}
-    for run in runs:
-        if len(run.job.groups) == 1:
-            scored[run.job.groups[0]][run.job.draw] = run
-    return scored
-
-
-def _helping(
-    target: Group, runs: Iterable[Candidate], folds: Iterable[Group]
-) -> dict[Group, dict[int, Candidate]]:
-    helping: dict[Group, dict[int, Candidate]] = {fold: {} for fold in folds}
-    for run in runs:
-        others = [group for group in run.job.groups if group != target]
-        if len(run.job.groups) == 2 and len(others) == 1 and others[0] in helping:
-            helping[others[0]][run.job.draw] = run
-    return helping
 
 
 def _folds(target: Group, known: Iterable[Job]) -> list[Group]:
