@@ -16,7 +16,7 @@ from acclimate.paper.ablations.table import ABLATIONS
 from acclimate.paper.ablations.verdict import Level, level_table, levels, verdict
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
-from pages import fill
+from pages import TRAINING, fill, made
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,6 +49,8 @@ def _section(name: str, folder: Path) -> str:
             f"{about[0].upper()}{about[1:]}. "
             f"`acclimate ablate {name} --out runs/ablations/{name}`: "
             f"{len(sweep.jobs)} runs on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
+            "",
+            made("src/acclimate/paper/ablations", *TRAINING),
             "",
             *_table(sweep, found),
             "",

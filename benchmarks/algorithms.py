@@ -32,6 +32,7 @@ from acclimate.learn.algorithms import names
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.embeddings.state import sample_rows
 from acclimate.paper.kernel import KernelClassifier
+from pages import TRAINING, made
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_METHODS = ("prior", "t3a", "tent", "tent+prior")
@@ -195,6 +196,8 @@ def render(table: Table, seeds: int) -> str:
         "offset and label frequencies) can be shown beside one that is not.",
         "",
         f"Machine: {os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}.",
+        "",
+        made("benchmarks/algorithms.py", "src/acclimate/adapt/methods", *TRAINING),
         "",
         "| algorithm | embedding | input | adapted by | unseen domains | worst | gap closed |",
         "|---|---|---|---|---:|---:|---:|",

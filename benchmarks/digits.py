@@ -19,7 +19,7 @@ from acclimate.report.figures import FIGURES, illustrations
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.sentences import headline
 from acclimate.report.tables import comparison
-from pages import fill
+from pages import TRAINING, fill, made
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,6 +45,8 @@ def main() -> None:
             "",
             f"Made by `make bench` ({arguments.seeds} seeds) with acclimate {__version__}, torch "
             f"{torch.__version__}, on {os.cpu_count()} cores ({platform.machine()}, no GPU).",
+            "",
+            made("src/acclimate/demo.py", *TRAINING),
             "",
             headline(report),
             "",

@@ -17,7 +17,7 @@ from torch import Tensor
 from acclimate.core.files import write_json
 from acclimate.learn.models import accelerate, build_backbone
 from acclimate.learn.models.backbones import engine_at
-from pages import fill
+from pages import fill, made
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
 
@@ -50,6 +50,7 @@ def main() -> None:
     print(json.dumps(measured))
     if arguments.json:
         write_json(arguments.json, measured)
+    lines += ["", made("src/acclimate/learn/graph.py")]
     fill(arguments.out, "engines", "\n".join(lines))
 
 

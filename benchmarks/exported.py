@@ -19,7 +19,7 @@ from acclimate.adapt.export import export_adapted, export_conditioned, site_inpu
 from acclimate.adapt.methods import find_chain
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.data.images import read_pixels
-from pages import fill
+from pages import fill, made
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
 ADAPTED_ON, COMPARED = 48, 32
@@ -77,7 +77,8 @@ def main() -> None:
     for name in arguments.predictors.split(";"):
         table.append([name, *differences(PREDICTORS[name], digits, images)])
         print(*table[-1], flush=True)
-        lines = ("| " + " | ".join(cells) + " |" for cells in table)
+        lines = ["| " + " | ".join(cells) + " |" for cells in table]
+        lines += ["", made("src/acclimate/adapt/export.py", "src/acclimate/adapt/methods")]
         fill(arguments.out, "exported", "\n".join(lines))
 
 

@@ -14,7 +14,7 @@ from acclimate.report.figures.canvas import write_figure
 from acclimate.report.sentences import headline
 from acclimate.results.load import load_report
 from acclimate.results.material import Report
-from pages import fill
+from pages import TRAINING, fill, made
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +48,8 @@ def _section(report: Report, arguments: argparse.Namespace, picture: bool) -> st
         f"Made by `{arguments.made_by}` with acclimate {versions} on {machines}: "
         f"{len(runs)} of {len(report.runs)} runs finished, {hours:.1f} hours of them in all "
         "(side by side), Step A not counted where runs share it.",
+        "",
+        made(*TRAINING),
         "",
         headline(report),
         "",

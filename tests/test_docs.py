@@ -49,6 +49,79 @@ def test_generated_documentation_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def measured() -> list[tuple[str, str]]:
+    """Page and text of each part of the documentation whose table has a measured error."""
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    parts = [(page.name, part) for page in pages for part in page.read_text("utf-8").split("\n## ")]
+    return [(name, part) for name, part in parts if re.search(r"^\|.* ± ", part, re.MULTILINE)]
+
+
+def test_measured_tables_say_by_which_commit_and_code_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from pages import MADE, made
+
+    assert MADE.fullmatch(made("src/acclimate/learn", "benchmarks/pacs.toml"))
+    parts = measured()
+    assert {name for name, _ in parts} >= {"results.md", "algorithms.md", "ablations.md"}
+    assert [part.splitlines()[0] for _, part in parts if not MADE.search(part)] == []
+    texts = (page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    paths = {path for text in texts for _, named in MADE.findall(text) for path in named.split()}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_tables_older_than_their_code_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import pages
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit(file: str) -> str:
+        with (tmp_path / file).open("a") as open_file:
+            open_file.write("more\n")
+        git("add", ".")
+        git("commit", "-qm", "more")
+        return git("rev-parse", "--short", "HEAD")
+
+    git("init", "-q")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    first, page = commit("a.py"), tmp_path / "page.md"
+    page.write_text(
+        f"{pages.made('a.py')}\n\n| table |\n{pages.made('b.py')}\n{pages.made('a.py')}\n"
+        "<!-- made: 0123abc; by: a.py -->\n"
+    )
+    lost = "page.md, line 6: made with 0123abc, which is no commit here"
+    assert list(pages.outdated(page)) == [lost]
+    commit("c.py")
+    assert list(pages.outdated(page)) == [lost]  # other code
+    commit("a.py")
+    old = f"page.md, line 1, 5: made with {first}; 1 commit since then changed a.py"
+    assert list(pages.outdated(page)) == [old, lost]
+    monkeypatch.setenv("PATH", "")  # without git
+    assert list(pages.outdated(page)) == []
+
+
+def test_the_log_cites_numbers_that_are_there() -> None:
+    """`[page.md](page.md) has the …`: measured numbers of the sentences after it are the page's."""
+    entries = (ROOT / "docs" / "log.md").read_text(encoding="utf-8").split("\n\n")
+    cited = [(re.search(r"\]\((\w+\.md)[^)]*\)\s+has\s+the", one), one) for one in entries]
+    numbers = {
+        (found[1], number)
+        for found, one in cited
+        if found
+        for number in re.findall(r"\d+\.\d ± \d+\.\d", one)
+    }
+    assert len(numbers) > 5
+    pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name, _ in numbers}
+    assert [(name, number) for name, number in sorted(numbers) if number not in pages[name]] == []
+
+
 @pytest.mark.slow
 def test_no_more_modules_are_crossed_than_the_page_says() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "modules_crossed.py"), "--check"]

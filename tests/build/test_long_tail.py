@@ -343,7 +343,15 @@ def test_settings_that_cannot_be(changes: dict[str, Any], names: tuple[object, .
 
 def test_a_pool_of_700_images_is_enough_for_the_papers_numbers() -> None:
     """LT(2, 3, 350, 0.1) with pools in proportion to A: 350, 50 and 300 images."""
-    asked = replace(LT_IMAGENET, classes=0, heads=3, domains=2, val_domains=1, test_domains=1)
+    asked = replace(
+        LT_IMAGENET,
+        exclude_ilsvrc12=False,
+        classes=0,
+        heads=3,
+        domains=2,
+        val_domains=1,
+        test_domains=1,
+    )
     built = build_long_tail(base(700), asked)
     assert facts(built)["capped"] == {}
     assert counts(built, "train-001", "train") == {350: 3, 35: 5}
@@ -405,7 +413,7 @@ def test_the_command(tmp_path: Path) -> None:
         command("build", "long-tail", pool, *flags, "--only", tmp_path / "these.txt", "--json")
     )
     assert facts["notes"] == ["4 names of --only are not in the data: w, x, y and 1 more"]
-    with refused(ManifestError, "pool.parquet has 10 classes", 500):
+    with refused(ManifestError, "pool.parquet", "n01440764", "--preset"):
         command("build", "long-tail", pool, "--preset", "lt-imagenet", "--out", out)
 
 
@@ -413,7 +421,7 @@ def test_the_command_over_an_imagenet_folder(tmp_path: Path) -> None:
     root, out = image_net(tmp_path / "imagenet", each=20), tmp_path / "lt.parquet"
     names = [{"label_id": n, "label_name": name} for n, name in enumerate(SYNSETS[:4])]
     (tmp_path / "in5k_map.json").write_text(json.dumps(names))
-    flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1, "--exclude-ilsvrc12"]
+    flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1]
     flags += ["--only", tmp_path / "in5k_map.json", "--out", out]
     shown = command("build", "long-tail", root, *flags)
     assert "note:" not in shown  # synsets that are excluded as well are no surprise
@@ -429,3 +437,24 @@ def test_the_command_over_an_imagenet_folder(tmp_path: Path) -> None:
         "capped"
     ]
     assert capped["test"]["fewest"] == 2
+
+
+def test_build_folder_reads_class_folders_as_one_domain(tmp_path: Path) -> None:
+    root, out = image_net(tmp_path / "imagenet", each=20), tmp_path / "pool.parquet"
+    told = json.loads(command("build", "folder", root, "--out", out, "--val-share", 0.1, "--json"))
+    pool = Manifest.read(out)
+    assert (told["rows"], pool.classes, pool.domains) == (100, SYNSETS, ("imagenet",))
+    assert pool.image_name(0) == "n01440764/n01440764_0.JPEG"
+    assert len(pool.rows(split="val")) == 10
+    # What a long tail is sampled from it is what is sampled from the folder itself.
+    flags = ["--preset", "lt-imagenet", "--classes", 2, "--heads", 1, "--only", tmp_path / "5k"]
+    (tmp_path / "5k").write_text("\n".join(SYNSETS[:4]))
+    for data in (root, out):
+        made = tmp_path / f"{data.stem}-lt.parquet"
+        command("build", "long-tail", data, *flags, "--out", made)
+        assert Manifest.read(made).classes == ("n02131653", "n04407435")
+    # One image at the depth of a domain/class/image tree, and it is none of classes.
+    (root / SYNSETS[0] / "more").mkdir()
+    (root / SYNSETS[0] / "more" / "1.JPEG").touch()
+    with refused(ManifestError, "imagenet/", "n01440764/n01440764_0.JPEG"):
+        command("build", "folder", root, "--out", out)

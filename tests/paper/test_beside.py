@@ -93,7 +93,20 @@ def test_points() -> None:
     pairs = beside(
         "points", [Measured("geo-yfcc", "val", scores), Measured("geo-yfcc", "test", unseen)]
     )
-    found = at(pairs, "geo-yfcc", "50 top-5")
+    found = at(pairs, "50", "top-5", "geo-yfcc")
     assert found.ours is not None and found.ours.mean == 0.5
     assert found.printed is not None and found.printed.mean == 49.0
-    assert at(pairs, "geo-yfcc", "100 top-1").ours is None
+    assert at(pairs, "100", "top-1", "geo-yfcc").ours is None
+
+
+def test_points_that_only_we_have_are_shown() -> None:
+    """`reproduce table-points --small` runs with 5 images, which the paper does not print."""
+    own = [score(Key("da-erm", "embedding", "5"), d, 0.25, 0.5) for d in "xy"]
+    control = score(Key("da-erm", "wrong-embedding", "5"), "x", 0.9, 0.9)
+    pairs = beside("points", [Measured("lt-imagenet", "val", [*own, control])])
+    for column, mean in (("top-1", 0.25), ("top-5", 0.5)):
+        found = at(pairs, "5", column, "lt-imagenet")
+        assert found.ours is not None and found.ours.mean == mean
+        assert found.printed is None
+    printed = [one for one in pairs if one.printed is not None]
+    assert len(pairs) == len(printed) + 2

@@ -114,6 +114,28 @@ def test_a_dry_run_counts_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_under_small_a_model_is_one_whatever_table_it_is_in(tmp_path: Path) -> None:
+    """ERM of Table 2 is `none` of Table 4, and DA-ERM its `prototype`."""
+    first, second = (
+        {
+            (part.part.name, job.algorithm): job.config
+            for part in prepare_recipe(RecipeRequest(name=name, out=tmp_path, small=True))
+            for job in (part.plan.sweep.jobs if part.plan else ())
+            if job.variant in ("", "none", "prototype")
+        }
+        for name in ("table-2", "table-4")
+    )
+    assert {name for _, name in second} == {"erm", "da-erm"}
+    for place, config in second.items():
+        assert first[place] == config, place
+        assert config["model"]["head"] == "linear"  # as at full scale
+
+
+def test_figure_4c_says_how_many_images_its_total_is() -> None:
+    assert "3,500" in RECIPES["figure-4c"].about
+    assert "17,500" in RECIPES["figure-4c"].about
+
+
 def test_the_list_names_every_recipe_and_its_data() -> None:
     told = json.loads(command("reproduce", "--json"))
     assert [row["name"] for row in told["recipes"]] == list(RECIPES)
@@ -135,11 +157,18 @@ def test_what_cannot_be_reproduced(tmp_path: Path) -> None:
     for request, facts in requests:
         with refused((ConfigError, UnknownName), *facts):
             prepare_recipe(RecipeRequest(**request, **out))
-    # Fig. 4B to D sample LT-ImageNet's 500 classes from what is given.
-    stand_in("imagenet-5k").write(tmp_path / "imagenet-5k.parquet")
-    for name in ("figure-4b", "figure-4c", "figure-4d"):
-        with refused(ManifestError, "imagenet-5k has 10 classes", 500):
-            prepare_recipe(RecipeRequest(name=name, root=tmp_path, **out))
+    # Fig. 4B to D sample LT-ImageNet's 500 classes from what is given, as a folder or a table, and
+    # none of them from ILSVRC12's, on which the network is pretrained.
+    pool = tmp_path / "imagenet-5k"
+    for synset in ("n01440764", "n02131653", "n04407435"):
+        (pool / synset).mkdir(parents=True)
+        for number in range(12):
+            (pool / synset / f"{number}.JPEG").touch()
+    for excluded in (0, 1):  # not looked into; left out
+        for name in ("figure-4b", "figure-4c", "figure-4d"):
+            with refused(ManifestError, "imagenet-5k has 2 classes", f"{excluded} excluded", 500):
+                prepare_recipe(RecipeRequest(name=name, root=tmp_path, **out))
+        command("build", "folder", pool, "--out", tmp_path / "imagenet-5k.parquet")
 
 
 def test_data_are_found_however_they_are_spelt(tmp_path: Path) -> None:

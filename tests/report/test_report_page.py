@@ -30,7 +30,7 @@ from acclimate.report.figures import (
     write_figures,
 )
 from acclimate.report.page import page_of, prose, sweep_line, write_page
-from acclimate.results.comparison import AVERAGE, Comparison, Row
+from acclimate.results.comparison import AVERAGE, Comparison, Observation, Row
 from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.protocol import Axis
@@ -348,6 +348,13 @@ def test_label_shift_and_shares() -> None:
     # dog is the more frequent class overall, and comes first.
     assert [label.get_text() for label in ax.get_xticklabels()] == ["dog", "cat"]
     assert ax.patches[0].get_data().values.tolist() == [25, 75]
+    # As in the paper's Fig. 2A, with the domain's most frequent class.
+    titles = [ax.get_title(loc="left") for ax in drawing.figure.axes]
+    assert titles == ["a (cat), shift 0.75", "b (dog), shift 0.75"]
+    long = {name: DomainLabels("train", (2,)) for name in ("Dominican Republic", "Chad")}
+    drawn = label_shares.draw(LabelCounts("long", ("a class of many words",), long))
+    assert drawn is not None
+    assert all(len(ax.get_title(loc="left")) < 36 for ax in drawn.figure.axes)  # a panel's width
     # Over one domain: in its order, and without a panel for it.
     over = label_shares.draw(labels, "a")
     assert over is not None
@@ -369,7 +376,10 @@ def test_figure_2a_is_over_the_united_states(name: str, over: str) -> None:
     X = np.zeros((6, 1), dtype=np.float32)
     data = Manifest.from_arrays(X, ["a", "b"] * 3, [name] * 2 + ["Chad"] * 4)
     (found,) = figures_of_data("labels", "countries", data)
-    assert found.caption == f"Share of each class in domains of countries, over those of {over}."
+    assert found.caption == (
+        f"Share of each class in domains of countries, over those of {over}; in parentheses the "
+        "most frequent class."
+    )
 
 
 def test_a_long_legend_takes_no_room_from_the_axes() -> None:
@@ -385,12 +395,23 @@ def test_a_long_legend_takes_no_room_from_the_axes() -> None:
     assert height(8) == pytest.approx(height(2), rel=0.1)
 
 
-def test_columns_of_numbers_stand_in_their_order() -> None:
-    """The appendix has other numbers of points for each data set."""
-    sets = [Measured(name, "val", []) for name in ("lt-imagenet", "geo-yfcc")]
-    (grid,) = beside_grids(beside("points", sets)).values()
-    numbers = ("50", "100", "250", "500", "1000", "2000")
-    assert grid.header == ("Row", *(f"{n} {kind}" for n in numbers for kind in ("top-1", "top-5")))
+PRINTED = (("lt-imagenet", "100 250 500"), ("geo-yfcc", "50 100 250 500 1000 2000"))
+
+
+def test_numbers_of_points_stand_in_their_order() -> None:
+    """The appendix has other numbers of points for each data set, and we have some of our own."""
+    key = Key("da-erm", "embedding", "5")
+    ours = [Observation("lt-imagenet", key, "", 0, "x", 0.25, 0.5)]
+    sets = [Measured("lt-imagenet", "val", ours), Measured("geo-yfcc", "val", [])]
+    grids = beside_grids(beside("points", sets))
+    assert {grid.header for grid in grids.values()} == {("Row", "top-1", "top-5")}
+    names = {
+        name: [(row[0].text, row[0].badge) for row in grid.rows] for name, grid in grids.items()
+    }
+    # A row of which nothing was measured is the printed one alone.
+    printed = {name: [(n, "published") for n in numbers.split()] for name, numbers in PRINTED}
+    assert names == {**printed, "lt-imagenet": [("5", ""), *printed["lt-imagenet"]]}
+    assert [cell.text for cell in grids["lt-imagenet"].rows[0][1:]] == ["25.0", "50.0"]
 
 
 def test_a_thousand_classes_are_drawn_in_groups() -> None:

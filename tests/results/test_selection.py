@@ -102,7 +102,12 @@ def test_validation_domains_and_oracle_look_at_theirs_alone() -> None:
         run(2, "a", training=0.7, validation=0.5, a=0.6),
     ]
     picked = {rule: only(select(runs, rule)).draw for rule in RULES if rule not in CROSS}
-    assert picked == {"training-domains": 0, "validation-domains": 1, "oracle": 2}
+    assert picked == {
+        "training-domains": 0,
+        "one-setting": 0,  # of one target: the same
+        "validation-domains": 1,
+        "oracle": 2,
+    }
 
 
 def test_oracle_averages_the_domains_of_a_group() -> None:
@@ -155,6 +160,49 @@ def test_an_unknown_rule_is_named() -> None:
 
 def test_every_rule_of_the_protocol_has_its_function() -> None:
     assert list(RULES_BY_NAME) == list(RULES)
+
+
+# --- one setting for all targets
+
+
+def three_targets() -> list[Candidate]:
+    """Validation accuracy over the training domains; a, b and c are unseen in turn."""
+    training = {0: (0.70, 0.80, 0.60), 1: (0.90, 0.50, 0.64), 2: (0.60, 0.95, 0.61)}
+    return [
+        run(draw, target, training=value, **{target: 0.5})
+        for draw, values in training.items()
+        for target, value in zip("abc", values, strict=True)
+    ]
+
+
+def test_one_setting_is_the_largest_mean_over_all_runs() -> None:
+    """The paper's letter: (0.6 + 0.95 + 0.61) / 3 = 0.72, against 2.10 / 3 and 2.04 / 3."""
+    runs = three_targets()
+    choices = select(runs, "one-setting")
+    assert chosen(choices) == {"a": 2, "b": 2, "c": 2}
+    assert [choice.score for choice in choices] == pytest.approx([0.72] * 3)
+    assert [choice.run for choice in choices] == [f"pacs-erm-{t}-0-2" for t in "abc"]
+    assert chosen(select(runs, "training-domains")) == {"a": 1, "b": 2, "c": 1}
+    # Runs that hold out a further domain beside are DomainBed's, and nothing to it.
+    further = run(1, "a", "b", training=1.0, a=1.0, b=1.0)
+    assert select([*runs, further], "one-setting") == choices
+
+
+@pytest.mark.parametrize(
+    "broken", [{"training": None, "b": 0.5}, {"training": NAN, "b": 0.5}, {"b": NAN}, {}]
+)
+def test_one_setting_is_one_that_every_target_has(broken: dict[str, float | None]) -> None:
+    runs = [one for one in three_targets() if one.job.id != "pacs-erm-b-0-2"]
+    runs += [run(2, "b", **{"training": 0.95, **broken})] if broken else []
+    choices = select(runs, "one-setting")
+    assert chosen(choices) == {"a": 0, "b": 0, "c": 0}
+    assert [choice.candidates for choice in choices] == [2] * 3
+    # A target that no run is done for is known from the sweep.
+    left = [one for one in runs if one.job.groups != (("b",),)]
+    assert chosen(select(left, "one-setting")) == {"a": 1, "c": 1}
+    planned = select(left, "one-setting", expected=[one.job for one in three_targets()])
+    assert chosen(planned) == {"a": None, "b": None, "c": None}
+    assert planned[0].reason == "no draw has a finished run for each of the 3 unseen groups"
 
 
 # --- cross-validation
@@ -237,7 +285,7 @@ def test_expected_jobs_name_targets_without_a_run() -> None:
 
 def test_with_one_draw_there_is_nothing_to_choose() -> None:
     alone = [run(0, "a", a=0.5), run(0, "b", b=0.6)]
-    for rule in CROSS:
+    for rule in (*CROSS, "one-setting"):
         choices = select(alone, rule)
         assert [(c.draw, c.score, c.candidates) for c in choices] == [(0, None, 1)] * 2
     two = [*alone, run(1, "a", a=0.7)]
@@ -323,6 +371,11 @@ def test_rules_that_can_choose() -> None:
     assert rules([run(0, "a", a=0.5)], "oracle") == ["oracle"]
     both = run(0, "a", training=0.5, validation=0.4, a=0.5)
     assert rules([both], "oracle") == ["oracle", "training-domains", "validation-domains"]
+    # One setting for all is a rule of its own where there are several of both.
+    four = [run(draw, t, training=0.5, **{t: 0.5}) for draw in (0, 1) for t in "ab"]
+    assert rules(four, "k-fold") == ["k-fold", "training-domains", "one-setting", "oracle"]
+    for alike in (four[:2], four[::2]):
+        assert rules(alike, "k-fold") == ["k-fold", "training-domains", "oracle"]
     # Only sweeps that ask for cross-validation have runs for it.
     assert rules(three_domains(), "oracle") == ["oracle"]
     assert rules(three_domains(), "k-fold") == ["k-fold", "oracle"]

@@ -16,6 +16,7 @@ from acclimate.adapt import choice
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.adapt.methods import Chain
 from acclimate.config import EmbeddingConfig, RunConfig
+from acclimate.config.settings import PRESETS
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
@@ -807,3 +808,31 @@ def test_small_domains_give_half_of_their_images_away(tiny: Tiny) -> None:
     assert sizes(**{"adapt.points": 2}) == (2, 5)
     assert sizes(**{"adapt.points": 100, "adapt.source": "test"}) == (7, 7)
     assert sizes(**{"adapt.points": 5, "adapt.source": "test"}) == (5, 7)
+
+
+@pytest.mark.parametrize(("points", "adapting"), [(5, 5), (99, 7)])
+def test_of_geo_yfcc_the_test_split_is_scored(tiny: Tiny, points: int, adapting: int) -> None:
+    """As the paper says; the images to adapt come from the other splits, however many there are."""
+    numbers = np.arange(30)
+    splits = np.where(numbers % 10 < 3, "test", np.where(numbers % 10 < 5, "val", "train"))
+    splits[20:] = "test"  # nothing else of domain `whole`
+    data = Manifest.from_arrays(
+        numbers[:, None].astype(np.float32),
+        numbers % 2,
+        np.repeat(["site", "new", "whole"], 10),
+        splits=splits,
+    )
+    preset = {"adapt.score": PRESETS["geo-yfcc"].settings["adapt.score"]}
+    settings = {**preset, "test_domains": ["new", "whole"], "adapt.points": points}
+    plan = make_plan(tiny("erm", **settings), data)
+    chosen, scored = split_domain(plan, "new")
+    assert scored.tolist() == [10, 11, 12]
+    assert len(chosen) == adapting and set(chosen) <= {*range(13, 20)}
+    chosen, scored = split_domain(plan, "whole")  # as without the setting
+    assert len(chosen) == len(scored) == 5
+    assert {*chosen} | {*scored} == {*range(20, 30)}
+    found = scores_of(plain(plan, plain_on(identity_backbone(1), 2), [0.5, 0.5]))
+    facts = {(s.domain, s.split, s.n) for s in found if s.role == "test"}
+    assert facts == {("new", "test", 3), ("whole", "test", 5)}
+    shown = make_plan(tiny("erm", **settings, **{"adapt.source": "test"}), data)
+    assert [part.tolist() for part in split_domain(shown, "new")] == [[10, 11, 12]] * 2

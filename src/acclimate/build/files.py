@@ -8,6 +8,7 @@ from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import data_name
 
 ALIKE = "Keep pictures that look the same in one split; reads every image."
 
@@ -24,7 +25,7 @@ class Folder(Builder):
 
     example = "acclimate build folder PACS --out pacs.parquet"
 
-    root: Path = argument("A domain/class/image tree.")
+    root: Path = argument("A domain/class/image tree, or class/image: one domain of that name.")
     out: Path = required(OUT)
     splits: SplitSettings = field(default_factory=SplitSettings)
     alike: bool = flag(ALIKE)
@@ -34,7 +35,8 @@ class Folder(Builder):
 
     def build(self, watch: Watch) -> Built:
         options = {**asdict(self.splits), "alike": self.alike, "group": self.group}
-        return _written(Manifest.from_folder(self.root, **options), self.out)
+        tree = Manifest.from_folder(self.root, only_domain=data_name(self.root), **options)
+        return _written(tree, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,8 +86,9 @@ class LongTailSettings(Limited):
         """Those of `classes` that may be sampled, in their order."""
         if self.exclude_ilsvrc12 and not any(map(is_synset, classes)):
             raise ManifestError(
-                f"no class of {source} is a synset such as n01440764; leave "
-                "--exclude-ilsvrc12 away, or name the classes by their synsets"
+                f"no class of {source} is a synset such as n01440764, and ILSVRC12's are to be "
+                "left out; name the classes by their synsets, or leave --exclude-ilsvrc12 and "
+                "--preset lt-imagenet away"
             )
         wanted = set(self.only or classes)
         if wanted.isdisjoint(classes):
@@ -108,10 +109,13 @@ class LongTailSettings(Limited):
         return round(head), tail
 
 
-# The paper says nothing of the pools. In proportion to A, 700 images of a class are enough for all.
+# The network is pretrained on ILSVRC12, so none of its classes is sampled. The paper says nothing
+# of the pools: in proportion to A, 700 images of a class are enough for all.
 PRESETS: dict[str, dict[str, Any]] = {
-    "lt-imagenet": {"classes": 500, "val_share": 50 / 700, "test_share": 300 / 700}
-}
+    "lt-imagenet": {
+        "classes": 500, "exclude_ilsvrc12": True, "val_share": 50 / 700, "test_share": 300 / 700,
+    }
+}  # fmt: skip
 LT_IMAGENET = LongTailSettings(**PRESETS["lt-imagenet"])
 
 
@@ -262,7 +266,7 @@ def _capped(draws: Sequence[_Draw], settings: LongTailSettings) -> dict[str, dic
 class LongTail(Builder):
     example = (
         "acclimate build long-tail imagenet21k --preset lt-imagenet "
-        "--only in5k_map.json --exclude-ilsvrc12 --out lt.parquet"
+        "--only in5k_map.json --out lt.parquet"
     )
 
     data: Path = argument(
@@ -270,7 +274,7 @@ class LongTail(Builder):
     )
     out: Path = required(OUT)
     preset: str | None = setting(
-        None, "lt-imagenet: the paper's numbers, 500 classes, pools as 350:50:300."
+        None, "lt-imagenet: the paper's; 500 classes, none of ILSVRC12's, pools as 350:50:300."
     )
     classes: int | None = setting(None, "Classes to sample. [default: all]", at_least=0)
     val_share: float | None = setting(None, "Share of a class's validation pool. [default: 0.1]")

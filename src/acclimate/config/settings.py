@@ -241,6 +241,11 @@ class AdaptConfig:
     source: Literal["held-out", "test"] = setting(
         "held-out", "held-out: they are not scored; test: taken from the scored images"
     )
+    score: Literal["all", "test"] = setting(
+        "all",
+        "rows of an unseen domain that are scored; test: its test split, if it has one, and images "
+        "to adapt come from its other splits",
+    )
     rehearse: bool = setting(
         False, "let training domains play new site at the end, and choose how to adapt by that"
     )
@@ -373,6 +378,7 @@ PRESETS: dict[str, Preset] = {
             "train.domains_per_step": 0,
             "train.optimiser.lr": 0.04,
             "adapt.points": 5000,
+            "adapt.score": "test",
         },
         grids={
             "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),

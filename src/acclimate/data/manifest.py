@@ -71,9 +71,11 @@ class Manifest:
         seed: int = 0,
         alike: bool = False,
         group: str | None = None,
+        only_domain: str = "",
         watch: Watch = unwatched,
     ) -> Self:
-        """A domain/class/image tree; folders may nest below the class.
+        """A domain/class/image tree, or class/image with `only_domain`; folders may nest below the
+        class of a domain.
 
         Copies of a file are in one split. With `alike`, so are pictures that look the same, for
         which every image is read. `group` is a regular expression for what belongs together in a
@@ -81,7 +83,7 @@ class Manifest:
         """
         folder = Path(root).expanduser()
         source = f"{folder.resolve().name}/"
-        table, domains = readers.read_folder(folder, source)
+        table, domains = readers.read_folder(folder, source, only_domain)
         if group:
             table = table.append_column(GROUP, groups_in_paths(table["image"], group, source))
         return cls._of(
@@ -290,9 +292,10 @@ class Manifest:
         _, first = np.unique(self.image_ids[rows], return_index=True)
         return np.asarray(rows[np.sort(first)])
 
-    def same_image(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
-        """bool: which of `rows` show an image that a row of `as_in` shows."""
-        return np.isin(self.image_ids[rows], self.image_ids[as_in])
+    def same_picture(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
+        """bool: which of `rows` show a picture that a row of `as_in` shows."""
+        pictures = self.picture_ids
+        return np.isin(pictures[rows], pictures[as_in])
 
     def roles(self) -> dict[str, str]:
         """The role of each domain that has one."""

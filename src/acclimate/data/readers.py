@@ -53,11 +53,12 @@ def data_name(path: str | Path) -> str:
     return whole.stem if whole.suffix.lower() in TABLE_EXTENSIONS else whole.name
 
 
-def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
+def read_folder(root: Path, source: str, only_domain: str = "") -> tuple[pa.Table, tuple[str, ...]]:
     """(table of image, label, domain; every domain folder) of a domain/class/image tree.
 
     Rows are sorted by path. Folders may nest below the class; hidden files and files that are not
-    images are passed over.
+    images are passed over. With `only_domain` a class/image tree is read as well: all of it is the
+    domain of that name.
     """
     if not root.exists():
         raise ManifestError(f"there is no folder '{root}'; check the path")
@@ -71,6 +72,9 @@ def read_folder(root: Path, source: str) -> tuple[pa.Table, tuple[str, ...]]:
         unclassed += [f"{domain}/{name}" for name in beside]
         for name in classes:
             paths += _images_below(root, f"{domain}/{name}")
+    if unclassed and not paths and only_domain:
+        table = _tree_table(sorted(unclassed), source, levels=("label",))
+        return table.append_column("domain", pa.repeat(only_domain, len(table))), (only_domain,)
     if unclassed:
         raise ManifestError(
             f"{source} has images without a class folder, such as {unclassed[0]}; put them under "

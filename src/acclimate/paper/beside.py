@@ -1,7 +1,7 @@
 """What the paper printed and what we measured in its place, number by number."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -46,7 +46,8 @@ class _Place:
 
 
 def beside(table: str, measured: Iterable[Measured]) -> list[Pair]:
-    """Every cell of a published table that the data sets at hand have, row by row."""
+    """Every cell of a published table that the data sets at hand have, row by row; of the table on
+    points also the numbers that we alone have."""
     known = list(measured)
     datasets = {one.dataset for one in known}
     # The printed average is over all data sets of its table, and stands beside no other.
@@ -59,7 +60,23 @@ def beside(table: str, measured: Iterable[Measured]) -> list[Pair]:
                 ours = _estimate(known, printed.dataset, place)
                 counterpart = printed if place.measure == _measure(printed) else None
                 pairs.append(Pair(place.block, place.row, place.column, ours, counterpart))
-    return pairs
+    return [*pairs, *_further_points(known, pairs)] if table == "points" else pairs
+
+
+def _further_points(known: Sequence[Measured], pairs: Sequence[Pair]) -> Iterator[Pair]:
+    printed = {(pair.block, pair.row) for pair in pairs}
+    for one in known:
+        for points in dict.fromkeys(score.key.variant for score in one.scores):
+            for place in _of_points(one.dataset, points):
+                ours = _estimate(known, one.dataset, place)
+                if ours is not None and (place.block, place.row) not in printed:
+                    yield Pair(place.block, place.row, place.column, ours, None)
+
+
+def _of_points(dataset: str, points: str) -> list[_Place]:
+    key = Key.usual("da-erm", points)  # on the validation domains, which the appendix chose by
+    kinds = ("top-1", TOP_5)
+    return [_Place(points, kind, key, "val", kind, dataset) for kind in kinds]
 
 
 def _measure(printed: Published) -> str:
@@ -79,8 +96,7 @@ def _places(printed: Published) -> list[_Place]:
         key = Key.usual(name)
         return [_Place(key.label, column, key, role, measure, dataset)]
     if printed.table == "points":
-        key = Key.usual(name, column.split()[0])
-        return [_Place(dataset, column, key, "val", measure)]  # which the appendix chose by
+        return [one for one in _of_points(dataset, column.split()[0]) if one.measure == measure]
     key = Key.usual(name, column)
     if column == "random":  # a control of the prototypes
         key = Key(name, "wrong-embedding", "prototype")

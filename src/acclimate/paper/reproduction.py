@@ -84,15 +84,17 @@ def beside_grids(pairs: Sequence[Pair]) -> dict[str, Grid]:
 
 
 def _grid(pairs: Sequence[Pair]) -> Grid:
-    """Two rows for each of the table's: ours, then as printed."""
+    """Two rows for each of the table's: ours, then as printed, as far as there are any."""
     columns = list(dict.fromkeys(pair.column for pair in pairs))
-    if all(name.split()[0].isdigit() for name in columns):  # not every row has every number
-        columns.sort(key=lambda name: int(name.split()[0]))
+    rows = list(dict.fromkeys(pair.row for pair in pairs))
+    if all(map(str.isdigit, rows)):  # ours are among the printed ones
+        rows.sort(key=int)
     cells = {(pair.row, pair.column): pair for pair in pairs}
     lines: list[tuple[Cell, ...]] = []
-    for row in dict.fromkeys(pair.row for pair in pairs):
+    for row in rows:
         of_row = [cells.get((row, column)) for column in columns]
-        lines.append((Cell(row), *(accuracy(pair.ours if pair else None) for pair in of_row)))
+        if any(pair and pair.ours for pair in of_row):
+            lines.append((Cell(row), *(accuracy(pair.ours if pair else None) for pair in of_row)))
         printed = [pair.printed if pair else None for pair in of_row]
         if any(printed):
             remarks = dict.fromkeys(one.note for one in printed if one and one.note)
@@ -113,7 +115,8 @@ def figures_of_data(figure: str, name: str, manifest: Manifest) -> Iterator[Illu
         drawing = label_shares.draw(LabelCounts.of(name, manifest), over)
         if drawing is not None:
             caption = (
-                f"Share of each class in domains of {name}, over those of {over or 'all domains'}."
+                f"Share of each class in domains of {name}, over those of {over or 'all domains'}; "
+                "in parentheses the most frequent class."
             )
             yield Illustration(label_shares.HEADING, caption, drawing, "labels")
     else:

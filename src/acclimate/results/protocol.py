@@ -12,8 +12,9 @@ from acclimate.core.files import FORMAT
 
 RULES = {
     "training-domains": "validation splits of the training domains",
+    "one-setting": "validation splits of the training domains, over all runs (the paper's letter)",
     "validation-domains": "validation domains, which no run trains on",
-    "leave-one-out": "each further domain held out in turn (the paper's)",
+    "leave-one-out": "each further domain held out in turn (DomainBed's)",
     "k-fold": "each further fold of domains held out in turn",
     "oracle": "the test domains themselves: a ceiling, not a method",
 }

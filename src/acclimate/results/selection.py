@@ -20,6 +20,7 @@ from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
 
 _Line = tuple[str, str, str, str, int]  # data set, algorithm, variant, method, trial
+ONE_SETTING = "one-setting"
 _MOST_NAMED = 3  # domains in a sentence
 
 
@@ -54,8 +55,12 @@ class Contest:
     """The runs that compete for one target: per draw, its scored run and those that help it."""
 
     target: Group
-    scored: Mapping[int, Candidate]
+    by_target: Mapping[Group, Mapping[int, Candidate]]  # scored on each target, one run per draw
     folds: Mapping[Group, Mapping[int, Candidate]]  # held out beside the target, one run per draw
+
+    @property
+    def scored(self) -> Mapping[int, Candidate]:
+        return self.by_target[self.target]
 
 
 Rule = Callable[[Contest], dict[int, float]]  # draws without a value are left out
@@ -63,6 +68,17 @@ Rule = Callable[[Contest], dict[int, float]]  # draws without a value are left o
 
 def by_training_domains(contest: Contest) -> dict[int, float]:
     return _finite({draw: run.training for draw, run in contest.scored.items()})
+
+
+def by_one_setting(contest: Contest) -> dict[int, float]:
+    """The mean over all targets of what `by_training_domains` compares, so that one draw is chosen
+    for all of them. A draw takes part only if its run for each target is scored."""
+    means = []
+    for target, runs in contest.by_target.items():
+        usable = _means(runs, target)
+        means.append(_finite({draw: runs[draw].training for draw in usable}))
+    complete = set(means[0]).intersection(*means[1:])
+    return {draw: fmean(mean[draw] for mean in means) for draw in complete}
 
 
 def by_validation_domains(contest: Contest) -> dict[int, float]:
@@ -87,6 +103,7 @@ def by_oracle(contest: Contest) -> dict[int, float]:
 
 RULES_BY_NAME: Mapping[str, Rule] = {
     "training-domains": by_training_domains,
+    ONE_SETTING: by_one_setting,
     "validation-domains": by_validation_domains,
     "leave-one-out": by_cross_validation,
     "k-fold": by_cross_validation,
@@ -143,8 +160,13 @@ def select(
     choices = []
     for line, jobs in sorted(known.items()):
         draws = {job.draw for job in jobs}
-        for target in sorted(targets(jobs)):
-            contest = _contest(target, runs[line], _folds(target, jobs))
+        without: dict[frozenset[Group], dict[int, Candidate]] = defaultdict(dict)
+        for run in runs[line]:
+            without[frozenset(run.job.groups)][run.job.draw] = run
+        by_target = {target: without[frozenset({target})] for target in sorted(targets(jobs))}
+        for target in by_target:
+            folds = {fold: without[frozenset({target, fold})] for fold in _folds(target, jobs)}
+            contest = Contest(target=target, by_target=by_target, folds=folds)
             choices.append(_choose(line, contest, rule, only_draw=len(draws) == 1))
     return choices
 
@@ -153,8 +175,11 @@ def choices_by_rule(
     candidates: Sequence[Candidate], sweep_rule: str, jobs: Sequence[Job]
 ) -> dict[str, tuple[Choice, ...]]:
     """By the rule of a sweep, then by each other that can choose something; another's
-    cross-validation is none of them, as a sweep has runs for its own alone."""
-    others = [rule for rule in RULES if rule not in {sweep_rule, *CROSS_VALIDATED}]
+    cross-validation is none of them, as a sweep has runs for its own alone, nor is one setting for
+    all targets where there is one setting or one target."""
+    one = len(targets(jobs)) < 2 or len({job.draw for job in jobs}) < 2
+    left_out = {sweep_rule, *CROSS_VALIDATED, *([ONE_SETTING] if one else [])}
+    others = [rule for rule in RULES if rule not in left_out]
     choices = {
         rule: tuple(select(candidates, rule, expected=jobs)) for rule in (sweep_rule, *others)
     }
@@ -171,7 +196,8 @@ def _choose(line: _Line, contest: Contest, rule: str, *, only_draw: bool) -> Cho
     values = RULES_BY_NAME[rule](contest)
     fit = {draw: value for draw, value in values.items() if draw in usable}
     # With one draw nothing is compared, and no runs are made to compare by.
-    unopposed = rule in CROSS_VALIDATED and only_draw and not contest.folds
+    alone = rule == ONE_SETTING or (rule in CROSS_VALIDATED and not contest.folds)
+    unopposed = alone and only_draw
     draws = sorted(usable if unopposed else fit)
     # Rounded, so that draws with the same accuracies tie whatever their sums' last bit.
     draw = max(draws, key=lambda one: (round(fit.get(one, 0.0), 12), -one), default=None)
@@ -197,6 +223,8 @@ def _reason(contest: Contest, rule: str, usable: Mapping[int, float]) -> str:
         return f"no run holds out a further domain beside {named(contest.target)}"
     if rule in CROSS_VALIDATED:
         return f"no draw has an accuracy for each of the {len(contest.folds)} further folds"
+    if rule == ONE_SETTING and len(contest.by_target) > 1:
+        return f"no draw has a finished run for each of the {len(contest.by_target)} unseen groups"
     return f"no finished run has an accuracy on the {RULES[rule]}"
 
 
@@ -204,19 +232,6 @@ def named(group: Group) -> str:
     """`a and b`; of many domains the first, for a sentence."""
     few = len(group) <= _MOST_NAMED
     return " and ".join(group) if few else f"{group[0]} and {len(group) - 1} more"
-
-
-def _contest(target: Group, runs: Iterable[Candidate], folds: Iterable[Group]) -> Contest:
-    scored: dict[int, Candidate] = {}
-    helping: dict[Group, dict[int, Candidate]] = {fold: {} for fold in folds}
-    for run in runs:
-        groups, draw = run.job.groups, run.job.draw
-        others = [group for group in groups if group != target]
-        if groups == (target,):
-            scored[draw] = run
-        elif len(groups) == 2 and len(others) == 1 and others[0] in helping:
-            helping[others[0]][draw] = run
-    return Contest(target=target, scored=scored, folds=helping)
 
 
 def _folds(target: Group, known: Iterable[Job]) -> list[Group]:

@@ -105,14 +105,24 @@ def final_scores(subject: Subject, methods: Sequence[str] = ()) -> Iterator[RowS
 def split_domain(plan: Plan, domain: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows of an unseen domain that adapt to it, and those that are scored."""
     manifest, adapt = plan.manifest, plan.config.adapt
-    rows = plan.scorable(domain)
-    images = manifest.one_row_each(rows)  # an image of several labels has several rows
+    split, every = _scored_split(plan, domain), plan.scorable(domain)
+    rows = every if split == "all" else plan.scorable(domain, split)
     held_out = adapt.source == "held-out"
-    # Small domains give at most half of their images away.
-    points = min(adapt.points, len(images) // 2 if held_out else len(images))
+    others = every[~manifest.same_picture(every, rows)]
+    apart = held_out and len(others) > 0
+    images = manifest.one_row_each(others if apart else rows)  # one of several labels has more rows
+    # Small domains give at most half of the images that could be scored away.
+    points = min(adapt.points, len(images) // 2 if held_out and not apart else len(images))
     chosen = sample_rows(images, points, plan.config.seed, domain)
     # Plain models leave the same images out, so that both are scored on the same ones.
-    return chosen, rows[~manifest.same_image(rows, chosen)] if held_out else rows
+    return chosen, rows[~manifest.same_picture(rows, chosen)] if held_out else rows
+
+
+def _scored_split(plan: Plan, domain: str) -> str:
+    """The split of an unseen domain that is scored: "all" unless another is asked for and there."""
+    split = plan.config.adapt.score
+    there = split != "all" and len(plan.manifest.rows(domain=domain, split=split)) > 0
+    return split if there else "all"
 
 
 def _seen_splits(plan: Plan) -> list[dict[str, str]]:
@@ -397,7 +407,7 @@ def _unseen_scores(
     facts = iter(predict_rows(subject, able, rows, memory))
     for one in candidates:
         own = np.zeros((len(rows), 6)) if one.predictor is None else next(facts)
-        yield _score(subject, domain, "all", one, rows, own)
+        yield _score(subject, domain, _scored_split(subject.plan, domain), one, rows, own)
 
 
 def _seen_scores(

@@ -27,9 +27,9 @@ class SweepConfig:
     val_domains: tuple[str, ...] = setting((), "domains never trained on, used to choose")
     rule: str = setting(
         "",
-        "how a run is chosen among draws: training-domains, validation-domains, leave-one-out, "
-        "k-fold or oracle; empty: validation-domains where there are any, training-domains "
-        "elsewhere",
+        "how a run is chosen among draws: training-domains, one-setting, validation-domains, "
+        "leave-one-out, k-fold or oracle; empty: validation-domains where there are any, "
+        "training-domains elsewhere",
     )
     folds: int = setting(5, "groups of `folds`, and folds of k-fold cross-validation", at_least=2)
     draws: int = setting(1, "settings tried per run; the first are those given", at_least=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.build.long_tail import build_long_tail
+from acclimate.build.pools import open_pool
 from acclimate.config import layered, nested
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.data.manifest import Manifest
@@ -66,9 +67,12 @@ def _prepare_part(
 ) -> PreparedPart:
     part = _as_requested(request, part)
     folder = request.out / part.name
+    # A pool to sample from may be a folder class/image, as ImageNet comes.
+    tail = part.long_tail
+    opened = Manifest.open if tail is None else partial(open_pool, allowed=tail.allowed)
     manifests, paths, printed_as = {}, {}, {}
     for name in part.data:
-        manifest = Manifest.open(places[name]) if name in places else stand_in(name)
+        manifest = opened(places[name]) if name in places else stand_in(name)
         ours = data_name(places[name]) if name in places else manifest.source
         manifests[ours], printed_as[ours] = manifest, name
         paths[ours] = places.get(name) or built_place(folder, ours, manifest)

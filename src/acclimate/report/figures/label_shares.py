@@ -49,8 +49,9 @@ def illustrate(report: Report) -> Iterable[Illustration]:
             HEADING,
             f"{of_data(labels.name, len(datasets))}Share of each class in "
             f"{some if domains > MOST_PANELS else 'each domain'}, from the most to the least "
-            f"frequent class overall{steps if size > 1 else ''}. Shift is the total variation "
-            "distance from the other domains pooled: 0 is alike, 1 has no class in common.",
+            f"frequent class overall{steps if size > 1 else ''}. In parentheses: the domain's own "
+            "most frequent class. Shift is the total variation distance from the other domains "
+            "pooled: 0 is alike, 1 has no class in common.",
             drawing,
         )
 
@@ -122,7 +123,9 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
         ax.set_xlim(edges[0], edges[-1])
         canvas.plain(ax, "y")
         note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
-        canvas.headline(ax, canvas.short(shift.domain, 16) + note)
+        largest = canvas.short(shift.largest, 10)
+        name = canvas.short(shift.domain, min(16, 20 - len(largest)))  # a panel has room for both
+        canvas.headline(ax, f"{name} ({largest}){note}")
     if groups_of(len(order)) > 1:
         axes[0].set_yscale("function", functions=(_root, np.square))
     highest = max(float(values.max()) for values in (pooled, *shares.values()))
