@@ -26,11 +26,12 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from acclimate.config import DataConfig
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
 from acclimate.data.readers import HEADER, is_dicom
 
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = DataConfig.max_pixels
 MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
 MOST_WORK = 1_000_000_000  # pixels times scans, beyond: some ten seconds
 _FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
