@@ -95,9 +95,9 @@ def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     """
     if not isinstance(image, str | Path | bytes):
         return squash(np.asarray(_as_rgb(image, max_pixels)), size)
-    with _opened(image, max_pixels) as opened:
-        pixels = decode_plain(opened, size)
-        return squash(np.asarray(_draft(opened, size)) if pixels is None else pixels, size)
+    with _opened(image, max_pixels) as file:
+        pixels = decode_plain(file, size)
+        return squash(np.asarray(_draft(file, size)) if pixels is None else pixels, size)
 
 
 def _as_rgb(image: object, max_pixels: int) -> Image.Image:
