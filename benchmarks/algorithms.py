@@ -189,11 +189,11 @@ def render(table: Table, seeds: int) -> str:
         "steps and sizes of the demonstration, DomainBed's default hyperparameters (IRM's penalty",
         "begins at step 100 of 400 instead of 500), nothing tuned.",
         "Accuracy in percent on 20 unseen domains a seed, mean ± standard error over seeds. Gap:",
-        "how much is closed of the gap between ERM and the oracle, ERM told the true label",
-        "frequencies. DANN and CDANN spend every second step on their discriminator. The method bn",
-        "is not here: this backbone has no batch norm. The last rows",
-        "work on the 64 pixels as features (an MLP), so that a model told the true domain (gain,",
-        "offset and label frequencies) can be shown beside one that is not.",
+        "the share of the gap between ERM and the oracle that is closed; the oracle is ERM with",
+        "the true label frequencies. DANN and CDANN spend every second step on their",
+        "discriminator. The method bn is missing: this backbone has no batch norm. The last rows",
+        "use the 64 pixels as features (an MLP), so that a model that knows the true domain",
+        "(gain, offset and label frequencies) can be shown beside one that does not.",
         "",
         f"Machine: {os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}.",
         "",
@@ -202,9 +202,9 @@ def render(table: Table, seeds: int) -> str:
         "| algorithm | embedding | input | adapted by | unseen domains | worst | gap closed |",
         "|---|---|---|---|---:|---:|---:|",
     ]
-    # A model that is told the label frequencies has no use for them a second time.
-    told = [key for key in table if "true" in key[2] and key[3] == "oracle-prior"]
-    order = sorted(set(table) - set(told), key=lambda k: (k[2] != "digits", [*table].index(k)))
+    # A model that knows the label frequencies has no use for them a second time.
+    twice = [key for key in table if "true" in key[2] and key[3] == "oracle-prior"]
+    order = sorted(set(table) - set(twice), key=lambda k: (k[2] != "digits", [*table].index(k)))
     for algorithm, embedding, data, method in order:
         found = table[algorithm, embedding, data, method]
         means, worsts = zip(*found, strict=True)

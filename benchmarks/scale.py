@@ -35,7 +35,7 @@ class Rates:
     """Images a second of ResNet-50 at 224 px on one GPU, and of one core that decodes."""
 
     eager: float  # trained from a pack, bf16
-    recorded: float  # the same in runs of one GPU
+    graphed: float  # in runs of one GPU, with CUDA graphs
     compiled: float  # kept on the GPU
     inference: float  # the network alone, 256 at a time
     decode: float  # 227 px, decoded and resized on one core
@@ -54,7 +54,7 @@ class Rates:
         machine = found["machine"]
         return Rates(
             eager=rate("training", "steps", "packed, not recorded"),
-            recorded=rate("training", "steps", "packed"),
+            graphed=rate("training", "steps", "packed"),
             compiled=rate("compiled", "steps, compiled", "cached"),
             inference=rate("adapting", "work", "the network alone, plain"),
             decode=rate("decoding", "decoder", "ours, decoded and resized", "1 threads"),
@@ -117,7 +117,7 @@ class Cost:
     steps: int
     step: float  # seconds
     exchange: float  # seconds of it
-    parts: int  # in which a GPU works its share off
+    micro_batches: int  # of a GPU's share of a step
     hours: float
     hours_scoring: float
     read: float  # bytes a second and GPU
@@ -131,10 +131,10 @@ def cost(task: Task, gpus: int, rates: Rates, inside: float, between: float) -> 
     steps = math.ceil(task.trained * task.epochs / batch)
     own = batch / gpus
     alone = gpus == 1 and own * KEPT < 0.9 * GPU
-    faster = rates.compiled if steps >= COMPILED_FROM else rates.recorded
+    faster = rates.compiled if steps >= COMPILED_FROM else rates.graphed
     rate = faster if alone else rates.eager
-    parts = math.ceil(own * KEPT / (0.9 * GPU))
-    work = max(own, MEASURED_BATCH) / rate * (4 / 3 if parts > 1 else 1)
+    micro_batches = math.ceil(own * KEPT / (0.9 * GPU))
+    work = max(own, MEASURED_BATCH) / rate * (4 / 3 if micro_batches > 1 else 1)
     wire = inside if gpus <= 8 else between
     exchange = 0.0 if gpus == 1 else 2 * GRADIENTS / wire
     passes = math.ceil(steps / 300) * 2 * task.validated + 2 * task.tested
@@ -146,7 +146,7 @@ def cost(task: Task, gpus: int, rates: Rates, inside: float, between: float) -> 
         steps=steps,
         step=work + exchange,
         exchange=exchange,
-        parts=parts,
+        micro_batches=micro_batches,
         hours=(learning + scoring) / 3600,
         hours_scoring=scoring / 3600,
         read=own / (work + exchange) * PIXELS,
@@ -163,9 +163,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def pages(rates: Rates, inside: float, between: float) -> Iterator[str]:
     yield f"Rates: {rates.source}.\n\n"
     names = {
-        "eager": "training, PyTorch as it is",
-        "recorded": "training, recorded (one GPU only)",
-        "compiled": "training, compiled (one GPU only)",
+        "eager": "training, eager",
+        "graphed": "training, CUDA graphs (one GPU only)",
+        "compiled": "training, torch.compile (one GPU only)",
         "inference": "inference",
         "decode": "decoding, one core",
     }
@@ -182,7 +182,7 @@ def pages(rates: Rates, inside: float, between: float) -> Iterator[str]:
                     gpus,
                     found.per_domain,
                     f"{found.steps:,}",
-                    found.parts,
+                    found.micro_batches,
                     f"{1e3 * found.step:,.0f} ms",
                     f"{1e3 * found.exchange:.1f} ms",
                     duration(found.hours),
@@ -191,7 +191,7 @@ def pages(rates: Rates, inside: float, between: float) -> Iterator[str]:
                     f"{found.cores:.1f}",
                 )
             )
-        columns = ["GPUs", "`per_domain`", "steps", "parts", "a step", "of it, gradients"]
+        columns = ["GPUs", "`per_domain`", "steps", "micro-batches", "a step", "of it, gradients"]
         further = ["DA-ERM in all", "of it, scoring", "read per GPU", "cores per GPU, no pack"]
         yield table([*columns, *further], rows)
     yield "\n"

@@ -52,14 +52,14 @@ def run_demo(
             config = gather(flags={**SETTINGS, "algorithm": algorithm, "seed": seed}, where="demo")
             # Runs of another version's settings are left alone, and not mixed in.
             folder = out / f"{algorithm}-{seed}-{json_digest([SETTINGS, asdict(data)])[:6]}"
-            train(config, manifest, folder, watch=_prefixed(watch, algorithm, seed))
+            train(config, manifest, folder, watch=_prefix(watch, algorithm, seed))
             runs += find_runs(folder)
     report = report_of_runs(runs, out, "Acclimate: demo")
     return report, write_page(report, out / "report.html", INTRO, figures)
 
 
-def _prefixed(watch: Watch, algorithm: str, seed: int) -> Watch:
-    def told(phase: str, done: int, total: int, note: str) -> None:
+def _prefix(watch: Watch, algorithm: str, seed: int) -> Watch:
+    def report(phase: str, done: int, total: int, note: str) -> None:
         watch(f"{algorithm}, seed {seed}: {phase}", done, total, note)
 
-    return told
+    return report

@@ -60,7 +60,7 @@ class AdaptiveClassifier(DomainClassifier):
 
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
         if y is not None and _are_features(X):
-            X, y = self._labelled(X, y)
+            X, y = self._check_labels(X, y)
         config = self._config()
         manifest = _as_manifest(X, y, domains)
         labels = manifest.classes if y is None else y

@@ -21,7 +21,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.source import FeatureSource
 from acclimate.learn.algorithms import Algorithm, choose
 from acclimate.learn.algorithms.dann import DANNConfig, Discriminator
-from acclimate.learn.algorithms.mixup import _mixed
+from acclimate.learn.algorithms.mixup import _mix
 from acclimate.learn.models import Head, Output, build_backbone, freeze_batch_norm
 from acclimate.learn.penalties import (
     Groups,
@@ -226,7 +226,7 @@ def test_mixup_draws_one_circle_and_a_ratio_for_each_pair() -> None:
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_a_mixture_has_the_precision_of_what_is_mixed(kind: torch.dtype) -> None:
     values = torch.tensor([[0.0, 4.0], [8.0, 16.0]], dtype=kind)
-    found = _mixed(values, torch.tensor([1, 0]), torch.tensor([0.25, 0.5]))
+    found = _mix(values, torch.tensor([1, 0]), torch.tensor([0.25, 0.5]))
     assert found.tolist() == [[6.0, 13.0], [4.0, 10.0]]
     assert found.dtype == kind
 

@@ -207,7 +207,7 @@ class TestTheChoice:
         data = Manifest.from_folder(tree)
         asked = frozen(**{"model.freeze": "auto", "data.image_size": 72})
         plan = make_plan(asked, data, device="cpu")
-        assert plan.frozen and "small-cnn keeps its pretrained weights" in plan.decided[0]
+        assert plan.frozen and "small-cnn is frozen" in plan.decided[0]
         assert plan.config.data.augment == "none"
         assert plan.config.train.optimiser.lr == 1e-4
         assert not make_plan(asked, data, device=None).frozen

@@ -188,7 +188,7 @@ class Adapted:
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
     def predict(self, images: Any) -> list[Any]:
-        """Of each its class, or the label of the kind that the model was fitted with."""
+        """The class of each image, or its label as the model was fitted with it."""
         names = self.classes if self.labels is None else self.labels.tolist()
         return [names[index] for index in self.predict_proba(images).argmax(1)]
 

@@ -89,7 +89,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not self.__sklearn_is_fitted__():
             raise NotFitted(f"this {type(self).__name__} is not fitted yet; call fit first")
 
-    def _labelled(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _check_labels(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Features and labels as scikit-learn checks them, of two classes or more."""
         X, y = validate_data(self, X, y, dtype="numeric")
         check_classification_targets(y)

@@ -154,7 +154,7 @@ class _Network(nn.Module):
         self.predictor = predictor
 
     def forward(self, rows: Tensor) -> Tensor:
-        logits: Tensor = self.predictor(_scaled(rows)).logits
+        logits: Tensor = self.predictor(_scale(rows)).logits
         return logits.float().softmax(1)
 
 
@@ -173,7 +173,7 @@ class _Conditioned(nn.Module):
 
     def forward(self, rows: Tensor, *about: Tensor) -> Tensor:
         *site, prior, temperature = about
-        features, head = self.predictor.backbone(_scaled(rows)), self.predictor.head
+        features, head = self.predictor.backbone(_scale(rows)), self.predictor.head
         logits = head(features, *site).logits
         if isinstance(head, PairHead):  # without μ it is the plain model
             plain = head.plain(features).logits
@@ -183,7 +183,7 @@ class _Conditioned(nn.Module):
         return shifted.softmax(1)
 
 
-def _scaled(rows: Tensor) -> Tensor:
+def _scale(rows: Tensor) -> Tensor:
     return rows.float() / 255 if rows.dtype == torch.uint8 else rows
 
 
@@ -237,7 +237,7 @@ def _on_cpu(network: Any) -> Any:
 
 @torch.no_grad()
 def _reference(predictor: Predictor, rows: np.ndarray) -> np.ndarray:
-    """As `Adapted.predict_proba` has it, in the predictor's precision."""
+    """Class probabilities as `Adapted.predict_proba` gives them, in the predictor's precision."""
     kind = next(predictor.parameters()).dtype
     logits: Tensor = predictor(to_float(torch.from_numpy(rows), CPU).to(kind)).logits
     return logits.softmax(1).numpy()

@@ -41,7 +41,7 @@ class ManyDomains:
         self._classify = classify_by_domain([site.predictor.head for site in sites.values()])
 
     def predict(self, images: Any, domains: Sequence[str]) -> list[Any]:
-        """As `Adapted.predict`, each image in the domain that `domains` names."""
+        """The class or label of each image, as in the domain that `domains` names."""
         names = self.classes if self.labels is None else self.labels.tolist()
         return [names[index] for index in self.predict_proba(images, domains).argmax(1)]
 

@@ -203,7 +203,7 @@ def build_long_tail(base: Manifest, settings: LongTailSettings | None = None) ->
     how = {
         "settings": asdict(settings),
         "offered": len(base.classes),
-        "capped": _capped(draws, settings),
+        "capped": _count_caps(draws, settings),
         "too_small": too_small,
         "base": base.digest(),
     }
@@ -230,8 +230,8 @@ def _assemble(
     columns = {BASE_DOMAIN: table["domain"]}
     for name in ("domain", "split", "role"):
         values = [getattr(draw, name) for draw in draws]
-        columns[name] = _repeated(values, sizes).dictionary_decode()
-    columns[COLUMN] = _repeated([how], [len(rows)])  # encoded: one text, not a copy in each row
+        columns[name] = _repeat(values, sizes).dictionary_decode()
+    columns[COLUMN] = _repeat([how], [len(rows)])  # encoded: one text, not a copy in each row
     for name, column in columns.items():
         if name in table.column_names:
             table = table.set_column(table.column_names.index(name), name, column)
@@ -240,12 +240,12 @@ def _assemble(
     return replace(base, table=table, classes=classes, source="long-tail", declared_domains=())
 
 
-def _repeated(texts: Sequence[str], sizes: Sequence[int]) -> pa.DictionaryArray:
+def _repeat(texts: Sequence[str], sizes: Sequence[int]) -> pa.DictionaryArray:
     index = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
     return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(texts, pa.string()))
 
 
-def _capped(draws: Sequence[_Draw], settings: LongTailSettings) -> dict[str, dict[str, int]]:
+def _count_caps(draws: Sequence[_Draw], settings: LongTailSettings) -> dict[str, dict[str, int]]:
     """Where pools had fewer images of a class than a domain should get, by split."""
     capped = {}
     for split in SPLITS:
@@ -310,10 +310,10 @@ class LongTail(Builder):
         if self.preset and self.preset not in PRESETS:
             raise unknown(f"--preset {self.preset}: there is no such choice", self.preset, PRESETS)
         options = {name: getattr(self, name) for name in ("classes", "val_share", "test_share")}
-        given = {name: value for name, value in options.items() if value is not None}
+        chosen = {name: value for name, value in options.items() if value is not None}
         return replace(
             self.settings,
-            **{**PRESETS.get(self.preset or "", {}), **given},
+            **{**PRESETS.get(self.preset or "", {}), **chosen},
             only=() if self.only is None else read_names(self.only),
             exclude=() if self.exclude is None else read_names(self.exclude),
         )

@@ -33,7 +33,7 @@ def adapt(
     ] = "auto",
     settings: MethodSettings = None,
     into: Annotated[
-        Path | None, typer.Option(help="Go on from an earlier state of the same domain.")
+        Path | None, typer.Option(help="Continue an earlier state of the same domain.")
     ] = None,
     device: Device = "auto",
     json: Json = False,
@@ -86,7 +86,7 @@ def adapt(
 
 
 def _lines(site: "Adapted") -> Iterator[str]:
-    """What people are told of a site."""
+    """Describe an adaptation, line by line."""
     assert site.state is not None
     yield f"adapted on {site.state.count} images by {site.method}"
     yield from site.notes

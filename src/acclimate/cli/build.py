@@ -50,7 +50,7 @@ def command(name: str) -> TyperCommand:
     cls = builder(name, rows())
 
     def build(*, json: bool, **options: Any) -> None:
-        request = _assembled(cls, options)
+        request = _make_builder(cls, options)
         stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar() as watch:
             built = request.build(watch)
@@ -99,13 +99,13 @@ def _is_list(hint: Any) -> bool:
     return get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis
 
 
-def _assembled(cls: Any, options: Mapping[str, Any]) -> Any:
+def _make_builder(cls: Any, options: Mapping[str, Any]) -> Any:
     """The builder with the values of its options; whatever is no option keeps its default."""
     hints, values = get_type_hints(cls), {}
     for one in fields(cls):
         hint = hints[one.name]
         if is_dataclass(hint):
-            values[one.name] = _assembled(hint, options)
+            values[one.name] = _make_builder(hint, options)
         elif "about" in one.metadata:
             value = options[one.name]
             values[one.name] = tuple(value or ()) if _is_list(hint) else value

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_SCORES = 60  # that are shown one by one
 MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
-    "oracle-prior": "told the true label frequencies, a ceiling that no method may know",
+    "oracle-prior": "knows the true label frequencies: a ceiling, not a method",
 }
 
 
@@ -73,7 +73,7 @@ def evaluate(
 
 
 def show_run(folder: Path, *, already: bool, json: bool) -> None:
-    """The final scores of a run, what was kept, and what to expect at a new site."""
+    """Print the final scores of a run, its weights, and the accuracy to expect at a new site."""
     from acclimate.core.errors import RunError
     from acclimate.records.folder import RunFolder
 
@@ -103,7 +103,7 @@ def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested:
         say(unrehearsed(domains))
     elif not tested and domains > (2 if AlgorithmName.of(run.algorithm).adaptive else 1):
         # With fewer, there would be nothing left to train on.
-        say("no domain was kept unseen: name one with --test-domains to see how a new one fares")
+        say("no domain was held out: name one with --test-domains to score an unseen domain")
 
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:

@@ -84,9 +84,9 @@ def _show_domains(inspection: "Inspection") -> None:
             "classes": str(one.classes),
             "top class": one.top_class or DASH,
             "share": percent(one.top_share),
-            "imbalance": _rounded(one.imbalance, 1),
-            "effective classes": _rounded(one.effective_classes, 1),
-            "shift": _rounded(one.total_variation, 2),
+            "imbalance": _round(one.imbalance, 1),
+            "effective classes": _round(one.effective_classes, 1),
+            "shift": _round(one.total_variation, 2),
         }
         for one in inspection.domains
     ]
@@ -100,5 +100,5 @@ def _show_domains(inspection: "Inspection") -> None:
         )
 
 
-def _rounded(value: float | None, digits: int) -> str:
+def _round(value: float | None, digits: int) -> str:
     return DASH if value is None else f"{value:.{digits}f}"

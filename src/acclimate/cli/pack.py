@@ -18,7 +18,7 @@ def pack(
     workers: Annotated[int, typer.Option(min=0, help="Threads or processes; 0: by cores.")] = 0,
     json: Json = False,
 ) -> None:
-    """Decode all images once, into a folder that runs share; a repeated command goes on.
+    """Decode all images once, into a folder that runs share; a repeated command resumes.
 
     Runs do so by themselves where it fits into data.pack_gib; what this command made is used
     whatever its size, and stays until its folder is deleted.

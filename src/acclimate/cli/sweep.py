@@ -45,7 +45,8 @@ def sweep(
         bool, typer.Option("--extend", help="Add jobs to a sweep that has fewer.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="At the end keep the weights of chosen runs only.")
+        bool,
+        typer.Option("--prune", help="At the end, delete weights that were not selected."),
     ] = False,
     dry_run: DryRun = False,
     json: Json = False,

@@ -79,10 +79,10 @@ class DataConfig:
     )
     max_pixels: int = setting(100_000_000, "images with more pixels are refused", at_least=1)
     cache_gib: float = setting(
-        4.0, "GiB of images kept on a GPU or in memory; frozen features must fit", at_least=0
+        4.0, "GiB of images held on a GPU or in memory; frozen features must fit", at_least=0
     )
     pack_gib: float = setting(
-        32.0, "GiB of decoded images kept on disk, for all runs; 0: none", at_least=0
+        32.0, "GiB of decoded images cached on disk, for all runs; 0: none", at_least=0
     )
     workers: int = setting(
         0, "decoding threads or, beside a GPU, processes; 0: by cores", at_least=0, at_most=1024
@@ -101,8 +101,8 @@ class ModelConfig:
     weights: str = setting("", "a local weights file (safetensors or a torch state dict)")
     freeze: Literal["auto", "none", "backbone"] = setting(
         "auto",
-        "backbone: it stays as it is, and the rest learns on its features, extracted once; "
-        "auto: that on a CPU, for pretrained weights and images above 64 px, and none elsewhere",
+        "backbone: frozen; its features are extracted once and the rest is trained on them; "
+        "auto: backbone on a CPU with pretrained weights and images above 64 px, else none",
     )
     head: Literal["linear", "mlp"] = setting(
         "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
@@ -114,7 +114,7 @@ class ModelConfig:
     hidden: int = setting(1024, "hidden layer of the MLP", at_least=1, at_most=WIDEST)
     dropout: float = setting(0.0, "dropout before the last layer", at_least=0, at_most=0.99)
     freeze_batch_norm: Literal["no", "statistics", "all"] = setting(
-        "no", "keep batch-norm statistics (as DomainBed does), or its scales and shifts as well"
+        "no", "freeze batch-norm statistics (as DomainBed does), or all of batch norm"
     )
 
 
@@ -199,7 +199,7 @@ class TrainConfig:
     evaluate_every: int = setting(300, "steps between validations; also at the end", at_least=1)
     checkpoint_every: int = setting(100, "steps between checkpoints", at_least=1)
     keep: Literal["best", "last"] = setting(
-        "best", "weights kept: best on validation domains (or validation splits), or last"
+        "best", "weights to save: best on validation domains (or validation splits), or last"
     )
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
@@ -247,16 +247,16 @@ class AdaptConfig:
         "to adapt come from its other splits",
     )
     rehearse: bool = setting(
-        False, "let training domains play new site at the end, and choose how to adapt by that"
+        False, "at the end, hold out training domains in turn, and choose how to adapt by that"
     )
     methods: tuple[str, ...] = setting(
         (), "methods that unseen domains are scored by as well, when training ends"
     )
     depth: Literal["auto", "heads", "whole"] = setting(
         "auto",
-        "of rehearsal. heads: refitted without the domains that play, on the features of the "
-        "finished backbone; whole: each time all is trained anew; auto: whole for a backbone that "
-        "learns, on a GPU, from 3 to 5 domains",
+        "of rehearsal. heads: refitted without the held-out domains, on features of the "
+        "finished backbone; whole: the model is retrained for each fold; auto: whole for a "
+        "backbone that is fine-tuned on a GPU with 3 to 5 domains",
     )
     site: SiteConfig = field(default_factory=SiteConfig)
     components: dict[str, Any] = field(
@@ -414,8 +414,8 @@ def gather(
     """
     written = {} if file is None else read_toml(file)
     from_dict(RunConfig, written, where=str(file))
-    given = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
-    values = layered(written, nested(given), changes or {})
+    flagged = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
+    values = layered(written, nested(flagged), changes or {})
     if name is None and "algorithm" not in values:
         name = recipe
     return from_dict(RunConfig, layered(preset(name) if name else {}, values), where=where)

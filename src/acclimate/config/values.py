@@ -245,7 +245,7 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: str) -> Any:
-    value = _typed(value, hint, name, where)
+    value = _convert(value, hint, name, where)
     low, high = limits.get("at_least"), limits.get("at_most")
     allowed = ""
     if limits and isinstance(value, float) and not math.isfinite(value):
@@ -263,12 +263,12 @@ def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: s
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
+def _convert(value: Any, hint: Any, name: str, where: str) -> Any:
     """`value` as the annotated type; integers pass as floats, nothing else is converted."""
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         inner = next(option for option in options if option is not type(None))
-        return None if value is None else _typed(value, inner, name, where)
+        return None if value is None else _convert(value, inner, name, where)
     if origin is Literal:
         fits, kind = value in options, f"one of {', '.join(map(str, options))}"
     elif origin is tuple:
@@ -278,7 +278,7 @@ def _typed(value: Any, hint: Any, name: str, where: str) -> Any:
     elif origin in (dict, Mapping):
         fits, kind = isinstance(value, Mapping), "a table"
         if fits and options[1] is not Any:
-            value = {key: _typed(one, options[1], name, where) for key, one in value.items()}
+            value = {key: _convert(one, options[1], name, where) for key, one in value.items()}
     else:
         if hint is float and type(value) is int:
             with suppress(OverflowError):  # an integer of hundreds of digits stays one

@@ -91,8 +91,8 @@ def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "")
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return UnknownName(f"{sentence}; did you mean '{prefix}{near[0]}'?")
-    shown = [f"{prefix}{other}" for other in names[:12]]
-    listed = ", ".join(shown) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    first = [f"{prefix}{other}" for other in names[:12]]
+    listed = ", ".join(first) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")
 
 

@@ -101,7 +101,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, where all that can be wrong with a text is a ValueError."""
+    """Parse JSON as `json.loads` does; every fault of the text is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -134,11 +134,11 @@ def read_document(path: Path) -> dict[str, Any]:
     return values
 
 
-def require_format(found: object, where: object) -> None:
+def require_format(version: object, where: object) -> None:
     """Refuse what another version of the program wrote."""
-    if found != FORMAT:
+    if version != FORMAT:
         raise SchemaError(
-            f"{where}: format {found}, this version reads {FORMAT}; "
+            f"{where}: format {version}, this version reads {FORMAT}; "
             f"use the version of acclimate that wrote it"
         )
 
@@ -180,15 +180,15 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    said = (error.strerror or str(error)).lower()
+    message = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         left = ""
         with suppress(OSError):
             left = f", which has {shutil.disk_usage(path.parent).free / 1e6:.0f} MB left,"
-        return f"{said}; free some on its disk{left} and repeat the command"
+        return f"{message}; free some on its disk{left} and repeat the command"
     if error.errno in (errno.EIO, errno.EFBIG):
-        return f"{said}; check the disk and its limits (ulimit -f), and repeat the command"
-    return f"{said}; check the path"
+        return f"{message}; check the disk and its limits (ulimit -f), and repeat the command"
+    return f"{message}; check the path"
 
 
 def _sync_folder(folder: Path) -> None:

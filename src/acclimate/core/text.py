@@ -83,5 +83,5 @@ def _cell(value: object) -> str:
 
 
 def markdown(text: str) -> str:
-    """As it stands, in Markdown: no HTML, no emphasis, no links, no cells, one line."""
+    """Escape text for Markdown: no HTML, emphasis, links or cells; one line."""
     return _MARKDOWN.sub(r"\\\1", escape(printable(" ".join(text.split())), quote=False))

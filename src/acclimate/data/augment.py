@@ -128,13 +128,13 @@ def crop_and_flip(images: Tensor, crop: Tensor) -> Tensor:
     """
     height, width = images.shape[2:]
     axes = crop.view(3, 2, len(images), 1, 1)
-    x, y = _sampled(width, axes[:, 0]), _sampled(height, axes[:, 1])
+    x, y = _source_places(width, axes[:, 0]), _source_places(height, axes[:, 1])
     grid = torch.stack(torch.broadcast_tensors(x, y.transpose(1, 2)), dim=-1)  # type: ignore[no-untyped-call]
     # As F.grid_sample, whose checks are written in Python.
     return torch.grid_sampler(images, grid.to(images.dtype), _BILINEAR, _BORDER, False)
 
 
-def _sampled(side: int, axes: Tensor) -> Tensor:
+def _source_places(side: int, axes: Tensor) -> Tensor:
     """Where along an axis an image of `side` pixels takes them from, -1 and 1 being the edges:
     [3,b,1,1] -> [b,1,side]. The factor is the extent, negative where it is mirrored."""
     factor, twice_start, extent = axes.unbind()
@@ -144,7 +144,7 @@ def _sampled(side: int, axes: Tensor) -> Tensor:
 
 @cache
 def _pixel_centres(side: int, device: torch.device) -> Tensor:
-    """Of an image whose edges are at -1 and 1: [side]"""
+    """Centres of the pixels of an image whose edges are at -1 and 1: [side]"""
     return (torch.arange(side, device=device) * 2 + 1) / side - 1
 
 

@@ -53,8 +53,8 @@ def _thumbnail(manifest: "Manifest", row: int) -> np.ndarray | None:
 
 
 def perceptual_hash(grey: np.ndarray) -> int:
-    """Of [SIDE, SIDE]: one bit for each of the lowest frequencies of its cosine transform but the
-    mean, set where it is above their median (pHash)."""
+    """pHash of an image [SIDE, SIDE]: one bit for each of the lowest frequencies of its cosine
+    transform but the mean, set if it is above their median."""
     from scipy.fft import dctn
 
     low = dctn(grey, norm="ortho")[:LOWEST, :LOWEST].ravel()[1:]

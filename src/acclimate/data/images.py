@@ -26,11 +26,12 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from acclimate.config import DataConfig
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
 from acclimate.data.readers import HEADER, is_dicom
 
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = DataConfig.max_pixels
 MOST_SCANS = 16  # of a progressive JPEG, whatever its size; encoders write ten
 MOST_WORK = 1_000_000_000  # pixels times scans, beyond: some ten seconds
 _FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
@@ -94,9 +95,9 @@ def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     """
     if not isinstance(image, str | Path | bytes):
         return squash(np.asarray(_as_rgb(image, max_pixels)), size)
-    with _opened(image, max_pixels) as opened:
-        pixels = decode_plain(opened, size)
-        return squash(np.asarray(_draft(opened, size)) if pixels is None else pixels, size)
+    with _opened(image, max_pixels) as file:
+        pixels = decode_plain(file, size)
+        return squash(np.asarray(_draft(file, size)) if pixels is None else pixels, size)
 
 
 def _as_rgb(image: object, max_pixels: int) -> Image.Image:

@@ -98,12 +98,12 @@ def without_weights(model: Any) -> bytes:
     graph = model.graph
     weights = [tensor for tensor in graph.initializer if tensor.name.startswith(NETWORK)]
     constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(NETWORK)]
-    given = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights]
+    placeholders = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights]
     for tensor in weights:
         tensor.raw_data = b""
     del graph.initializer[:]
     graph.initializer.extend(constants)
-    graph.input.extend(given)  # inputs, while constants are folded
+    graph.input.extend(placeholders)  # inputs, while constants are folded
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
     inputs = [one for one in model.graph.input if not one.name.startswith(NETWORK)]

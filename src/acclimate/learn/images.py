@@ -38,7 +38,7 @@ class Images:
         return self._features[backbone]
 
     def keep(self, backbone: Backbone, features: Tensor) -> None:
-        """Take over the features that `backbone` has made of them."""
+        """Store the features of `backbone`."""
         self._features[backbone] = Images(features, self.device)
 
     def outputs(self, head: Head) -> Output:

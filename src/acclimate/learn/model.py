@@ -164,10 +164,10 @@ class Trained:
     def load(cls, folder: Path, device: torch.device | str = "cpu") -> "Trained":
         """The model of a finished run, as it was saved: what differs from then is refused."""
         with damage_is(RunError, AGAIN):
-            return _loaded(folder, device)
+            return _load(folder, device)
 
 
-def _loaded(folder: Path, device: torch.device | str) -> Trained:
+def _load(folder: Path, device: torch.device | str) -> Trained:
     described = _read_description(folder)
     if is_pruned(folder):
         raise RunError(

@@ -151,7 +151,7 @@ class Embedding(Objective):
         self.register_buffer("spread", torch.ones(()))
 
     def dimensions(self) -> int:
-        """Of Φ."""
+        """The number of dimensions of Φ."""
         return self.config.dim
 
     @classmethod
@@ -175,7 +175,7 @@ class Embedding(Objective):
 
     @abstractmethod
     def raw(self, x: Tensor) -> Tensor:
-        """Features as learned: [b, ...] -> [b, dim]. Labels play no part."""
+        """Features as learned: [b, ...] -> [b, dim]. Labels are not used."""
 
     def phi(self, x: Tensor) -> Tensor:
         """[b, ...] -> [b, dim]"""

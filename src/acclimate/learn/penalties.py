@@ -93,7 +93,7 @@ def coral(hidden: Tensor, groups: Groups) -> Tensor:
     """Mean over pairs of domains of ‖m_i − m_j‖²/d + ‖C_i − C_j‖²/d²: the mean squared difference
     of their means and that of their covariances, in DomainBed's form and scale. [b, d], [b] -> []
     """
-    centred, means = _centred(hidden, groups)
+    centred, means = _centre(hidden, groups)
     means = means - means.mean(0)  # differences stay, cancellation shrinks
     inner = means @ means.T / hidden.shape[1]
     inner = inner + _covariance_products(centred, groups) / hidden.shape[1] ** 2
@@ -138,7 +138,7 @@ def _kernel(squared: Tensor) -> Tensor:
     return kernel
 
 
-def _centred(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+def _centre(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Rows less their domain's mean, and the means: [b, d] -> [b, d], [m, d]"""
     # Two passes: a large common offset would otherwise cost digits.
     offset = hidden.detach().mean(0)

@@ -211,7 +211,7 @@ def _erm(predictor: Predictor, rows: Features, seed: int) -> ERM:
 
 
 def batch_size(rows: int, config: SiteConfig) -> int:
-    """Of a step of heads that are fitted on so many rows."""
+    """Rows in a step of heads that are fitted on this number of rows."""
     return min(config.batch, max(PASSES * rows // config.steps, LEAST_BATCH))
 
 

@@ -22,7 +22,7 @@ from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Record, Records, append, read
 
 RUN = "run.json"  # what this run is: settings, data digest, domains, classes
-EMBEDDING = "embedding.json"  # the same of a Φ that is learned on its own
+EMBEDDING = "embedding.json"  # what this Φ is, if it is learned on its own
 RECORDS = "records.jsonl"
 PREDICTIONS = "predictions.parquet"  # the scored rows behind the final scores
 QUARANTINE = "quarantine.jsonl"  # images that could not be read

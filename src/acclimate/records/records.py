@@ -154,14 +154,14 @@ def read(path: Path) -> Records:
         return Records(())
     lines = path.read_bytes().split(b"\n")
     torn = int(lines[-1] != b"")
-    records = list(_parsed(path, lines[:-1]))
-    kept = {
+    records = list(_parse(path, lines[:-1]))
+    unique = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }
-    return Records(tuple(kept.values()), torn=torn, duplicates=len(records) - len(kept))
+    return Records(tuple(unique.values()), torn=torn, duplicates=len(records) - len(unique))
 
 
-def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
+def _parse(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
     for number, line in enumerate(lines, start=1):
         if not line:
             continue

@@ -60,7 +60,7 @@ class Grid:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """As a terminal shows it, the header first. It has no bold: the best has a star."""
+        """Cells as text for a terminal, the header first. The best cell has a star."""
         rows = [tuple("*" * cell.best + cell.marked for cell in row) for row in self.rows]
         return [self.header, *rows]
 
@@ -77,10 +77,10 @@ class Grid:
             blocks[-1].append(place)
         if len(blocks) > _MOST_BLOCKS:
             left_out = f"({len(widths) - 1} columns are left out here)\n"
-            return self.only([0, len(widths)])._aligned() + left_out
-        return "\n".join(self.only([0, *block])._aligned() for block in blocks)
+            return self.only([0, len(widths)])._align() + left_out
+        return "\n".join(self.only([0, *block])._align() for block in blocks)
 
-    def _aligned(self) -> str:
+    def _align(self) -> str:
         """Names to the left, numbers to the right."""
         widths = [max(map(len, column)) for column in zip(*self.texts, strict=True)]
         header, *rows = [
@@ -147,7 +147,7 @@ def escaped(text: str) -> str:
 
 
 def _latex_number(cell: Cell) -> str:
-    """Of the best, the mean is bold and its error is not."""
+    """A number in LaTeX. The mean of the best is bold, its error is not."""
     mean, sign, error = cell.text.partition(" ± ")
     bold = f"\\textbf{{{escaped(mean)}}}" if cell.best else escaped(mean)
     return f"{bold} $\\pm$ {escaped(error)}" if sign else bold

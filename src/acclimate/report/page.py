@@ -49,7 +49,7 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
     compared = [one for rule in report.rules for one in report.results[rule] if one.rows]
     drawn = groupby(illustrations(report, figures), key=lambda one: one.heading)
     several = len(report.runs_by_dataset) > 1
-    verdicts = [(dataset, verdict(found)) for dataset, _, found in report.rehearsals]
+    verdicts = [(dataset, verdict(rehearsal)) for dataset, _, rehearsal in report.rehearsals]
     values = {
         "title": report.title,
         "report": report,
@@ -63,9 +63,9 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
         "badges": {row.badge for one in compared for row in one.rows},
         "figures": {heading: list(group) for heading, group in drawn},
         "verdicts": [
-            f"{dataset}: {said}" if several and said is first else said
+            f"{dataset}: {line}" if several and line is first else line
             for dataset, (first, *rest) in verdicts
-            for said in (first, *rest)
+            for line in (first, *rest)
         ],
         "promises": list(check_promises(report.finished)),
         "choices": {
@@ -132,8 +132,8 @@ def _slug(heading: str) -> str:
 
 def _contents(sections: str) -> list[tuple[str, Markup]]:
     """(id, heading) of the sections of a page."""
-    found = re.findall(r'<section id="([^"]*)"><h2>(.*?)</h2>', sections)
-    return [(name, Markup(heading)) for name, heading in found]
+    headings = re.findall(r'<section id="([^"]*)"><h2>(.*?)</h2>', sections)
+    return [(name, Markup(heading)) for name, heading in headings]
 
 
 def _svg(one: Illustration) -> Markup:
@@ -185,9 +185,9 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     sizes = {role: {len(run.domains.get(role, ())) for run in runs} for role in roles}
     yield "Domains of a run", ", ".join(f"{_some(sizes[role])} {roles[role]}" for role in roles)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
-    yield "Adapted on", "; ".join(_adapted(finished)) or "no run adapts"
-    kept = {run.finished.kept_by for run in runs if run.finished}
-    yield "Weights kept by", ", ".join(sorted(kept)) or DASH
+    yield "Adapted on", "; ".join(_adaptation_sizes(finished)) or "no run adapts"
+    selectors = {run.finished.kept_by for run in runs if run.finished}
+    yield "Weights selected by", ", ".join(sorted(selectors)) or DASH
     starts = [start for run in runs for start in run.starts]
     machines = {f"{s.device}, {count(s.processes, 'process', 'processes')}" for s in starts}
     yield "Machine", "; ".join(sorted(machines)) or DASH
@@ -197,7 +197,7 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     yield "Runs", f"{len(finished)} finished of {len(every)}"
 
 
-def _adapted(runs: Sequence[RunView]) -> Iterable[str]:
+def _adaptation_sizes(runs: Sequence[RunView]) -> Iterable[str]:
     numbers: dict[str, set[int]] = defaultdict(set)
     for score in (score for run in runs for score in run.final):
         if score.role == "test" and score.method == "embedding" and score.adapt_n is not None:

@@ -119,7 +119,7 @@ def notes(report: Report) -> Iterable[str]:
     for run in report.finished:
         families[Key.usual(run.algorithm, run.variant)].append(run)
     if report.sweep is None:  # a sweep says itself what is missing, and draws settings on purpose
-        yield from _unplanned(families)
+        yield from _describe_runs(families)
     if all(run.draw == 0 for run in report.finished):
         yield from _unequal(report.overall.baseline, families)
 
@@ -137,7 +137,7 @@ def _heads(runs: Sequence[RunView]) -> Iterable[str]:
         )
 
 
-def _unplanned(families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
+def _describe_runs(families: Mapping[Key, Sequence[RunView]]) -> Iterable[str]:
     """In what runs that nobody planned differ, or do not differ."""
     for key in sorted(families, key=lambda key: key.place):
         alike: dict[tuple[str, int, str], list[str]] = defaultdict(list)

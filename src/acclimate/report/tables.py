@@ -36,7 +36,7 @@ def comparison(results: Comparison) -> Grid:
             f"Difference to {base}": lambda row: difference(row.gain),
             "p": lambda row: _p(row.difference.p if row.difference else None),
             "p (Holm)": lambda row: _p(row.difference.p_holm if row.difference else None),
-            f"Better than {base}": _improved,
+            f"Better than {base}": _improvement,
         }
     columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
     if len({row.domains for row in results.lines}) > 1:  # else the first sentence has the number
@@ -62,7 +62,7 @@ def _p(value: float | None) -> Cell:
     return Cell(in_words(value), value)
 
 
-def _improved(row: Row) -> Cell:
+def _improvement(row: Row) -> Cell:
     if row.difference is None or not row.difference.pairs:
         return Cell(DASH)
     improved = row.difference.improved / row.difference.pairs
@@ -131,7 +131,7 @@ def _value(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _promised(promise: Promise) -> Cell:
+def _promise(promise: Promise) -> Cell:
     return difference(Estimate(promise.gain, promise.error, promise.domains))
 
 
@@ -145,7 +145,7 @@ def promises_grid(rehearsal: Rehearsal) -> Grid:
             number(promise.n),
             Cell(promise.frequencies),
             share(promise.accuracy),
-            replace(_promised(promise), best=(promise.n, promise.chain) in chosen),
+            replace(_promise(promise), best=(promise.n, promise.chain) in chosen),
         )
         for promise in rehearsal.promises
     )
@@ -160,7 +160,7 @@ def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:
             Cell(one.run.name),
             Cell(", ".join(one.domains), long=len(one.domains) > 3),
             Cell(one.promise.chain),
-            _promised(one.promise),
+            _promise(one.promise),
             Cell(signed(one.gain), one.gain),
             Cell(f"{percent(one.promise.low)} to {percent(one.promise.high)}", one.promise.low),
             share(one.auto),

@@ -311,12 +311,12 @@ def compare(
 
 
 def _as_one(places: Iterable[E], dataset: str) -> list[E]:
-    """As of one data set, of which each trial has a draw of its own: the data set that it was."""
+    """Observations as of one data set in which each trial has its own draw."""
     return [replace(one, dataset=dataset, data=one.dataset) for one in places]
 
 
 def pooled(places: Iterable[E]) -> list[E]:
-    """As of one data set: a trial covers all of them, and domains of one name are told apart."""
+    """Observations as of one data set: a trial covers all of them. Domains get unique names."""
     return [replace(one, data="", domain=f"{one.dataset}: {one.domain}") for one in places]
 
 
@@ -354,7 +354,7 @@ def _compare(
         for key in keys
         if key.kind == "control" and scores[key]
     )
-    return Comparison(name, rule, columns, _corrected(rows), baseline, controls)
+    return Comparison(name, rule, columns, _correct(rows), baseline, controls)
 
 
 def _row(
@@ -376,7 +376,7 @@ def _row(
     )
 
 
-def _paired(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
+def _pair(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
     """The means by trial of several methods over the trials and domains that all of them scored."""
     common = set.intersection(*({*scores.get(key, {})} for key in keys))
     paired = [{place: scores[key][place] for place in common} for key in keys if common]
@@ -393,7 +393,7 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         return Difference(
             key, other, remark=lacking if theirs else f"there is no finished run of {other.label}"
         )
-    after, before = _paired(scores, (key, other))
+    after, before = _pair(scores, (key, other))
     trials, rivals = ({trial for trial, _ in places} for places in (mine, theirs))
     unequal = []
     if len(after) < (every := len(trials | rivals)):
@@ -438,11 +438,11 @@ def _gap_closed(
     if not ceilings:
         return None
     keys = (difference.line, base, max(ceilings, key=means.__getitem__))
-    new, low, high = _paired(scores, keys) or ({}, {}, {})
+    new, low, high = _pair(scores, keys) or ({}, {}, {})
     return ratio([new[t] - low[t] for t in new], [high[t] - low[t] for t in new])
 
 
-def _corrected(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _correct(rows: Sequence[Row]) -> tuple[Row, ...]:
     """With Holm's correction over the methods of a table; controls and ceilings are no claims."""
     ps = {
         row.key: row.difference.p

@@ -96,7 +96,7 @@ def selected(history: History, rule: str) -> dict[Expected, float | None]:
     for dataset, algorithm, trial, env in sorted(grouped):
         domain, key = domain_name(dataset, env), Key.usual(label(algorithm))
         checkpoints = grouped[dataset, algorithm, trial, env]
-        outcomes[Expected(dataset, key, "", trial, domain)] = _chosen(
+        outcomes[Expected(dataset, key, "", trial, domain)] = _best_accuracy(
             checkpoints, env, RULES_BY_NAME[rule]
         )
     return outcomes
@@ -142,7 +142,7 @@ RULES_BY_NAME: Mapping[str, Rule] = {
 }
 
 
-def _chosen(checkpoints: Iterable[Checkpoint], env: int, rule: Rule) -> float | None:
+def _best_accuracy(checkpoints: Iterable[Checkpoint], env: int, rule: Rule) -> float | None:
     """The accuracy of the best setting; of the largest seed where several are equal."""
     settings: dict[int, list[Checkpoint]] = defaultdict(list)
     for one in checkpoints:
@@ -183,17 +183,17 @@ def _read_run(path: Path) -> tuple[list[Checkpoint], bool]:
     if not path.is_file():
         return [], False
     *lines, last = path.read_bytes().split(b"\n")
-    whole = [_parsed(path, number, line) for number, line in enumerate(lines, start=1) if line]
+    whole = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line]
     if not last.strip():
         return whole, False
     try:
         parse_json(last)
     except ValueError:
         return whole, True
-    return [*whole, _parsed(path, len(lines) + 1, last)], False  # whole, but for the line's end
+    return [*whole, _parse(path, len(lines) + 1, last)], False  # whole, but for the line's end
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Checkpoint:
+def _parse(path: Path, number: int, line: bytes) -> Checkpoint:
     try:
         return _checkpoint(parse_json(line))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):

@@ -60,7 +60,7 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
 def report_of_runs(
     runs: Iterable[RunView], folder: Path, title: str, baseline: Key = ERM
 ) -> Report:
-    """Of runs that belong to no sweep. Unfinished and damaged ones are listed, uncounted."""
+    """A report of runs that belong to no sweep. Unfinished and damaged ones are only listed."""
     views = tuple(name_variants(runs))
     scored = observations(views)
     expected = expected_of_runs(scored)
@@ -90,7 +90,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     jobs = [job for job in sweep.jobs if job.id in records]
     candidates = [one for job in jobs for one in candidates_of(job, records[job.id])]
     choices = choices_by_rule(candidates, sweep.rule, sweep.jobs)
-    chosen = {rule: tuple(_chosen(runs, sweep, choices[rule])) for rule in choices}
+    chosen = {rule: tuple(_select(runs, sweep, choices[rule])) for rule in choices}
     expected = expected_of_sweep(sweep, runs)
     scored = {rule: observations(chosen[rule]) for rule in chosen}
     table = sweep.title if _varies_data(sweep) else ""
@@ -106,7 +106,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     if alike:
         notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
-    failures, waiting = _unfinished(here, sweep, runs)
+    failures, waiting = _list_unfinished(here, sweep, runs)
     return Report(
         folder=folder,
         title=sweep.title,
@@ -123,7 +123,7 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     )
 
 
-def _chosen(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) -> Iterable[RunView]:
+def _select(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) -> Iterable[RunView]:
     """The chosen runs, each with the methods that it was chosen for. Controls and ceilings, which
     nobody chooses by, are those of the run that is used as its algorithm is meant."""
     methods: dict[str | None, set[str]] = defaultdict(set)
@@ -146,7 +146,7 @@ def _repeating(results: Mapping[str, Sequence[Comparison]]) -> list[str]:
     return [rule for rule in others if bare[rule] == bare[first]]
 
 
-def _unfinished(
+def _list_unfinished(
     here: SweepFolder, sweep: Sweep, runs: Iterable[RunView]
 ) -> tuple[tuple[Failure, ...], int]:
     """What failed and did not succeed since, and how many jobs are still to run."""

@@ -36,7 +36,7 @@ class Report:
 
     @property
     def overall(self) -> Comparison:
-        """Of all data sets, by the first rule: what sentences are about."""
+        """The comparison over all data sets by the first rule, which sentences describe."""
         return self.results[self.rule][-1]
 
     @property
@@ -60,15 +60,15 @@ class Report:
 
     @property
     def datasets(self) -> Sequence[str]:
-        """Of a sweep, in its order; of an ablation with data for each value, those of the first and
-        the last value: what lies between looks like something in between."""
+        """The data sets of a sweep, in its order. For an ablation with data for each value, those
+        of the first and the last value."""
         names = [] if self.sweep is None else [data.name for data in self.sweep.datasets]
         return [names[0], names[-1]] if self.axis is not None and len(names) > 2 else names
 
     @property
     def runs_by_dataset(self) -> dict[str, list[RunView]]:
-        """Finished runs of each data set of a sweep, in a fixed order: the first that has what is
-        wanted speaks for its data set. Runs on their own are taken together."""
+        """Finished runs of each data set of a sweep, in a fixed order, so that the first with some
+        property can represent its data set. Runs outside of sweeps form one group."""
         runs: dict[str, list[RunView]] = {name: [] for name in self.datasets or [""]}
         for run in sorted(self.finished, key=lambda run: (run.algorithm, run.seed, run.name)):
             if (name := run.dataset if self.sweep is not None else "") in runs:
@@ -77,12 +77,12 @@ class Report:
 
     @property
     def rehearsals(self) -> list[tuple[str, RunView, Rehearsal]]:
-        """Of each data set, the first run that was rehearsed, and what that found."""
+        """The first rehearsed run of each data set, with its rehearsal."""
         first = {
             name: next(((run, run.rehearsal) for run in runs if run.rehearsal), None)
             for name, runs in self.runs_by_dataset.items()
         }
-        return [(name, *found) for name, found in first.items() if found is not None]
+        return [(name, *pair) for name, pair in first.items() if pair is not None]
 
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""
@@ -108,7 +108,7 @@ class PromiseCheck:
 
 
 def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:
-    """Of the rehearsed runs that have unseen test domains."""
+    """Promised and measured gains of the rehearsed runs that have unseen test domains."""
     for run in runs:
         if run.finished is None or run.rehearsal is None:
             continue

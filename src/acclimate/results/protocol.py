@@ -102,7 +102,7 @@ class Sweep:
     draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
 
     def dataset(self, name: str) -> DataSet:
-        return next(found for found in (*self.datasets, *self.draws) if found.name == name)
+        return next(data for data in (*self.datasets, *self.draws) if data.name == name)
 
 
 def job_digest(data_digest: str, config: Mapping[str, Any], weights_digest: str = "") -> str:

@@ -25,7 +25,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Estimate | None":
-        """Of the values that are known; `None` where none is."""
+        """The estimate from the known values; `None` without any."""
         known = [value for value in values if value is not None]
         if not known:
             return None

@@ -159,10 +159,10 @@ class SweepFolder:
         return "started" if begun else "waiting"
 
     def labels(self) -> Iterator[LabelCounts]:
-        """Of each data set; what cannot be read is a plot less, and nothing else rests on it."""
+        """Label counts of each data set. Unreadable files are skipped: only a plot needs them."""
         for path in sorted(self._labels.glob("*.json")):
             with suppress(AcclimateError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                yield _typed(read_document(path), LabelCounts)
+                yield _convert(read_document(path), LabelCounts)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out."""
@@ -180,25 +180,25 @@ class SweepFolder:
 
 def sweeps_below(folder: Path) -> list[Path]:
     """The sweeps further down; `folder` itself is none of them."""
-    found = sorted(path.parent for path in folder.rglob(DEFINITION))
-    return [sweep for sweep in found if sweep != folder]
+    sweeps = sorted(path.parent for path in folder.rglob(DEFINITION))
+    return [sweep for sweep in sweeps if sweep != folder]
 
 
 def _sweep(stored: Mapping[str, Any]) -> Sweep:
     """A stored sweep, or `TypeError`, `KeyError`, `ValueError` or `AttributeError` for damage."""
-    sweep: Sweep = _typed(stored, Sweep)
+    sweep: Sweep = _convert(stored, Sweep)
     everything: list[Job | EmbeddingJob] = [*sweep.embeddings, *sweep.jobs]
     for one in everything:
         # A name that is safe as that of a folder: no way leads out of the sweep.
         if not one.id.strip(".") or "/" in one.id or "\0" in one.id:
             raise ValueError(one.id)
-        _typed(one.config.get("adapt", {}).get("methods", []), tuple[str, ...])  # rows of tables
+        _convert(one.config.get("adapt", {}).get("methods", []), tuple[str, ...])  # rows of tables
     if not {job.dataset for job in sweep.jobs} <= {data.name for data in sweep.datasets}:
         raise KeyError("dataset")
     return sweep
 
 
-def _typed(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     """`value`, as JSON holds it, as the type `kind` of a field of a sweep."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any or (value is None and type(None) in parts):
@@ -206,13 +206,13 @@ def _typed(value: Any, kind: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         made: Any = kind
-        return made(**{name: _typed(part, hints[name]) for name, part in value.items()})
+        return made(**{name: _convert(part, hints[name]) for name, part in value.items()})
     if origin is tuple and isinstance(value, list):
-        return tuple(_typed(part, parts[0]) for part in value)
+        return tuple(_convert(part, parts[0]) for part in value)
     if origin is Mapping and isinstance(value, dict):
-        return {name: _typed(part, parts[1]) for name, part in value.items()}
+        return {name: _convert(part, parts[1]) for name, part in value.items()}
     if origin is UnionType:  # of something and None
-        return _typed(value, parts[0])
+        return _convert(value, parts[0])
     if type(value) is not kind and (type(value), kind) != (int, float):
         raise TypeError(f"{value!r} is no {kind}")
     return value

@@ -128,9 +128,9 @@ def read_seen(run: Path) -> Seen:
 
 def _check_kind(manifest: Manifest, trained: Trained) -> None:
     wanted = trained.size if takes_features(trained.predictor) else None
-    given = manifest.features().shape[1] if manifest.has_features else None
-    if wanted != given:
-        names = [f"rows of {n} features" if n else "images" for n in (wanted, given)]
+    width = manifest.features().shape[1] if manifest.has_features else None
+    if wanted != width:
+        names = [f"rows of {n} features" if n else "images" for n in (wanted, width)]
         raise ManifestError(f"the model takes {names[0]}, and {manifest.source} holds {names[1]}")
 
 
@@ -140,14 +140,14 @@ def _in_classes(manifest: Manifest, trained: Trained, *, drop: bool) -> Manifest
     learned = {
         name for name, share in zip(trained.classes, trained.label_prior, strict=True) if share
     }
-    kept = np.isin(
+    known = np.isin(
         manifest.label_index,
         [place for place, name in enumerate(manifest.classes) if name in learned],
     )
-    if not kept.all() and not drop:
-        name = manifest.classes[manifest.label_index[int(np.argmin(kept))]]
+    if not known.all() and not drop:
+        name = manifest.classes[manifest.label_index[int(np.argmin(known))]]
         raise unknown(f"the model has no class '{name}' of {manifest.source}", name, learned)
-    if not kept.any():
+    if not known.any():
         raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
-    left = manifest if kept.all() else manifest.select(np.flatnonzero(kept))
+    left = manifest if known.all() else manifest.select(np.flatnonzero(known))
     return replace(left, classes=trained.classes)

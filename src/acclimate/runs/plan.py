@@ -132,7 +132,7 @@ def make_plan(
     )
     config = replace(config, val_domains=val, test_domains=test)
     manifest.check(check_files=check_files)
-    val, test = _unseen(config, manifest)
+    val, test = _find_unseen(config, manifest)
     reserved = {name for name, role in manifest.roles().items() if role != "train"}
     train = tuple(name for name in manifest.domains if name not in {*val, *test, *reserved})
     _check_training_domains(algorithm, manifest, train)
@@ -158,7 +158,7 @@ def check_components(config: RunConfig) -> ChosenAlgorithm:
     return algorithm
 
 
-def _unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _find_unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Validation and test domains: as asked, otherwise as the manifest's roles fix them.
 
     Asking for some does not make training data of the others: those are left out of the run.
@@ -355,14 +355,14 @@ def choose_model(
     elif freeze == "auto" and (device is None or pick_device(device).type != "cpu"):
         freeze = "none"
         why = (
-            f"all of {name} is trained, as there is a GPU; for heads on its features alone, "
+            f"{name} is fine-tuned, as there is a GPU; to train heads on its features only, "
             f"--set model.freeze=backbone"
         )
     elif freeze == "auto":
         freeze = "backbone"
         why = (
-            f"{name} keeps its pretrained weights, as this is a CPU and images have {side} px: its "
-            f"features are extracted once and the rest is trained on them; to train all of it, "
+            f"{name} is frozen, as this is a CPU and images have {side} px: its features are "
+            f"extracted once and the rest is trained on them; to fine-tune it, "
             f"--set model.freeze=none"
         )
     return replace(model, freeze=freeze), why
@@ -457,6 +457,6 @@ def _resolve_rehearsal(
             f"{others}; use --set adapt.depth=heads"
         )
     return config, (
-        f"rehearsal trains the model anew without some of the {len(train)} sites, as often as "
-        f"needed for each to play; for heads alone, --set adapt.depth=heads"
+        f"rehearsal retrains the model for each fold of the {len(train)} sites; to refit heads "
+        f"only, --set adapt.depth=heads"
     )

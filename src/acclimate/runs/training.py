@@ -303,11 +303,11 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
 def _finish(now: Session, subject: Subject, progress: Position) -> None:
     """Final scores of the kept weights with their rows, and the record that ends the run."""
     plan, train = now.plan, now.plan.config.train
-    kept = progress.kept_step(train.keep)
-    chosen = kept == progress.best_step and (train.keep == "best" or progress.window is not None)
+    step = progress.kept_step(train.keep)
+    chosen = step == progress.best_step and (train.keep == "best" or progress.window is not None)
     scores, domains = [], (*plan.train_domains, *plan.val_domains, *plan.test_domains)
     for score, rows in final_scores(subject):
-        scores.append((replace(score, step=kept), rows))
+        scores.append((replace(score, step=step), rows))
         seen = len({one.domain for one, _ in scores})
         now.watch("scoring", seen, len(domains), score.domain)
     now.world.wait()
@@ -321,7 +321,7 @@ def _finish(now: Session, subject: Subject, progress: Position) -> None:
         judges = "validation domains" if plan.val_domains else "validation splits"
         now.folder.append(
             Finished(
-                kept_step=kept,
+                kept_step=step,
                 kept_by=judges if chosen else "last step",
                 kept_score=progress.best_score if chosen else None,
                 kept_from=None if progress.window is None else progress.window[0],

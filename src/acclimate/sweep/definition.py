@@ -24,14 +24,14 @@ FLAGS = "sweep"  # what errors call the command line
 
 def read_definition(path: Path) -> dict[str, Any]:
     """The values in a TOML file, checked; its relative paths are relative to the file."""
-    return _checked(read_toml(path), where=str(path), folder=path.parent)
+    return _check(read_toml(path), where=str(path), folder=path.parent)
 
 
 def gather(config_file: Path | None, flags: Mapping[str, Any]) -> SweepConfig:
     """Defaults < file < flags; a flag that is None or empty was not given."""
     values = {} if config_file is None else read_definition(config_file)
     flags = {key: value for key, value in flags.items() if value not in (None, (), [], {}, "")}
-    flags = _checked(flags, where=FLAGS, folder=Path())
+    flags = _check(flags, where=FLAGS, folder=Path())
     settings = layered(values.get("settings", {}), flags.get("settings", {}))
     values = {**merged(values, flags), "settings": settings}
     if not values.get("data"):
@@ -79,7 +79,7 @@ def large_enough(
     return large, remarks
 
 
-def _checked(values: Mapping[str, Any], *, where: str, folder: Path) -> dict[str, Any]:
+def _check(values: Mapping[str, Any], *, where: str, folder: Path) -> dict[str, Any]:
     """`values` with their types checked and settings nested however they were written. Data and
     weights get paths that hold wherever a job runs: relative ones are relative to `folder`."""
     config = from_dict(SweepConfig, values, where=where)
@@ -169,7 +169,7 @@ def scored_groups(config: SweepConfig, manifest: Manifest) -> list[Group]:
         return [(name,) for name in open_to_all]
     if entries == (FOLDS,):
         return _folds(config, manifest, open_to_all, "groups")
-    groups = [_named(entry, manifest) for entry in entries]
+    groups = [_parse_group(entry, manifest) for entry in entries]
     for group in groups:
         if groups.count(group) > 1:
             raise ConfigError(f"test_domains names '{','.join(group)}' twice; name it once")
@@ -212,7 +212,7 @@ def open_domains(config: SweepConfig, manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def _named(entry: str, manifest: Manifest) -> Group:
+def _parse_group(entry: str, manifest: Manifest) -> Group:
     """ "art,photo" -> ("art", "photo"); a domain whose name has a comma is found first."""
     parts = [entry] if entry in manifest.domains else entry.split(",")
     names = sorted({part.strip() for part in parts if part.strip()})

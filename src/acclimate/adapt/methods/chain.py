@@ -92,7 +92,7 @@ def adapt_model(
         for value in observed.values():
             require_finite(value, f"what method '{name}' found")
         payloads[name] = {key: value.cpu() for key, value in observed.items()}
-        predictor = _changed(predictor, method, payloads[name])
+        predictor = _apply(predictor, method, payloads[name])
     return predictor, replace(state, payloads=payloads)
 
 
@@ -101,13 +101,13 @@ def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
     predictor = model.at(state)
     for name, method in chain.methods.items():
         try:
-            predictor = _changed(predictor, method, state.payloads[name])
+            predictor = _apply(predictor, method, state.payloads[name])
         except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError):
             raise _unfit(name) from None
     return predictor
 
 
-def _changed(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) -> Predictor:
+def _apply(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) -> Predictor:
     if method.changes == "backbone":
         changed = method.apply(predictor, payload)
         assert isinstance(changed, Predictor)

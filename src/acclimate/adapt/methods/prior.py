@@ -43,12 +43,12 @@ def em_prior(
     more than `tolerance`. A class of prior 0 in training keeps it.
     """
     rows, train = posteriors.double(), train_prior.double()
-    given = strength / (strength + len(rows))
+    weight = strength / (strength + len(rows))
     target, iterations, change = train, 0, float("inf")
     while change > tolerance and iterations < most:
         weighted = rows * torch.where(train > 0, target / train, 0.0)
         shares = weighted / weighted.sum(1, keepdim=True).clamp(min=torch.finfo(torch.double).tiny)
-        before, target = target, (1 - given) * shares.mean(0) + given * train
+        before, target = target, (1 - weight) * shares.mean(0) + weight * train
         target = target / target.sum()
         change = float((target - before).abs().max())
         iterations += 1
@@ -133,7 +133,7 @@ def log_ratio(target: Tensor, train: Tensor) -> Tensor:
 
 @torch.no_grad()
 def posteriors(classifier: Head, images: Images, temperature: float = 1.0) -> Tensor:
-    """Of a predictor's images, or of a head's rows of features: [n, C] float64, on the CPU."""
+    """Class probabilities of images, or of rows of features for a head: [n, C] float64, CPU."""
     return (images.outputs(classifier).logits.cpu().double() / temperature).softmax(1)
 
 

@@ -32,7 +32,7 @@ class TentConfig:
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """Of the predicted distributions, in nats: [b, C] -> []."""
+    """Mean entropy of the predicted distributions, in nats: [b, C] -> []."""
     log_p = logits.float().log_softmax(1)
     return -(log_p.exp() * log_p).sum(1).mean()
 

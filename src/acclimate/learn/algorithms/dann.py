@@ -114,7 +114,7 @@ class DANN(Algorithm):
             return Losses(risk=risk, penalty=scores[:0].sum())  # there is nothing to tell apart
         domain = sent(batch.domain, scores.device)
         losses = F.cross_entropy(widened(scores), domain, reduction="none")
-        loss = self._balanced(losses, batch.y) if self.conditional else losses.mean()
+        loss = self._balance(losses, batch.y) if self.conditional else losses.mean()
         if not adversarys_turn:
             return Losses(risk=risk, penalty=-self.config.penalty * loss)
         if weight > 0:
@@ -122,7 +122,7 @@ class DANN(Algorithm):
             loss = loss + weight * slope.square().sum(1).mean()
         return Losses(risk=risk, penalty=loss)
 
-    def _balanced(self, losses: Tensor, y: Tensor) -> Tensor:
+    def _balance(self, losses: Tensor, y: Tensor) -> Tensor:
         """The mean over the classes present of their means: [b], [b] -> []
 
         Classes are counted over all processes, whose mean of this is the whole batch's.

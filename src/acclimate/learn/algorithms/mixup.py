@@ -33,7 +33,7 @@ class Mixup(Algorithm):
     def forward(self, batch: Batch, step: int) -> Losses:
         partner, ratio = (sent(one, batch.x.device) for one in self._pairs(batch.domain, step))
         mixed = {
-            name: _mixed(value, partner, ratio)
+            name: _mix(value, partner, ratio)
             for name in ("x", "mu", "shift")
             if (value := getattr(batch, name)) is not None
         }
@@ -53,7 +53,7 @@ class Mixup(Algorithm):
         return groups.row(after[groups.index], groups.rank), ratios.float()[groups.index]
 
 
-def _mixed(values: Tensor, partner: Tensor, ratio: Tensor) -> Tensor:
+def _mix(values: Tensor, partner: Tensor, ratio: Tensor) -> Tensor:
     """ratio·values + (1 − ratio)·partners' values: [b, ...], [b], [b] -> [b, ...]"""
     share = ratio.to(values.dtype).view(-1, *(1 for _ in values.shape[1:]))
     return share * values + (1 - share) * values[partner]

@@ -54,7 +54,7 @@ class MLDG(Algorithm):
         held_out = self._held_out(groups, step)
         train, test = (batch.take(rows.nonzero()[:, 0]) for rows in (~held_out, held_out))
         risk = F.cross_entropy(self.predict(train).logits, train.y)
-        inner: Output = functional_call(self.predictor, self._stepped(risk), (test.x, test.mu))
+        inner: Output = functional_call(self.predictor, self._step(risk), (test.x, test.mu))
         after = F.cross_entropy(self.adjusted(inner, test).logits, test.y)
         return Losses(risk=risk, penalty=self.config.beta * after)
 
@@ -64,7 +64,7 @@ class MLDG(Algorithm):
         chosen = order[: min(self.config.meta_test, len(groups) // 2)]
         return torch.isin(groups.index, torch.from_numpy(chosen).to(groups.index))
 
-    def _stepped(self, risk: Tensor) -> dict[str, Tensor]:
+    def _step(self, risk: Tensor) -> dict[str, Tensor]:
         """The predictor's weights after one step down `risk`, and copies of its buffers."""
         weights = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(

@@ -29,15 +29,15 @@ class Prototype(Embedding):
     def forward(self, batch: Batch, step: int) -> Losses:
         x, domains = batch.x, len(torch.unique_consecutive(batch.domain))
         if self.mixup:
-            x = torch.cat([x, self._mixed(x, domains, step)])
+            x = torch.cat([x, self._mix(x, domains, step)])
         # Everyone's features, real domains before synthetic ones: [m, k, d].
         parts = self.raw(x).float().chunk(2 if self.mixup else 1)
         phi = torch.cat([_by_domain(self.world.gather(part), domains) for part in parts])
         support = support_size(phi.shape[1], self.support)
         return Losses(risk=prototype_loss(phi[:, :support], phi[:, support:]))
 
-    def _mixed(self, x: Tensor, domains: int, step: int) -> Tensor:
-        """As many synthetic domains, each r·one + (1−r)·another, r from U(0.2, 0.8).
+    def _mix(self, x: Tensor, domains: int, step: int) -> Tensor:
+        """Mix domains into as many synthetic ones, each r·one + (1−r)·another, r from U(0.2, 0.8).
 
         Rows of a domain are in order, so support mixes with support and query with query.
         """

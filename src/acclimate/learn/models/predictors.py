@@ -53,7 +53,7 @@ class Head(nn.Module, ABC):
         return self
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
-        """The same layers below another last one: weight [C, h], bias [C]."""
+        """A copy with another last layer: weight [C, h], bias [C]. The layers below are shared."""
         changed = copy.copy(self)
         layer = _linear(self.last.in_features, self.last.out_features, weight, bias, self.last)
         changed._modules = {**self._modules, "last": layer}

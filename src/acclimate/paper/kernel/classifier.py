@@ -110,7 +110,7 @@ class KernelClassifier(DomainClassifier):
             raise ConfigError(f"{NO_LABELS}features [n, f] with their labels and domains")
         if domains is not None or isinstance(X, np.ndarray):
             _check_arrays(X, y, domains)
-        rows, labels = self._labelled(X, y)
+        rows, labels = self._check_labels(X, y)
         rows = rows.astype(np.float64)
         names = np.asarray([ALONE] * len(rows) if domains is None else domains)
         if not self.approximate and len(rows) > EXACT_ROWS:

@@ -54,7 +54,7 @@ def macro_f1(rows: Predictions) -> float:
 
 
 def _counts(rows: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each class: rows predicted rightly, rows, and predictions: [C], [C], [C]"""
+    """Correct predictions, rows and predictions of each class: [C], [C], [C]"""
     right = rows.label[rows.rank == 1]
     columns = (right, rows.label, rows.predicted)
     first, second, third = (np.bincount(c, minlength=len(rows.classes)) for c in columns)

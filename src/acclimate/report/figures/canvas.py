@@ -75,9 +75,8 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
 
 
 def colours_of(report: Report) -> dict[str, str]:
-    """A colour per algorithm, the same in every figure: the baseline's first, then its adaptive
-    version's."""
-    tables = [one for found in report.results.values() for one in found]
+    """A colour per algorithm for all figures: the baseline's first, then its adaptive version's."""
+    tables = [one for results in report.results.values() for one in results]
     names = {row.key.algorithm for one in tables for row in one.rows}
     names |= {run.algorithm for run in report.runs if run.problem is None}
     baseline = report.overall.baseline.algorithm

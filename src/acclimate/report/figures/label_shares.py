@@ -195,6 +195,6 @@ def draw_counts(labels: LabelCounts) -> Drawing:
     return Drawing(figure)
 
 
-def _of(shown: int, total: int, noun: str, which: str, *, plural: str = "") -> str:
+def _of(part: int, total: int, noun: str, which: str, *, plural: str = "") -> str:
     """`4 domains`, `the 60 most shifted of 70 domains`"""
-    return ("" if shown == total else f"the {shown} {which} of ") + count(total, noun, plural)
+    return ("" if part == total else f"the {part} {which} of ") + count(total, noun, plural)
