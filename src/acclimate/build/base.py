@@ -12,11 +12,14 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from acclimate.config import setting
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
 
 OUT = "The manifest to write, ending in .parquet."
+SEED = "Seed of the splits."
+MOST_SHARE = 0.99  # of a domain for validation: something stays to train on
 
 
 def argument(about: str, *, default: Any = MISSING, metavar: str | None = None) -> Any:
@@ -96,6 +99,14 @@ class Limited:
                 allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
                 option = one.name.replace("_", "-")
                 raise ConfigError(f"--{option} must be {allowed}, not {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings(Limited):
+    val_share: float = setting(
+        0.2, "Share of each domain kept for validation.", at_least=0, at_most=MOST_SHARE
+    )
+    seed: int = setting(0, SEED)
 
 
 @dataclass(frozen=True, kw_only=True)

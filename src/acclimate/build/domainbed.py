@@ -16,13 +16,13 @@ from acclimate.build.base import (
     Builder,
     Built,
     Listing,
+    SplitSettings,
     argument,
     flag,
     in_short,
     listed,
     required,
 )
-from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError, unknown
 from acclimate.core.progress import Watch

@@ -8,6 +8,7 @@ import typer
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
 from acclimate.cli.output import say, say_facts, say_json
+from acclimate.core.exports import load
 
 if TYPE_CHECKING:
     from acclimate.report import Report
@@ -53,13 +54,13 @@ def report(
     check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
-    load = load_domainbed if from_domainbed else load_report
-    comparison = load(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
+    read = load_domainbed if from_domainbed else load_report
+    comparison = read(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
     if published:
-        comparison = paper.load(paper.WITH_PUBLISHED)(comparison)
+        comparison = load(paper.WITH_PUBLISHED)(comparison)
     if rule:
         comparison = comparison.limited(rule)
-    every_figure = paper.load(paper.FIGURES)
+    every_figure = load(paper.FIGURES)
     page = write_page(comparison, out or folder / "report.html", figures=every_figure)
     written = [*(table or ())]
     for path in table or ():

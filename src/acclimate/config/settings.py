@@ -20,7 +20,7 @@ from acclimate.config.values import (
     read_toml,
     setting,
 )
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 
 _ADAPTIVE = "da-"
 OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
@@ -382,8 +382,7 @@ PRESETS: dict[str, Preset] = {
 
 def preset(name: str) -> dict[str, Any]:
     """The settings of a preset, nested, ready to be merged below the user's own."""
-    if name not in PRESETS:
-        raise unknown(f"there is no preset '{name}'", name, PRESETS)
+    require_known(name, PRESETS, f"there is no preset '{name}'")
     return nested(PRESETS[name].settings)
 
 

@@ -1,6 +1,6 @@
 """The exception tree. Every message says what, where and the remedy, in one line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -94,6 +94,12 @@ def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "")
     shown = [f"{prefix}{other}" for other in names[:12]]
     listed = ", ".join(shown) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")
+
+
+def require_known(name: str, known: Collection[str], sentence: str) -> None:
+    """Refuse a name that is not among `known`, with the error that `unknown` makes."""
+    if name not in known:
+        raise unknown(sentence, name, known)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate.core.errors import ManifestError, damage_is, unknown
+from acclimate.core.errors import ManifestError, damage_is, require_known
 from acclimate.core.text import count
 from acclimate.data import readers
 from acclimate.data.columns import (
@@ -261,9 +261,9 @@ class Manifest:
     def rows(self, *, domain: str | None = None, split: str | None = None) -> np.ndarray:
         """int64: the rows of a domain, of a split, or of both, ascending."""
         if domain is not None:
-            self._known(domain)
-        if split is not None and split not in SPLITS:
-            raise unknown(f"{self.source} has no split '{split}'", split, SPLITS)
+            self.require_domains(domain)
+        if split is not None:
+            require_known(split, SPLITS, f"{self.source} has no split '{split}'")
         return self._index.get((domain, split), np.empty(0, dtype=np.int64))
 
     @cached_property
@@ -279,8 +279,7 @@ class Manifest:
 
     def without_domains(self, *names: str) -> Self:
         """All rows but those of the named domains; the class list stays."""
-        for name in names:
-            self._known(name)
+        self.require_domains(*names)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
         remaining = ~np.isin(self.domain_index, codes)
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
@@ -288,9 +287,10 @@ class Manifest:
             self, table=self.table.filter(pa.array(remaining)), declared_domains=declared
         )
 
-    def _known(self, domain: str) -> None:
-        if domain not in self.all_domains:
-            raise unknown(f"{self.source} has no domain '{domain}'", domain, self.all_domains)
+    def require_domains(self, *names: str) -> None:
+        """Refuse names that the source does not know."""
+        for name in names:
+            require_known(name, self.all_domains, f"{self.source} has no domain '{name}'")
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
@@ -87,8 +87,7 @@ class Report:
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""
         for rule in rules:
-            if rule not in self.results:
-                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.results)
+            require_known(rule, self.results, f"{self.folder} has no results by '{rule}'")
         return replace(self, rules=tuple(dict.fromkeys(rules)))
 
 

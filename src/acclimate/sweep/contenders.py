@@ -28,9 +28,9 @@ from acclimate.config import (
 )
 from acclimate.config.settings import PRESETS, preset
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known, unknown
 from acclimate.core.randomness import stream
-from acclimate.learn.algorithms import choose, names
+from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import embedding_settings
 from acclimate.runs.plan import check_batches, check_components
 from acclimate.sweep.definition import OWN
@@ -144,13 +144,10 @@ def _check_algorithms(config: SweepConfig) -> None:
         choose(name)
         if config.algorithms.count(name) > 1:
             raise ConfigError(f"algorithms names '{name}' twice; name it once")
-    if config.baseline not in names():
-        raise unknown(f"there is no algorithm '{config.baseline}'", config.baseline, names())
+    choose(config.baseline)
     for name in config.per_algorithm:
-        if name not in config.algorithms:
-            raise unknown(
-                f"per_algorithm: '{name}' is not among the algorithms", name, config.algorithms
-            )
+        message = f"per_algorithm: '{name}' is not among the algorithms"
+        require_known(name, config.algorithms, message)
 
 
 def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[str, ...]) -> None:

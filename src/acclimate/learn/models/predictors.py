@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from acclimate.config import ModelConfig
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known
 from acclimate.learn.models.backbones import Backbone, Preprocess
 
 
@@ -152,8 +152,7 @@ class ConditionedHead(MlpHead):
         mu_dim: int,
         condition: str = "concat",
     ) -> None:
-        if condition not in _CONDITIONS:
-            raise unknown(f"there is no condition '{condition}'", condition, _CONDITIONS)
+        require_known(condition, _CONDITIONS, f"there is no condition '{condition}'")
         if mu_dim < 1:
             raise ConfigError(f"a domain embedding has 1 dimension or more, not {mu_dim}")
         kind = _CONDITIONS[condition]

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from acclimate.core.distributed import cores
 from acclimate.core.errors import ConfigError
-from acclimate.sweep.launchers import cores
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
