@@ -9,8 +9,11 @@ from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import gather
 from acclimate.core.progress import Watch, unwatched
 from acclimate.rehearse.training import train
-from acclimate.report import Report, find_runs, report_of_runs, write_page
 from acclimate.report.figures import FIGURES, Figures
+from acclimate.report.page import write_page
+from acclimate.results.load import report_of_runs
+from acclimate.results.material import Report
+from acclimate.results.runs import find_runs
 from acclimate.runs.identity import json_digest
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.

@@ -11,7 +11,7 @@ from acclimate.adapt.classifier import Adapted, apply_state
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import DamagedFile, RunError
 from acclimate.core.files import read_document, write_document, write_text
-from acclimate.core.text import count
+from acclimate.core.text import count, listed
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
@@ -111,11 +111,11 @@ def _card(trained: Trained, site: Adapted | None) -> str:
     facts = {
         "Input": f"rows of {size} features" if features else f"images ({size} px)",
         "Output": f"one of {count(len(trained.classes), 'class', 'classes')}, and no other: "
-        f"{_listed(trained.classes)}",
+        f"{listed(trained.classes, SHOWN)}",
         "Backbone": config.model.backbone,
         "Licence of the weights that it started from": weights_licence(config.model),
-        "Trained on the domains": _listed(trained.train_domains),
-        "Weights chosen by the domains": _listed(trained.val_domains),
+        "Trained on the domains": listed(trained.train_domains, SHOWN),
+        "Weights chosen by the domains": listed(trained.val_domains, SHOWN),
         "Data": f"SHA-256 {trained.data}",
         "Model": trained.digest(),
         "Adapted to one domain": site
@@ -131,8 +131,3 @@ def _card(trained: Trained, site: Adapted | None) -> str:
         *("```python", *_example(trained, site).splitlines()[1:], "```", ""),
     ]
     return "\n".join(lines)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

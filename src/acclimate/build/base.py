@@ -76,15 +76,6 @@ def in_short(manifest: Manifest) -> str:
     )
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """
-    >>> listed(["a", "b", "c", "d"], most=2)
-    'a, b and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limited:
     """Settings that refuse a number outside the limits beside its default."""

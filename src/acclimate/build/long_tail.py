@@ -22,7 +22,6 @@ from acclimate.build.base import (
     argument,
     flag,
     in_short,
-    listed,
     required,
 )
 from acclimate.build.pools import (
@@ -37,7 +36,7 @@ from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, require_known
 from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
-from acclimate.core.text import count
+from acclimate.core.text import count, listed
 from acclimate.data.columns import SPLITS
 from acclimate.data.manifest import Manifest
 

@@ -11,8 +11,8 @@ from acclimate.cli.output import say, say_facts, say_json
 from acclimate.core.exports import load
 
 if TYPE_CHECKING:
-    from acclimate.report import Report
     from acclimate.report.figures.canvas import Format
+    from acclimate.results.material import Report
 
 
 @app.command(epilog="Example: acclimate report SWEEP --out report.html --table results.tex")
@@ -45,9 +45,10 @@ def report(
 
     Repeat it at any time: what is not finished shows as missing, never as zero.
     """
-    from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, to_dict, write_table
-    from acclimate.report.figures import check_formats
+    from acclimate.report.figures import check_formats, write_figures
+    from acclimate.report.page import write_page
+    from acclimate.results.load import load_domainbed, load_report
     from acclimate.results.runs import Key
 
     formats = cast("list[Format]", [kind.strip() for kind in kinds.split(",") if kind.strip()])

@@ -28,6 +28,7 @@ from PIL import (
 
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
+from acclimate.core.text import reason_of
 from acclimate.data.readers import HEADER, is_dicom
 
 MAX_PIXELS = 100_000_000
@@ -293,7 +294,7 @@ def _pillow_errors() -> Iterator[None]:
     except ImageError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:160] or type(error).__name__
+        text = reason_of(error, 160)
         reason = f"cannot be decoded ({text})"
         if "truncat" in text.lower():
             reason = "truncated"

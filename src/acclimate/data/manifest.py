@@ -128,14 +128,12 @@ class Manifest:
             )
 
     @classmethod
-    def open(cls, path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Self:
+    def open(cls, path: str | Path) -> Self:
         """A folder tree, a manifest or a table, whichever `path` is."""
         path = Path(path).expanduser()
         if not path.exists():
             raise ManifestError(f"there is no file or folder '{path}'; check the path")
-        if path.is_dir():
-            return cls.from_folder(path, val_share=val_share, seed=seed)
-        return cls.from_table(path, val_share=val_share, seed=seed)
+        return cls.from_folder(path) if path.is_dir() else cls.from_table(path)
 
     @classmethod
     def _of(

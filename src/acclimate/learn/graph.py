@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_atomically
+from acclimate.core.text import reason_of
 from acclimate.data.cache import user_cache
 from acclimate.learn.models.backbones import BATCH, SMALL, TORCH, Backbone
 
@@ -211,8 +212,7 @@ def _choose(backbone: Backbone, size: int) -> Engine:
     except Exception as error:  # what an exporter or a runtime may stumble over is without end
         if path is not None:
             path.unlink(missing_ok=True)  # a damaged graph is made again next time
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Engine(why=f"{name} cannot compute it: {reason[:200]}")
+        return Engine(why=f"{name} cannot compute it: {reason_of(error)}")
     if not difference <= TOLERANCE:
         return Engine(why=f"{name} is off by {difference:.1g} of the largest feature")
     return replace(engine, difference=difference)

@@ -125,12 +125,7 @@ def train(
 
 
 def train_embedding(
-    config: RunConfig,
-    manifest: Manifest,
-    out: Path,
-    *,
-    device: str = "auto",
-    watch: Watch = unwatched,
+    config: RunConfig, manifest: Manifest, out: Path, *, device: str = "auto"
 ) -> Path:
     """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
 
@@ -138,7 +133,7 @@ def train_embedding(
     """
     folder = RunFolder(out, shared=True)
     plan = make_plan(folder.settled(config), manifest, device=device)
-    with session(plan, folder, device=device, watch=watch) as now:
+    with session(plan, folder, device=device, watch=unwatched) as now:
         if now is not None:
             assert now.embedding is not None
             learn_embedding(now, now.embedding)

@@ -100,9 +100,9 @@ def plain(ax: Axes, grid: str) -> None:
     ax.set_axisbelow(True)
 
 
-def name_rows(ax: Axes, names: Sequence[str], most: int = 24) -> None:
+def name_rows(ax: Axes, names: Sequence[str]) -> None:
     """A row for each name from the top, whose places are 0, 1, 2 …"""
-    lines = ["\n".join(short(line, most) for line in name.split("\n")) for name in names]
+    lines = ["\n".join(short(line, 24) for line in name.split("\n")) for name in names]
     ax.set_yticks(range(len(names)), lines, parse_math=False)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
