@@ -5,7 +5,6 @@ Fields say their purpose, as settings of algorithms do, and the command line is 
 dataclass of settings itself adds its own.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from acclimate.config import setting
+from acclimate.config.values import range_missed
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
@@ -86,8 +86,7 @@ class Limited:
             value = getattr(self, one.name)
             if low is None or value is None:
                 continue
-            if not low <= value <= (math.inf if high is None else high):
-                allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+            if allowed := range_missed(value, low, high):
                 option = one.name.replace("_", "-")
                 raise ConfigError(f"--{option} must be {allowed}, not {value:g}")
 

@@ -14,23 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import (
-    OUT,
-    Builder,
-    Built,
-    Limited,
-    argument,
-    flag,
-    in_short,
-    required,
-)
-from acclimate.build.pools import (
-    Pool,
-    choose_classes,
-    open_pool,
-    pools_of_splits,
-    split_into_pools,
-)
+from acclimate.build.base import OUT, Builder, Built, Limited, argument, flag, in_short, required
+from acclimate.build.pools import Pool, choose_classes, open_pool, pools_of_splits, split_into_pools
 from acclimate.build.synsets import ilsvrc12_synsets, is_synset, read_names, short
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError, require_known
@@ -306,10 +291,10 @@ class LongTail(Builder):
             message = f"--preset {self.preset}: there is no such choice"
             require_known(self.preset, PRESETS, message)
         options = {name: getattr(self, name) for name in ("classes", "val_share", "test_share")}
-        given = {name: value for name, value in options.items() if value is not None}
+        chosen = {name: value for name, value in options.items() if value is not None}
         return replace(
             self.settings,
-            **{**PRESETS.get(self.preset or "", {}), **given},
+            **{**PRESETS.get(self.preset or "", {}), **chosen},
             only=() if self.only is None else read_names(self.only),
             exclude=() if self.exclude is None else read_names(self.exclude),
         )

@@ -1,4 +1,4 @@
-"""Every setting of a run as frozen dataclasses, and presets: the paper's settings by name.
+"""Every setting of a run as frozen dataclasses, and the presets of `presets.toml`.
 
 Each field says its default, its limits, what it is for and, where sweeps draw it, its search range.
 """
@@ -321,8 +321,8 @@ def gather(
     """
     written = {} if file is None else read_toml(file)
     from_dict(RunConfig, written, where=str(file))
-    given = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
-    values = layered(written, nested(given), changes or {})
+    flag_values = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
+    values = layered(written, nested(flag_values), changes or {})
     if name is None and "algorithm" not in values:
         name = recipe
     return from_dict(RunConfig, layered(preset(name) if name else {}, values), where=where)

@@ -276,11 +276,18 @@ def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: s
     elif isinstance(value, int | float) and low is not None:
         if high is None and value > LARGEST:
             allowed = f"at most {LARGEST:g}"
-        elif value < low or (high is not None and value > high):
-            allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        else:
+            allowed = range_missed(value, low, high)
     if allowed:
         raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")
     return value
+
+
+def range_missed(value: float, low: float, high: float | None) -> str:
+    """What a number that is beyond its limits must be, in words; "" for one within them."""
+    if low <= value <= (math.inf if high is None else high):
+        return ""
+    return f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -108,5 +108,5 @@ def damage_is(error: type[AcclimateError], remedy: str) -> Iterator[None]:
     """A damaged file as the `error` of those who read it, with the way out that they know."""
     try:
         yield
-    except DamagedFile as found:
-        raise error(f"{found.path} is damaged; {remedy}") from None
+    except DamagedFile as damage:
+        raise error(f"{damage.path} is damaged; {remedy}") from None

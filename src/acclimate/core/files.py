@@ -133,13 +133,18 @@ def read_document(path: Path) -> dict[str, Any]:
     return values
 
 
-def require_format(found: object, where: object) -> None:
+def require_format(version: object, where: object) -> None:
     """Refuse what another version of the program wrote."""
-    if found != FORMAT:
+    if version != FORMAT:
         raise SchemaError(
-            f"{where}: format {found}, this version reads {FORMAT}; "
+            f"{where}: format {version}, this version reads {FORMAT}; "
             f"use the version of acclimate that wrote it"
         )
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 (hex) of a value that JSON holds, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
@@ -179,15 +184,15 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    said = (error.strerror or str(error)).lower()
+    text = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         left = ""
         with suppress(OSError):
             left = f", which has {shutil.disk_usage(path.parent).free / 1e6:.0f} MB left,"
-        return f"{said}; free some on its disk{left} and repeat the command"
+        return f"{text}; free some on its disk{left} and repeat the command"
     if error.errno in (errno.EIO, errno.EFBIG):
-        return f"{said}; check the disk and its limits (ulimit -f), and repeat the command"
-    return f"{said}; check the path"
+        return f"{text}; check the disk and its limits (ulimit -f), and repeat the command"
+    return f"{text}; check the path"
 
 
 def _sync_folder(folder: Path) -> None:

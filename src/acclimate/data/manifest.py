@@ -197,22 +197,19 @@ class Manifest:
     @cached_property
     def domain_names(self) -> np.ndarray:
         """object [n]"""
-        names: np.ndarray = self.table["domain"].fill_null("").to_numpy()
-        return names
+        return np.asarray(self.table["domain"].fill_null("").to_numpy())
 
     @cached_property
     def splits(self) -> np.ndarray:
         """object [n]"""
-        names: np.ndarray = self.table["split"].fill_null("").to_numpy()
-        return names
+        return np.asarray(self.table["split"].fill_null("").to_numpy())
 
     @cached_property
     def label_index(self) -> np.ndarray:
         """int64 [n]: index into `classes`, -1 for a label that is not among them."""
         known = pa.array(self.classes, pa.string())
         codes = pc.index_in(self.table["label"], value_set=known)
-        index: np.ndarray = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
-        return index
+        return np.asarray(pc.fill_null(codes, -1).to_numpy().astype(np.int64))
 
     @cached_property
     def image_ids(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from acclimate.core.errors import DamagedFile, ImageError, ManifestError
 from acclimate.core.files import (
     FORMAT,
     Fields,
+    file_digest,
     parse_json,
     require_format,
     require_regular,
@@ -47,6 +48,7 @@ SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
 BLOCK = 4096  # bytes from the middle, which tell most files of one size apart
 _LONGEST_ROW = 1 << 26  # bytes
+_ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {"compress_level": 1}}
 _LAYOUT = "put each image under <domain>/<class>/"
 
 
@@ -192,7 +194,7 @@ def same_content(table: pa.Table, root: Path) -> np.ndarray | None:
         return None
     names, file = encode(table["image"])
     groups = [[place for place, name in enumerate(names) if name]]
-    for key in (_size, _middle, _whole):
+    for key in (_size, _middle, file_digest):
         groups = [finer for group in groups for finer in _equal(group, names, root, key)]
     if not groups:
         return None
@@ -224,11 +226,6 @@ def _middle(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, (os.fstat(file.fileno()).st_size - BLOCK) // 2))
         return file.read(BLOCK)
-
-
-def _whole(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_image(path: str) -> bool:
@@ -387,19 +384,19 @@ def _content(X: np.ndarray) -> dict[str, pa.Array]:
         flat = pa.array(np.ascontiguousarray(X, dtype=np.float32).ravel())
         return {"features": pa.FixedSizeListArray.from_arrays(flat, X.shape[1])}
     if X.dtype == np.uint8 and (X.ndim == 3 or (X.ndim == 4 and X.shape[3] == 3)):
-        return {"bytes": pa.array([_png(image) for image in X], pa.large_binary())}
+        return {"bytes": pa.array([encode_image(image) for image in X], pa.large_binary())}
     raise ManifestError(
         f"X is {X.dtype} {list(X.shape)}; give features as numbers [n, f] or images as uint8 "
         "[n, h, w] or [n, h, w, 3]"
     )
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def encode_image(pixels: np.ndarray, kind: Literal["png", "jpeg"] = "png") -> bytes:
     """uint8 [h, w] or [h, w, 3] -> an encoded image."""
     from PIL import Image  # only arrays need it here
 
     file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG", compress_level=1)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format=kind, **_ENCODINGS[kind])
     return file.getvalue()
 
 

@@ -301,7 +301,7 @@ def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """What the networks of a run are made of: the same weights each time, random or pretrained.
+    """What a run builds its networks from, with pretrained weights or seeded random ones.
 
     With a frozen backbone they are what learns on its features, of which there are `in_features`.
     """

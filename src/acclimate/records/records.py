@@ -136,10 +136,10 @@ def read(path: Path) -> Records:
     lines = path.read_bytes().split(b"\n")
     torn = int(lines[-1] != b"")
     records = list(_parsed(path, lines[:-1]))
-    kept = {
+    latest = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }
-    return Records(tuple(kept.values()), torn=torn, duplicates=len(records) - len(kept))
+    return Records(tuple(latest.values()), torn=torn, duplicates=len(records) - len(latest))
 
 
 def _parsed(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:

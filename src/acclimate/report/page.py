@@ -49,7 +49,7 @@ def page_of(report: Report, intro: str = "", figures: Figures = FIGURES) -> str:
     compared = [one for rule in report.rules for one in report.results[rule] if one.rows]
     drawn = groupby(illustrations(report, figures), key=lambda one: one.heading)
     several = len(report.runs_by_dataset) > 1
-    verdicts = [(dataset, verdict(found)) for dataset, _, found in report.rehearsals]
+    verdicts = [(dataset, verdict(rehearsal)) for dataset, _, rehearsal in report.rehearsals]
     values = {
         "title": report.title,
         "report": report,
@@ -132,8 +132,8 @@ def _slug(heading: str) -> str:
 
 def _contents(sections: str) -> list[tuple[str, Markup]]:
     """(id, heading) of the sections of a page."""
-    found = re.findall(r'<section id="([^"]*)"><h2>(.*?)</h2>', sections)
-    return [(name, Markup(heading)) for name, heading in found]
+    headings = re.findall(r'<section id="([^"]*)"><h2>(.*?)</h2>', sections)
+    return [(name, Markup(heading)) for name, heading in headings]
 
 
 def _svg(one: Illustration) -> Markup:

@@ -82,7 +82,7 @@ class Report:
             name: next(((run, run.rehearsal) for run in runs if run.rehearsal), None)
             for name, runs in self.runs_by_dataset.items()
         }
-        return [(name, *found) for name, found in first.items() if found is not None]
+        return [(name, *rehearsed) for name, rehearsed in first.items() if rehearsed is not None]
 
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""

@@ -98,7 +98,7 @@ class Sweep:
     draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
 
     def dataset(self, name: str) -> DataSet:
-        return next(found for found in (*self.datasets, *self.draws) if found.name == name)
+        return next(one for one in (*self.datasets, *self.draws) if one.name == name)
 
 
 def job_digest(data_digest: str, config: Mapping[str, Any], weights_digest: str = "") -> str:

@@ -180,8 +180,8 @@ class SweepFolder:
 
 def sweeps_below(folder: Path) -> list[Path]:
     """The sweeps further down; `folder` itself is none of them."""
-    found = sorted(path.parent for path in folder.rglob(DEFINITION))
-    return [sweep for sweep in found if sweep != folder]
+    sweeps = sorted(path.parent for path in folder.rglob(DEFINITION))
+    return [sweep for sweep in sweeps if sweep != folder]
 
 
 def _sweep(stored: Mapping[str, Any]) -> Sweep:

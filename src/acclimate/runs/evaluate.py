@@ -116,9 +116,9 @@ def _plan(config: RunConfig, trained: Trained, manifest: Manifest, *, same_data:
 
 def _check_kind(manifest: Manifest, trained: Trained) -> None:
     wanted = trained.size if takes_features(trained.predictor) else None
-    given = manifest.features().shape[1] if manifest.has_features else None
-    if wanted != given:
-        names = [f"rows of {n} features" if n else "images" for n in (wanted, given)]
+    offered = manifest.features().shape[1] if manifest.has_features else None
+    if wanted != offered:
+        names = [f"rows of {n} features" if n else "images" for n in (wanted, offered)]
         raise ManifestError(f"the model takes {names[0]}, and {manifest.source} holds {names[1]}")
 
 
@@ -128,14 +128,14 @@ def _in_classes(manifest: Manifest, trained: Trained, *, drop: bool) -> Manifest
     learned = {
         name for name, share in zip(trained.classes, trained.label_prior, strict=True) if share
     }
-    kept = np.isin(
+    is_learned = np.isin(
         manifest.label_index,
         [place for place, name in enumerate(manifest.classes) if name in learned],
     )
-    if not kept.all() and not drop:
-        name = manifest.classes[manifest.label_index[int(np.argmin(kept))]]
+    if not is_learned.all() and not drop:
+        name = manifest.classes[manifest.label_index[int(np.argmin(is_learned))]]
         raise unknown(f"the model has no class '{name}' of {manifest.source}", name, learned)
-    if not kept.any():
+    if not is_learned.any():
         raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
-    left = manifest if kept.all() else manifest.select(np.flatnonzero(kept))
+    left = manifest if is_learned.all() else manifest.select(np.flatnonzero(is_learned))
     return replace(left, classes=trained.classes)

@@ -33,20 +33,11 @@ from acclimate.learn.embeddings.state import (
 from acclimate.learn.model import Model, Trained, on_features_of
 from acclimate.learn.models import Predictor
 from acclimate.learn.site import Site
-from acclimate.records.folder import (
-    CONSISTENCY,
-    DOMAINS,
-    PREDICTIONS,
-    RunFolder,
-    write_checksums,
-)
+from acclimate.records.folder import CONSISTENCY, DOMAINS, PREDICTIONS, RunFolder, write_checksums
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
-from acclimate.runs.identity import (
-    adopt_shared_embedding,
-    check_shared_embedding,
-)
+from acclimate.runs.identity import adopt_shared_embedding, check_shared_embedding
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import Subject, final_scores, validate

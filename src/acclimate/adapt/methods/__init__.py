@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
-from acclimate.adapt.methods.chain import Chain, no_phi
+from acclimate.adapt.methods.chain import Chain
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
@@ -22,7 +22,6 @@ __all__ = [
     "chain_of",
     "find_chain",
     "method_settings",
-    "no_phi",
     "nothing_to_embed",
     "scored_chains",
 ]

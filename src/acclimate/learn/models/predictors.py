@@ -53,7 +53,7 @@ class Head(nn.Module, ABC):
         return self
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
-        """The same layers below another last one: weight [C, h], bias [C]."""
+        """This head with another last layer, of weight [C, h] and bias [C]; the rest is shared."""
         changed = copy.copy(self)
         layer = _linear(self.last.in_features, self.last.out_features, weight, bias, self.last)
         changed._modules = {**self._modules, "last": layer}
@@ -82,11 +82,11 @@ class Predictor(Head):
         return output
 
     def fold(self, mu: Tensor) -> "Predictor":
-        """It shares the backbone."""
+        """The predictor of one domain, on this one's backbone."""
         return Predictor(self.backbone, self.head.fold(mu))
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Predictor":
-        """It shares the backbone."""
+        """This predictor with another last layer, on the same backbone."""
         return Predictor(self.backbone, self.head.with_last(weight, bias))
 
     @property
@@ -164,7 +164,7 @@ class ConditionedHead(MlpHead):
 
     @torch.no_grad()
     def fold(self, mu: Tensor) -> MlpHead:
-        """It has tensors of its own, made in float64, and costs what a plain head costs."""
+        """A plain head for the domain, whose tensors are its own and are computed in float64."""
         if mu.shape != (self.mu_dim,):
             raise ConfigError(f"fold takes one embedding [{self.mu_dim}], not {list(mu.shape)}")
         with torch.device("meta"):  # nothing is initialised, so no random numbers are used up

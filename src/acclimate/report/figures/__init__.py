@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from acclimate.core.errors import require_known
-from acclimate.report.figures import (
-    accuracy,
-    domain_map,
-    label_shares,
-    learning,
-    rehearsal,
-)
+from acclimate.report.figures import accuracy, domain_map, label_shares, learning, rehearsal
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
 

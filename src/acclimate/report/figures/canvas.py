@@ -77,7 +77,7 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
 def colours_of(report: Report) -> dict[str, str]:
     """A colour per algorithm, the same in every figure: the baseline's first, then its adaptive
     version's."""
-    tables = [one for found in report.results.values() for one in found]
+    tables = [one for by_rule in report.results.values() for one in by_rule]
     names = {row.key.algorithm for one in tables for row in one.rows}
     names |= {run.algorithm for run in report.runs if run.problem is None}
     baseline = report.overall.baseline.algorithm
