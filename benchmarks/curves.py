@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from acclimate.paper.figures.scales import log_axis
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing
 from acclimate.results.statistics import Estimate
@@ -124,5 +125,5 @@ def _lines(ax: "Axes", found: Mapping[str, Sequence[Row]]) -> None:
             label=name,
         )
     ax.set_xscale("log")
-    canvas.log_axis(ax.xaxis)
+    log_axis(ax.xaxis)
     canvas.plain(ax, "y")

@@ -14,11 +14,11 @@ from rich.progress import Progress
 
 from acclimate import __version__
 from acclimate.demo import run_demo
-from acclimate.report import load_report
 from acclimate.report.figures import FIGURES, illustrations
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.sentences import headline
 from acclimate.report.tables import comparison
+from acclimate.results.load import load_report
 from pages import TRAINING, fill, made
 
 ROOT = Path(__file__).resolve().parent.parent

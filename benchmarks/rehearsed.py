@@ -21,13 +21,12 @@ from typing import Any
 import curves
 import unseen
 from acclimate.config import gather, merged, nested, parse_assignments
-from acclimate.core.files import write_json
+from acclimate.core.files import json_digest, write_json
 from acclimate.core.text import percent, signed
 from acclimate.data.manifest import Manifest
 from acclimate.rehearse.training import train
 from acclimate.report.figures.canvas import write_figure
 from acclimate.results.statistics import in_points
-from acclimate.runs.identity import json_digest
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -31,7 +31,7 @@ from acclimate.build.pools import open_pool
 from acclimate.build.shift.builder import build_shift
 from acclimate.build.shift.draws import ShiftSettings
 from acclimate.config import RunConfig, gather, merged, nested, parse_assignments
-from acclimate.core.files import write_json
+from acclimate.core.files import json_digest, write_json
 from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Score
@@ -40,7 +40,6 @@ from acclimate.report.export import comparison_values
 from acclimate.report.figures.canvas import write_figure
 from acclimate.report.tables import comparison
 from acclimate.runs.evaluate import evaluate_run
-from acclimate.runs.identity import json_digest
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGORITHMS = ("rehearsed", "da-erm")

@@ -94,6 +94,7 @@ def with_line(example: str, below: str) -> dict[str, Any]:
     assert source.count(below) == 1
     module = ModuleType(f"{path.stem} of an example")
     sys.modules[module.__name__] = module  # where dataclasses look for it
+    module.__file__ = str(path)  # beside which a module finds its tables
     exec(compile(source.replace(below, below + LINES[example]["row"]), path, "exec"), vars(module))
     return vars(module)
 

@@ -7,11 +7,14 @@ from typing import Any
 
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import gather
-from acclimate.core.progress import Watch, unwatched
+from acclimate.core.files import json_digest
+from acclimate.core.progress import Watch, prefixed, unwatched
 from acclimate.rehearse.training import train
-from acclimate.report import Report, find_runs, report_of_runs, write_page
 from acclimate.report.figures import FIGURES, Figures
-from acclimate.runs.identity import json_digest
+from acclimate.report.page import write_page
+from acclimate.results.load import report_of_runs
+from acclimate.results.material import Report
+from acclimate.results.runs import find_runs
 
 # Chosen on other draws of the benchmark (data and run seeds from 100 on) than those shown.
 SETTINGS: dict[str, Any] = {
@@ -52,14 +55,7 @@ def run_demo(
             config = gather(flags={**SETTINGS, "algorithm": algorithm, "seed": seed}, where="demo")
             # Runs of another version's settings are left alone, and not mixed in.
             folder = out / f"{algorithm}-{seed}-{json_digest([SETTINGS, asdict(data)])[:6]}"
-            train(config, manifest, folder, watch=_prefix(watch, algorithm, seed))
+            train(config, manifest, folder, watch=prefixed(watch, f"{algorithm}, seed {seed}: "))
             runs += find_runs(folder)
     report = report_of_runs(runs, out, "Acclimate: demo")
     return report, write_page(report, out / "report.html", INTRO, figures)
-
-
-def _prefix(watch: Watch, algorithm: str, seed: int) -> Watch:
-    def report(phase: str, done: int, total: int, note: str) -> None:
-        watch(f"{algorithm}, seed {seed}: {phase}", done, total, note)
-
-    return report

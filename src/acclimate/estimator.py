@@ -61,7 +61,15 @@ class AdaptiveClassifier(DomainClassifier):
     def fit(self, X: Any, y: Any = None, domains: Any = None) -> "AdaptiveClassifier":
         if y is not None and _are_features(X):
             X, y = self._check_labels(X, y)
-        config = self._config()
+        arguments = {
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "model.backbone": self.backbone,
+            "train.steps": self.steps,
+        }
+        settings = nested(self.settings or {})
+        where = "AdaptiveClassifier"
+        config = gather(self.preset, None, arguments, settings, recipe=RECIPE, where=where)
         manifest = _as_manifest(X, y, domains)
         labels = manifest.classes if y is None else y
         if self.out is not None:
@@ -106,17 +114,6 @@ class AdaptiveClassifier(DomainClassifier):
         self._require_fitted()
         trained: Trained = self._trained
         return trained
-
-    def _config(self) -> RunConfig:
-        arguments = {
-            "algorithm": self.algorithm,
-            "seed": self.seed,
-            "model.backbone": self.backbone,
-            "train.steps": self.steps,
-        }
-        settings = nested(self.settings or {})
-        where = "AdaptiveClassifier"
-        return gather(self.preset, None, arguments, settings, recipe=RECIPE, where=where)
 
     def _fitted(
         self, config: RunConfig, manifest: Manifest, out: Path, labels: Any

@@ -41,7 +41,7 @@ from acclimate.learn.embeddings import DomainTable
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, freeze_batch_norm
-from acclimate.learn.models.predictors import ConditionedHead, identity_backbone
+from acclimate.learn.models.predictors import ConditionedHead, Sizes, identity_backbone
 from fixtures.errors import refused
 from fixtures.models import make_trained
 from fixtures.predictors import (
@@ -215,7 +215,7 @@ def test_embedding_and_prior_do_not_count_a_shift_twice() -> None:
     posteriors, _ = gaussian_posteriors([0.6, 0.1, 0.3], 5000)
     target, _ = em_prior(torch.from_numpy(posteriors), UNIFORM.label_prior)
     images = Images(torch.from_numpy(np.log(posteriors)).float(), CPU)
-    head = ConditionedHead(3, 3, 3, 3, mu_dim=3, condition="bias")
+    head = ConditionedHead(Sizes(3, 3, 3, 3), mu_dim=3, condition="bias")
     with torch.no_grad():
         for layer in (head.project, head.first, head.last, head.condition.shift):
             layer.weight.copy_(torch.eye(3))

@@ -43,7 +43,7 @@ def by_pillow(data: bytes, size: int) -> np.ndarray:
 
 
 def decode_plain(data: bytes, hint: int) -> np.ndarray | None:
-    with images._opened(data, images.MAX_PIXELS) as image:
+    with images._open_image(data, images.MAX_PIXELS) as image:
         return images.decode_plain(image, hint)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.learn.models import Backbone, Head, Predictor, Preprocess, build_backbone
-from acclimate.learn.models.predictors import ConditionedHead, LinearHead, MlpHead, PairHead
+from acclimate.learn.models.predictors import ConditionedHead, LinearHead, MlpHead, PairHead, Sizes
 from fixtures.errors import refused
 from fixtures.predictors import conditioned_on, plain_on
 
@@ -123,7 +123,7 @@ def test_fold_is_a_plain_predictor_of_its_own(condition: str) -> None:
     assert {name: (p.shape, p.dtype) for name, p in folded.named_parameters()} == shapes
     assert all(p.requires_grad and p.is_contiguous() for p in folded.head.parameters())
     assert folded.backbone is net.backbone
-    assert folded.head.dropout == 0.25
+    assert folded.head.sizes.dropout == 0.25
     assert folded.training
     assert folded.head.training
     assert not folded.backbone.training
@@ -208,7 +208,7 @@ def second_head(width: int) -> Predictor:
     """As a rehearsed run learns it beside a plain head: it centres and scales features first."""
     torch.manual_seed(1)
     body = Backbone(nn.Identity(), width, Preprocess((0.5,) * width, (2.0,) * width, 0))
-    head = ConditionedHead(width, 3, 8, 8, mu_dim=4, condition="low-rank")
+    head = ConditionedHead(Sizes(width, 3, 8, 8), mu_dim=4, condition="low-rank")
     with torch.no_grad():
         for value in head.condition.parameters():
             value.normal_()

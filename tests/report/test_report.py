@@ -10,12 +10,14 @@ import pytest
 
 from acclimate.core.text import percent
 from acclimate.records.records import Score
-from acclimate.report import Report, find_runs, load_report, sentences, tables, write_page
+from acclimate.report import sentences, tables, write_page
 from acclimate.report.export import to_dict
 from acclimate.report.figures import accuracy, domain_map
 from acclimate.report.page import page_of
 from acclimate.results.comparison import Comparison, Row
-from acclimate.results.runs import ERM, Key, RunView
+from acclimate.results.load import load_report
+from acclimate.results.material import Report
+from acclimate.results.runs import ERM, Key, RunView, find_runs
 from acclimate.results.statistics import Estimate, in_percent, in_points
 from fixtures.pages import Page
 from fixtures.run_folders import make_run, score

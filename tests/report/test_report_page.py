@@ -17,6 +17,7 @@ from acclimate.paper.beside import Measured, beside
 from acclimate.paper.figures import FIGURES
 from acclimate.paper.figures import ablation as curve
 from acclimate.paper.figures import consistency as theory
+from acclimate.paper.figures.scales import is_logarithmic
 from acclimate.paper.reproduction import beside_grids, figures_of_data
 from acclimate.records.records import Loss, Records
 from acclimate.report.figures import (
@@ -319,8 +320,8 @@ def test_categories_stand_in_the_order_of_the_jobs(tmp_path: Path) -> None:
 
 
 def test_a_decade_decides_the_scale() -> None:
-    assert canvas.is_logarithmic([1.0, 10.1]) and not canvas.is_logarithmic([1.0, 10])
-    assert not canvas.is_logarithmic([0.0, 100.0])
+    assert is_logarithmic([1.0, 10.1]) and not is_logarithmic([1.0, 10])
+    assert not is_logarithmic([0.0, 100.0])
 
 
 def test_code_in_a_sentence_is_code() -> None:

@@ -405,13 +405,13 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
 ) -> None:
     from acclimate.runs import session as module
 
-    build, run = module.build_networks, tmp_path / "run"
+    build, run = module.Networks, tmp_path / "run"
 
     def finish_it_first(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(module, "build_networks", build)
+        monkeypatch.setattr(module, "Networks", build)
         assert not train(tiny(), features, run).already
         return build(*arguments, **named)
 
-    monkeypatch.setattr(module, "build_networks", finish_it_first)
+    monkeypatch.setattr(module, "Networks", finish_it_first)
     assert train(tiny(), features, run).already
     assert read(run / "records.jsonl").duplicates == 0

@@ -277,7 +277,7 @@ def test_two_drivers_do_not_run_one_sweep(tmp_path: Path) -> None:
 def test_label_counts_are_kept_for_the_report(features: Manifest, tmp_path: Path) -> None:
     sweep = sweep_of([job("one")], digest=features.digest())
     plan = SweepPlan(sweep=sweep, manifests={"sites": features}, paths={"sites": tmp_path})
-    driver.conduct(tmp_path, plan, lambda _: Scripted({}))
+    driver.write_labels(tmp_path, plan)
     stored = json.loads((tmp_path / "labels" / f"{features.digest()[:16]}.json").read_text())
     assert (stored["name"], stored["classes"]) == ("sites", ["ant", "bee", "cat"])
     assert stored["domains"]["site-0"] == {

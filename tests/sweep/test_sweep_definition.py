@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from acclimate.config import RunConfig, Search, choice, flat, from_dict, log2, log10, nested
 from acclimate.config.settings import PRESETS
+from acclimate.config.values import parse_range
 from acclimate.core.errors import (
     AcclimateError,
     ConfigError,
@@ -25,7 +26,7 @@ from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.results.protocol import Axis, Job, Sweep
 from acclimate.runs.identity import embedding_identity
 from acclimate.runs.plan import make_plan
-from acclimate.sweep.contenders import contenders, draw, parse_range, parse_search, ranges
+from acclimate.sweep.contenders import contenders, draw, parse_search, ranges
 from acclimate.sweep.definition import (
     data_name,
     gather,

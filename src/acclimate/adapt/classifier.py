@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.choice import adapt_by_choice, outlook
-from acclimate.adapt.methods import (
-    Chain,
-    chain_of,
-    find_chain,
-    nothing_to_embed,
-)
+from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
+from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
@@ -37,6 +33,7 @@ from acclimate.learn.embeddings.state import image_hashes
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
+from acclimate.records.folder import SITE
 
 if TYPE_CHECKING:
     from acclimate.adapt.export import Exported
@@ -207,9 +204,13 @@ class Adapted:
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> "Adapted":
         """From a folder of `save`."""
-        from acclimate.adapt.saved import load_site
+        from acclimate.adapt.saved import read_labels
 
-        return load_site(Path(folder), device)
+        folder = Path(folder)
+        trained = Trained.load(folder, pick_device(device))
+        path = folder / SITE
+        state = DomainState.load(path) if path.exists() else None
+        return replace(apply_state(trained, state), labels=read_labels(folder, trained.classes))
 
     @torch.no_grad()
     def logits(

@@ -63,8 +63,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Labels [n], of the kind that `fit` was given."""
         self._require_fitted()
         best = self.predict_proba(X, domains).argmax(1)
-        labels: np.ndarray = self.classes_[best]
-        return labels
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, domains: Any = None) -> float:
         """Accuracy."""
@@ -99,8 +98,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return X, y
 
     def _features(self, X: Any) -> np.ndarray:
-        features: np.ndarray = validate_data(self, X, dtype="numeric", reset=False)
-        return features
+        return np.asarray(validate_data(self, X, dtype="numeric", reset=False))
 
 
 def _one_each(domains: Any, count: int) -> np.ndarray:

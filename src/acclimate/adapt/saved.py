@@ -1,18 +1,15 @@
 """A model that travels: one folder with the weights, a card, a licence and lines that run it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from acclimate import __version__
-from acclimate.adapt.classifier import Adapted, apply_state
-from acclimate.core.distributed import pick_device
+from acclimate.adapt.classifier import Adapted
 from acclimate.core.errors import DamagedFile, RunError
 from acclimate.core.files import read_document, write_document, write_text
-from acclimate.core.text import count
-from acclimate.learn.embeddings import DomainState
+from acclimate.core.text import count, listed
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 from acclimate.learn.models.weights import weights_licence
@@ -41,13 +38,6 @@ def save_model(
     write_text(folder / CARD, _card(trained, site))
     trained.save(folder)  # last: where the description of a model is, all of it is
     return folder
-
-
-def load_site(folder: Path, device: str) -> Adapted:
-    trained = Trained.load(folder, pick_device(device))
-    path = folder / SITE
-    state = DomainState.load(path) if path.exists() else None
-    return replace(apply_state(trained, state), labels=read_labels(folder, trained.classes))
 
 
 def write_labels(folder: Path, labels: np.ndarray) -> None:
@@ -111,11 +101,11 @@ def _card(trained: Trained, site: Adapted | None) -> str:
     facts = {
         "Input": f"rows of {size} features" if features else f"images ({size} px)",
         "Output": f"one of {count(len(trained.classes), 'class', 'classes')}, and no other: "
-        f"{_listed(trained.classes)}",
+        f"{listed(trained.classes, SHOWN)}",
         "Backbone": config.model.backbone,
         "Licence of the weights that it started from": weights_licence(config.model),
-        "Trained on the domains": _listed(trained.train_domains),
-        "Weights chosen by the domains": _listed(trained.val_domains),
+        "Trained on the domains": listed(trained.train_domains, SHOWN),
+        "Weights chosen by the domains": listed(trained.val_domains, SHOWN),
         "Data": f"SHA-256 {trained.data}",
         "Model": trained.digest(),
         "Adapted to one domain": site
@@ -131,8 +121,3 @@ def _card(trained: Trained, site: Adapted | None) -> str:
         *("```python", *_example(trained, site).splitlines()[1:], "```", ""),
     ]
     return "\n".join(lines)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -6,10 +6,10 @@ Rows name their class by its path: a builder is imported when it is asked for, a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 from acclimate.build.base import Builder, Built
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
+from acclimate.core.exports import load
 
 __all__ = ["BUILDERS", "Builder", "Built", "Row", "builder"]
 
@@ -51,8 +51,6 @@ BUILDERS: dict[str, Row] = {
 
 def builder(name: str, rows: Mapping[str, Row] = BUILDERS) -> type[Builder]:
     """The class of a row; the command line adds rows of its own."""
-    if name not in rows:
-        raise unknown(f"there is no builder '{name}'", name, rows)
-    module, _, attribute = rows[name].where.partition(":")
-    cls: type[Builder] = getattr(import_module(module), attribute)
+    require_known(name, rows, f"there is no builder '{name}'")
+    cls: type[Builder] = load(rows[name].where)
     return cls

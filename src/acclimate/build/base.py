@@ -5,18 +5,21 @@ Fields say their purpose, as settings of algorithms do, and the command line is 
 dataclass of settings itself adds its own.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from acclimate.config import setting
+from acclimate.config.values import range_missed
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest
 
 OUT = "The manifest to write, ending in .parquet."
+SEED = "Seed of the splits."
+MOST_SHARE = 0.99  # of a domain for validation: something stays to train on
 
 
 def argument(about: str, *, default: Any = MISSING, metavar: str | None = None) -> Any:
@@ -73,15 +76,6 @@ def in_short(manifest: Manifest) -> str:
     )
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """
-    >>> listed(["a", "b", "c", "d"], most=2)
-    'a, b and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limited:
     """Settings that refuse a number outside the limits beside its default."""
@@ -92,10 +86,17 @@ class Limited:
             value = getattr(self, one.name)
             if low is None or value is None:
                 continue
-            if not low <= value <= (math.inf if high is None else high):
-                allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+            if allowed := range_missed(value, low, high):
                 option = one.name.replace("_", "-")
                 raise ConfigError(f"--{option} must be {allowed}, not {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings(Limited):
+    val_share: float = setting(
+        0.2, "Share of each domain kept for validation.", at_least=0, at_most=MOST_SHARE
+    )
+    seed: int = setting(0, SEED)
 
 
 @dataclass(frozen=True, kw_only=True)

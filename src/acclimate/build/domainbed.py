@@ -16,17 +16,16 @@ from acclimate.build.base import (
     Builder,
     Built,
     Listing,
+    SplitSettings,
     argument,
     flag,
     in_short,
-    listed,
     required,
 )
-from acclimate.build.splits import SplitSettings
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError, unknown
 from acclimate.core.progress import Watch
-from acclimate.core.text import DASH, count
+from acclimate.core.text import DASH, count, listed
 from acclimate.data import readers
 from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest

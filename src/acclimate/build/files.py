@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from acclimate.build.base import OUT, Builder, Built, argument, flag, required
-from acclimate.build.splits import SplitSettings
+from acclimate.build.base import OUT, Builder, Built, SplitSettings, argument, flag, required
 from acclimate.config import setting
 from acclimate.core.progress import Watch
 from acclimate.data.manifest import Manifest

@@ -14,30 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import (
-    OUT,
-    Builder,
-    Built,
-    Limited,
-    argument,
-    flag,
-    in_short,
-    listed,
-    required,
-)
-from acclimate.build.pools import (
-    Pool,
-    choose_classes,
-    open_pool,
-    pools_of_splits,
-    split_into_pools,
-)
+from acclimate.build.base import OUT, Builder, Built, Limited, argument, flag, in_short, required
+from acclimate.build.pools import Pool, choose_classes, open_pool, pools_of_splits, split_into_pools
 from acclimate.build.synsets import ilsvrc12_synsets, is_synset, read_names, short
 from acclimate.config import setting
-from acclimate.core.errors import ConfigError, ManifestError, unknown
+from acclimate.core.errors import ConfigError, ManifestError, require_known
 from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
-from acclimate.core.text import count
+from acclimate.core.text import count, listed
 from acclimate.data.columns import SPLITS
 from acclimate.data.manifest import Manifest
 
@@ -307,8 +291,9 @@ class LongTail(Builder):
 
     def _settings(self) -> LongTailSettings:
         """What was asked for, before the preset, before the defaults."""
-        if self.preset and self.preset not in PRESETS:
-            raise unknown(f"--preset {self.preset}: there is no such choice", self.preset, PRESETS)
+        if self.preset:
+            message = f"--preset {self.preset}: there is no such choice"
+            require_known(self.preset, PRESETS, message)
         options = {name: getattr(self, name) for name in ("classes", "val_share", "test_share")}
         chosen = {name: value for name, value in options.items() if value is not None}
         return replace(

@@ -8,6 +8,7 @@ import typer
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
+from acclimate.core.exports import load
 
 ON_THE_PAGE = ("Top-5", "Training domains", "p", "p (Holm)", "Runs", "Domains")  # and not here
 
@@ -31,7 +32,7 @@ def demo(
 
     with progress_bar() as watch:
         report, page = run_demo(
-            out, range(first_seed, first_seed + seeds), watch, paper.load(paper.FIGURES)
+            out, range(first_seed, first_seed + seeds), watch, load(paper.FIGURES)
         )
     if json:
         say_json({**to_dict(report), "report": page})

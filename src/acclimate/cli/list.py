@@ -7,7 +7,8 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Json
 from acclimate.cli.output import say, say_json, say_table
-from acclimate.cli.paper import ABLATIONS, load
+from acclimate.cli.paper import ABLATIONS
+from acclimate.core.exports import load
 
 Catalogue = Literal["algorithms", "embeddings", "methods", "backbones", "presets", "ablations"]
 TABLES = {  # of rows that say what they are about

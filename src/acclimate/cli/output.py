@@ -16,6 +16,7 @@ from acclimate.core.progress import Lines, Watch, bar, unwatched
 from acclimate.core.text import printable
 
 MOST = 20  # names in one line
+FEW = 5  # entries of a list, a line each
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 
 
@@ -29,10 +30,10 @@ def say(text: str = "", *, err: bool = False) -> None:
         typer.echo(printable(text), err=err)
 
 
-def say_some(what: str, entries: Sequence[str], most: int = 5) -> None:
+def say_some(what: str, entries: Sequence[str]) -> None:
     """The first entries of a list, a line each, and how many more there are."""
-    more = [f"and {len(entries) - most} more"] if len(entries) > most else []
-    for entry in [*entries[:most], *more]:
+    more = [f"and {len(entries) - FEW} more"] if len(entries) > FEW else []
+    for entry in [*entries[:FEW], *more]:
         say(f"{what}: {entry}")
 
 

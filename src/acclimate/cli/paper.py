@@ -4,9 +4,6 @@ Rows name things by their path, and what they name is imported when it is asked 
 nothing below `paper` imports it.
 """
 
-from importlib import import_module
-from typing import Any
-
 COMMANDS = {name: f"acclimate.paper.commands.{name}" for name in ("ablate", "reproduce", "theory")}
 BUILDERS = {  # name -> module:class, and what it is for
     "geo-yfcc": (
@@ -21,9 +18,3 @@ BUILDERS = {  # name -> module:class, and what it is for
 ABLATIONS = "acclimate.paper.ablations.table:ABLATIONS"  # what `ablate` varies
 FIGURES = "acclimate.paper.figures:FIGURES"  # a report's figures, with the paper's among them
 WITH_PUBLISHED = "acclimate.paper.published:with_published"  # a report -> with the paper's rows
-
-
-def load(place: str) -> Any:
-    """What a path `module:name` names."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

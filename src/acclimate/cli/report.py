@@ -8,10 +8,11 @@ import typer
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json
 from acclimate.cli.output import say, say_facts, say_json
+from acclimate.core.exports import load
 
 if TYPE_CHECKING:
-    from acclimate.report import Report
     from acclimate.report.figures.canvas import Format
+    from acclimate.results.material import Report
 
 
 @app.command(epilog="Example: acclimate report SWEEP --out report.html --table results.tex")
@@ -44,22 +45,23 @@ def report(
 
     Repeat it at any time: what is not finished shows as missing, never as zero.
     """
-    from acclimate.report import load_domainbed, load_report, write_figures, write_page
     from acclimate.report.export import format_of, to_dict, write_table
-    from acclimate.report.figures import check_formats
+    from acclimate.report.figures import check_formats, write_figures
+    from acclimate.report.page import write_page
+    from acclimate.results.load import load_domainbed, load_report
     from acclimate.results.runs import Key
 
     formats = cast("list[Format]", [kind.strip() for kind in kinds.split(",") if kind.strip()])
     check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
-    load = load_domainbed if from_domainbed else load_report
-    comparison = load(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
+    read = load_domainbed if from_domainbed else load_report
+    comparison = read(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
     if published:
-        comparison = paper.load(paper.WITH_PUBLISHED)(comparison)
+        comparison = load(paper.WITH_PUBLISHED)(comparison)
     if rule:
         comparison = comparison.limited(rule)
-    every_figure = paper.load(paper.FIGURES)
+    every_figure = load(paper.FIGURES)
     page = write_page(comparison, out or folder / "report.html", figures=every_figure)
     written = [*(table or ())]
     for path in table or ():

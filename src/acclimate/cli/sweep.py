@@ -108,13 +108,21 @@ def run_announced(
     extend: bool = False,
 ) -> "Tally":
     """Say on stderr what is to come, then run what is left with its progress shown."""
-    from acclimate.sweep.driver import conduct
+    from acclimate.sweep.driver import run_sweep, write_labels
 
     say_facts(announcement(folder, plan, extend=extend), err=True)
     with stoppable(), progress_shown(plan.sweep) as listener:
-        return conduct(
-            folder, plan, launch, retry_failed=retry_failed, extend=extend, listener=listener
+        tally = run_sweep(
+            folder,
+            plan.sweep,
+            plan.paths,
+            launch=launch,
+            retry_failed=retry_failed,
+            extend=extend,
+            listener=listener,
         )
+        write_labels(folder, plan)
+    return tally
 
 
 @contextmanager

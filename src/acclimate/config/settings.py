@@ -1,9 +1,9 @@
-"""Every setting of a run as frozen dataclasses, and presets: the paper's settings by name.
+"""Every setting of a run as frozen dataclasses, and the presets of `presets.toml`.
 
 Each field says its default, its limits, what it is for and, where sweeps draw it, its search range.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +11,17 @@ from typing import Any, Literal
 from acclimate.config.values import (
     COMPONENTS,
     Search,
-    choice,
+    flat,
     from_dict,
     layered,
     log2,
     log10,
     nested,
+    parse_range,
     read_toml,
     setting,
 )
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 
 _ADAPTIVE = "da-"
 OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
@@ -281,119 +282,33 @@ class RunConfig:
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
 
 
-# The PyTorch Model Zoo's weights, as the paper says: timm's plain `resnet50` means others.
-RESNET_50 = "resnet50.tv_in1k"
-
-
 @dataclass(frozen=True)
 class Preset:
+    """A table of `presets.toml`, which says what each part is."""
+
     about: str
     settings: Mapping[str, Any]
-    grids: Mapping[str, Search]  # where the paper searched; draws take these settings from here
-    # By algorithm: what the paper did not search for it, though its range is declared.
-    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    grids: Mapping[str, Search]
+    fixed: Mapping[str, Sequence[str]]
 
 
+def _read_presets() -> dict[str, Preset]:
+    presets: dict[str, Preset] = {}
+    for name, row in read_toml(Path(__file__).with_name("presets.toml")).items():
+        settings = dict(presets[row["like"]].settings) if "like" in row else {}
+        grids = {key: parse_range(text, key) for key, text in flat(row.get("grids", {})).items()}
+        settings |= flat(row["settings"])
+        presets[name] = Preset(row["about"], settings, grids, row.get("fixed", {}))
+    return presets
+
+
+PRESETS = _read_presets()
 RECIPE = "rehearsed"  # for those who name neither a preset nor an algorithm
-
-_PAPER: dict[str, Any] = {
-    "data.keep_shared": True,
-    "model.backbone": RESNET_50,
-    "model.freeze": "none",
-    "data.image_size": 224,
-    "data.augment": "domainbed",
-    "embedding.dim": 1024,
-    "embedding.domains_per_step": 4,
-    "embedding.optimiser.weight_decay": 1e-5,
-}
-_LARGE = _PAPER | {
-    "embedding.steps": 1300,
-    "embedding.mixup": "off",
-    "embedding.optimiser.name": "sgd",
-    "train.optimiser.name": "sgd",
-    "train.optimiser.weight_decay": 1e-5,
-    "adapt.source": "held-out",
-}
-
-PRESETS: dict[str, Preset] = {
-    "rehearsed": Preset(
-        about="ERM that ends with a rehearsal: how to adapt is chosen on your own domains",
-        settings={"algorithm": "erm", "adapt.rehearse": True, "model.dropout": 0.5},
-        grids={},
-    ),
-    "small-scale": Preset(
-        about="DomainBed's five image benchmarks: ResNet-50, Adam, domain mixup in Step A",
-        settings={
-            **_PAPER,
-            "model.freeze_batch_norm": "statistics",
-            "embedding.steps": 1000,
-            "embedding.per_domain": 32,
-            "embedding.support": 0.5,
-            "embedding.mixup": "on",
-            "embedding.points": 200,
-            "embedding.optimiser.name": "adam",
-            "embedding.optimiser.lr": 1e-6,
-            "train.steps": 5000,
-            "train.per_domain": 32,
-            "train.domains_per_step": 0,
-            "train.evaluate_every": 300,
-            "train.optimiser.name": "adam",
-            "train.optimiser.lr": 5e-5,
-            "train.optimiser.weight_decay": 0.0,
-            "adapt.points": 200,
-            "adapt.source": "test",
-        },
-        grids={},
-        fixed={"da-mmd": ("hparams.penalty",), "da-coral": ("hparams.penalty",)},  # γ = 1
-    ),
-    "lt-imagenet": Preset(
-        about="LT-ImageNet(50, 100, 350, 0.1): ResNet-50, SGD with momentum, 5 epochs",
-        settings={
-            **_LARGE,
-            "embedding.per_domain": 100,
-            "embedding.support": 0.5,
-            "embedding.points": 300,
-            "embedding.optimiser.lr": 1e-3,
-            "train.epochs": 5.0,
-            "train.per_domain": 100,
-            "train.domains_per_step": 8,
-            "train.optimiser.lr": 5e-3,
-            "adapt.points": 300,
-        },
-        grids={
-            "embedding.optimiser.lr": choice(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
-            "hparams.penalty": Search("uniform", 0.0, 5.0),
-        },
-    ),
-    "geo-yfcc": Preset(
-        about="Geo-YFCC (40 training, 7 validation, 15 test countries): ResNet-50, SGD, 6 epochs",
-        settings={
-            **_LARGE,
-            "embedding.per_domain": 80,
-            "embedding.support": 0.8,
-            "embedding.points": 5000,
-            "embedding.optimiser.lr": 2e-2,
-            "train.epochs": 6.0,
-            "train.per_domain": 80,
-            "train.domains_per_step": 0,
-            "train.optimiser.lr": 0.04,
-            "adapt.points": 5000,
-            "adapt.score": "test",
-        },
-        grids={
-            "embedding.optimiser.lr": choice(1e-2, 1e-3, 1e-4, 1e-5),
-            "embedding.optimiser.weight_decay": choice(1e-4, 1e-5, 1e-6),
-            "train.epochs": choice(3.0, 6.0, 12.0, 25.0),
-            "hparams.penalty": Search("uniform", 0.0, 1.5),
-        },
-    ),
-}
 
 
 def preset(name: str) -> dict[str, Any]:
     """The settings of a preset, nested, ready to be merged below the user's own."""
-    if name not in PRESETS:
-        raise unknown(f"there is no preset '{name}'", name, PRESETS)
+    require_known(name, PRESETS, f"there is no preset '{name}'")
     return nested(PRESETS[name].settings)
 
 
@@ -414,8 +329,8 @@ def gather(
     """
     written = {} if file is None else read_toml(file)
     from_dict(RunConfig, written, where=str(file))
-    flagged = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
-    values = layered(written, nested(flagged), changes or {})
+    flag_values = {key: value for key, value in (flags or {}).items() if value not in (None, ())}
+    values = layered(written, nested(flag_values), changes or {})
     if name is None and "algorithm" not in values:
         name = recipe
     return from_dict(RunConfig, layered(preset(name) if name else {}, values), where=where)

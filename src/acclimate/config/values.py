@@ -6,6 +6,7 @@ Unknown keys are refused with the nearest valid one.
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -94,6 +95,28 @@ def log2(low: float, high: float) -> Search:
 
 def choice(*options: Any) -> Search:
     return Search("choice", options=options)
+
+
+_RANGE = re.compile(r"\s*(log10|log2|uniform|choice)\s*\((.*)\)\s*", re.DOTALL)
+
+
+def parse_range(text: object, key: str) -> Search:
+    """ "log10(-5, -3.5)", "log2(3, 5.5)", "uniform(0, 5)" or "choice(0.0, 0.1, 0.5)" """
+    matched = _RANGE.fullmatch(text) if isinstance(text, str) else None
+    try:
+        values = tuple(tomllib.loads(f"values = [{matched[2]}]")["values"]) if matched else ()
+    except (ValueError, RecursionError):
+        values = ()
+    if matched and values and matched[1] == "choice":
+        return Search("choice", options=values)
+    numbers = [value for value in values if type(value) in (int, float)]
+    if matched and len(values) == len(numbers) == 2 and numbers[0] <= numbers[1]:
+        scale = cast(Any, matched[1])
+        return Search(scale, float(numbers[0]), float(numbers[1]))
+    raise ConfigError(
+        f"search: '{key}' cannot be drawn from {text!r}; write a range in quotes: "
+        f"log10(low, high), log2(low, high), uniform(low, high) or choice(one, another)"
+    )
 
 
 LARGEST = 1e10  # of what has no limit of its own: no step, size or weight means more
@@ -253,11 +276,18 @@ def _check(value: Any, hint: Any, limits: Mapping[str, Any], name: str, where: s
     elif isinstance(value, int | float) and low is not None:
         if high is None and value > LARGEST:
             allowed = f"at most {LARGEST:g}"
-        elif value < low or (high is not None and value > high):
-            allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        else:
+            allowed = range_missed(value, low, high)
     if allowed:
         raise ConfigError(f"{where}: '{name}' must be {allowed}, not {value!r}")
     return value
+
+
+def range_missed(value: float, low: float, high: float | None) -> str:
+    """What a number that is beyond its limits must be, in words; "" for one within them."""
+    if low <= value <= (math.inf if high is None else high):
+        return ""
+    return f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -1,9 +1,11 @@
 """The exception tree. Every message says what, where and the remedy, in one line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+
+from acclimate.core.text import listed
 
 
 class AcclimateError(Exception):
@@ -53,8 +55,8 @@ class ExportError(AcclimateError):
 class DamagedFile(AcclimateError):
     """A file that does not hold what it held when it was written, or never was of its kind."""
 
-    def __init__(self, path: Path, remedy: str = "restore it, or make it again") -> None:
-        super().__init__(f"{path} is damaged; {remedy}")
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged; restore it, or make it again")
         self.path = path
 
 
@@ -91,9 +93,14 @@ def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "")
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return UnknownName(f"{sentence}; did you mean '{prefix}{near[0]}'?")
-    first = [f"{prefix}{other}" for other in names[:12]]
-    listed = ", ".join(first) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return UnknownName(f"{sentence}; there is {listed}" if names else f"{sentence}; there is none")
+    all_names = listed([f"{prefix}{other}" for other in names], 12) or "none"
+    return UnknownName(f"{sentence}; there is {all_names}")
+
+
+def require_known(name: str, known: Collection[str], sentence: str) -> None:
+    """Refuse a name that is not among `known`, with the error that `unknown` makes."""
+    if name not in known:
+        raise unknown(sentence, name, known)
 
 
 @contextmanager
@@ -101,5 +108,5 @@ def damage_is(error: type[AcclimateError], remedy: str) -> Iterator[None]:
     """A damaged file as the `error` of those who read it, with the way out that they know."""
     try:
         yield
-    except DamagedFile as found:
-        raise error(f"{found.path} is damaged; {remedy}") from None
+    except DamagedFile as damage:
+        raise error(f"{damage.path} is damaged; {remedy}") from None

@@ -25,3 +25,9 @@ def lazy_exports(package: str, **modules: str) -> tuple[Callable[[str], Any], li
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return find, sorted(homes)
+
+
+def load(place: str) -> Any:
+    """What a path `module:name` names, imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -143,6 +143,11 @@ def require_format(version: object, where: object) -> None:
         )
 
 
+def json_digest(value: Any) -> str:
+    """SHA-256 (hex) of a value that JSON holds, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as file:
@@ -180,15 +185,15 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    message = (error.strerror or str(error)).lower()
+    text = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         left = ""
         with suppress(OSError):
             left = f", which has {shutil.disk_usage(path.parent).free / 1e6:.0f} MB left,"
-        return f"{message}; free some on its disk{left} and repeat the command"
+        return f"{text}; free some on its disk{left} and repeat the command"
     if error.errno in (errno.EIO, errno.EFBIG):
-        return f"{message}; check the disk and its limits (ulimit -f), and repeat the command"
-    return f"{message}; check the path"
+        return f"{text}; check the disk and its limits (ulimit -f), and repeat the command"
+    return f"{text}; check the path"
 
 
 def _sync_folder(folder: Path) -> None:

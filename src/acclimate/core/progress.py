@@ -20,6 +20,15 @@ def unwatched(phase: str, done: int, total: int, note: str) -> None:
     """For those who do not look."""
 
 
+def prefixed(watch: Watch, prefix: str) -> Watch:
+    """Tells `watch` of phases by names that begin with `prefix`."""
+
+    def with_prefix(phase: str, done: int, total: int, note: str) -> None:
+        watch(prefix + phase, done, total, note)
+
+    return with_prefix
+
+
 PHASES = {
     "features": "backbone features",
     "scoring": "scoring",

@@ -5,7 +5,8 @@ File and class names are what strangers call their things.
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from html import escape
 
 DASH = "–"
@@ -22,12 +23,31 @@ def signed(value: float) -> str:
     return text if text == "0.0" else ("+" if value > 0 else "−") + text
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """
+    >>> listed(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def reason_of(error: BaseException, most: int = 200) -> str:
+    """What an error of a library says, in a line; its kind where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """
     >>> [count(n, "image") for n in (0, 1, 1200)] + [count(2, "process", "processes")]
     ['0 images', '1 image', '1200 images', '2 processes']
     """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def timestamp(unit: str = "seconds") -> str:
+    """The time now, as records have it."""
+    return datetime.now(UTC).isoformat(timespec=unit)
 
 
 def duration(seconds: float) -> str:

@@ -102,8 +102,7 @@ def fit_ratios(counts: np.ndarray, prior: np.ndarray) -> np.ndarray:
     for _ in range(ROUNDS):
         shares = likelihood * weights
         weights = (shares / shares.sum(1, keepdims=True)).mean(0)
-    smoothed: np.ndarray = (1 - OPEN) * weights + OPEN / len(RATIOS)
-    return smoothed
+    return np.asarray((1 - OPEN) * weights + OPEN / len(RATIOS))
 
 
 class Sampler(Protocol):

@@ -188,9 +188,9 @@ def open_pack(
     for place in order:
         digest.update(names[place])
     key = digest.hexdigest()[:32]
-    kept, folder = root / KEPT / key, root / key
-    if keep or kept.exists():
-        folder = kept
+    permanent, folder = root / KEPT / key, root / key
+    if keep or permanent.exists():
+        folder = permanent
     elif not (make and needed >= LEAST and _make_room(root, folder, needed, config.pack_gib * GIB)):
         return None
     facts = {"data": manifest.source, "images": len(rows), "size": size}

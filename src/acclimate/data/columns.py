@@ -208,11 +208,7 @@ def summaries(problems: Iterable[Problem]) -> list[str]:
     by_remedy = defaultdict(list)
     for problem in problems:
         by_remedy[problem.remedy].append(problem.what)
-    return [
-        f"{', '.join(alike[:_SHOWN])}"
-        f"{f' and {len(alike) - _SHOWN} more' if len(alike) > _SHOWN else ''} ({remedy})"
-        for remedy, alike in by_remedy.items()
-    ]
+    return [f"{wording.listed(alike, _SHOWN)} ({remedy})" for remedy, alike in by_remedy.items()]
 
 
 def find_problems(

@@ -29,6 +29,7 @@ from PIL import (
 from acclimate.config import DataConfig
 from acclimate.core.errors import ImageError
 from acclimate.core.files import odd_kind
+from acclimate.core.text import reason_of
 from acclimate.data.readers import HEADER, is_dicom
 
 MAX_PIXELS = DataConfig.max_pixels
@@ -83,7 +84,7 @@ def decode(
     `hint` is the size the caller will shrink to: a JPEG is then decoded at a half, quarter or
     eighth, whichever still has `hint` pixels on each side.
     """
-    with _opened(source, max_pixels) as image:
+    with _open_image(source, max_pixels) as image:
         return _draft(image, hint)
 
 
@@ -95,9 +96,9 @@ def read_pixels(image: object, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     """
     if not isinstance(image, str | Path | bytes):
         return squash(np.asarray(_as_rgb(image, max_pixels)), size)
-    with _opened(image, max_pixels) as file:
-        pixels = decode_plain(file, size)
-        return squash(np.asarray(_draft(file, size)) if pixels is None else pixels, size)
+    with _open_image(image, max_pixels) as encoded:
+        pixels = decode_plain(encoded, size)
+        return squash(np.asarray(_draft(encoded, size)) if pixels is None else pixels, size)
 
 
 def _as_rgb(image: object, max_pixels: int) -> Image.Image:
@@ -157,7 +158,7 @@ def decode_plain(image: Image.Image, hint: int) -> np.ndarray | None:
 
 
 @contextmanager
-def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
+def _open_image(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
     """The image, not yet decoded: its format is known by its first bytes, and its size is allowed.
     What goes wrong inside is an `ImageError`."""
     with _open_file(source) as file, _pillow_errors():
@@ -294,7 +295,7 @@ def _pillow_errors() -> Iterator[None]:
     except ImageError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:160] or type(error).__name__
+        text = reason_of(error, 160)
         reason = f"cannot be decoded ({text})"
         if "truncat" in text.lower():
             reason = "truncated"

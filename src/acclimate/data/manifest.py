@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acclimate.core.errors import ManifestError, damage_is, unknown
+from acclimate.core.errors import ManifestError, damage_is, require_known
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
 from acclimate.data import readers
@@ -151,14 +151,14 @@ class Manifest:
             )
 
     @classmethod
-    def open(cls, path: str | Path, *, watch: Watch | None = None, **splits: Any) -> Self:
+    def open(cls, path: str | Path, *, watch: Watch | None = None) -> Self:
         """A folder tree, a manifest or a table, whichever `path` is; with a `watch` its files are
-        compared at once, and it sees how far that is. `splits`: `val_share` and `seed`."""
+        compared at once, and it sees how far that is."""
         path = Path(path).expanduser()
         if not path.exists():
             raise ManifestError(f"there is no file or folder '{path}'; check the path")
         read = cls.from_folder if path.is_dir() else cls.from_table
-        manifest = read(path, watch=watch or unwatched, **splits)
+        manifest = read(path, watch=watch or unwatched)
         if watch is not None:
             manifest._identify(watch)
         return manifest
@@ -227,22 +227,19 @@ class Manifest:
     @cached_property
     def domain_names(self) -> np.ndarray:
         """object [n]"""
-        names: np.ndarray = self.table["domain"].fill_null("").to_numpy()
-        return names
+        return np.asarray(self.table["domain"].fill_null("").to_numpy())
 
     @cached_property
     def splits(self) -> np.ndarray:
         """object [n]"""
-        names: np.ndarray = self.table["split"].fill_null("").to_numpy()
-        return names
+        return np.asarray(self.table["split"].fill_null("").to_numpy())
 
     @cached_property
     def label_index(self) -> np.ndarray:
         """int64 [n]: index into `classes`, -1 for a label that is not among them."""
         known = pa.array(self.classes, pa.string())
         codes = pc.index_in(self.table["label"], value_set=known)
-        index: np.ndarray = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
-        return index
+        return np.asarray(pc.fill_null(codes, -1).to_numpy().astype(np.int64))
 
     @cached_property
     def image_ids(self) -> np.ndarray:
@@ -320,9 +317,9 @@ class Manifest:
     def rows(self, *, domain: str | None = None, split: str | None = None) -> np.ndarray:
         """int64: the rows of a domain, of a split, or of both, ascending."""
         if domain is not None:
-            self._known(domain)
-        if split is not None and split not in SPLITS:
-            raise unknown(f"{self.source} has no split '{split}'", split, SPLITS)
+            self.require_domains(domain)
+        if split is not None:
+            require_known(split, SPLITS, f"{self.source} has no split '{split}'")
         return self._index.get((domain, split), np.empty(0, dtype=np.int64))
 
     @cached_property
@@ -338,16 +335,16 @@ class Manifest:
 
     def without_domains(self, *names: str) -> Self:
         """All rows but those of the named domains; the class list stays."""
-        for name in names:
-            self._known(name)
+        self.require_domains(*names)
         codes = [code for code, domain in enumerate(self.domains) if domain in names]
         remaining = np.flatnonzero(~np.isin(self.domain_index, codes))
         declared = tuple(domain for domain in self.declared_domains if domain not in names)
         return self._of_rows(remaining, declared)
 
-    def _known(self, domain: str) -> None:
-        if domain not in self.all_domains:
-            raise unknown(f"{self.source} has no domain '{domain}'", domain, self.all_domains)
+    def require_domains(self, *names: str) -> None:
+        """Refuse names that the source does not know."""
+        for name in names:
+            require_known(name, self.all_domains, f"{self.source} has no domain '{name}'")
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
 _LONGEST_ROW = 1 << 26  # bytes
+_ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {"compress_level": 1}}
 _LAYOUT = "put each image under <domain>/<class>/"
 
 
@@ -342,19 +343,19 @@ def _content(X: np.ndarray) -> dict[str, pa.Array]:
         flat = pa.array(np.ascontiguousarray(X, dtype=np.float32).ravel())
         return {"features": pa.FixedSizeListArray.from_arrays(flat, X.shape[1])}
     if X.dtype == np.uint8 and (X.ndim == 3 or (X.ndim == 4 and X.shape[3] == 3)):
-        return {"bytes": pa.array([_png(image) for image in X], pa.large_binary())}
+        return {"bytes": pa.array([encode_image(image) for image in X], pa.large_binary())}
     raise ManifestError(
         f"X is {X.dtype} {list(X.shape)}; give features as numbers [n, f] or images as uint8 "
         "[n, h, w] or [n, h, w, 3]"
     )
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def encode_image(pixels: np.ndarray, kind: Literal["png", "jpeg"] = "png") -> bytes:
     """uint8 [h, w] or [h, w, 3] -> an encoded image."""
     from PIL import Image  # only arrays need it here
 
     file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG", compress_level=1)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format=kind, **_ENCODINGS[kind])
     return file.getvalue()
 
 

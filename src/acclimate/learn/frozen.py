@@ -1,7 +1,5 @@
 """Frozen features: what a backbone that stays as it is makes of images, extracted once."""
 
-import hashlib
-import json
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +11,13 @@ from torch import Tensor
 from acclimate.config import DataConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError
+from acclimate.core.files import json_digest
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite, tensors_digest
 from acclimate.data.cache import GIB, FeatureCache, cache_folder
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import content_digests
-from acclimate.data.source import (
-    FeatureSource,
-    ImageSource,
-    Quarantine,
-    numbered,
-    readable,
-)
+from acclimate.data.source import FeatureSource, ImageSource, Quarantine, numbered, readable
 from acclimate.learn.images import Images
 from acclimate.learn.models import Backbone, accelerate
 from acclimate.learn.models.backbones import BATCH, TORCH, engine_at
@@ -59,8 +52,7 @@ class Extraction:
         count by content."""
         weights = tensors_digest(self.network.state_dict().items())
         other = [] if self.engine == TORCH else [self.engine]
-        known = json.dumps([FORMAT, self.name, weights, self.size, *other])
-        return hashlib.sha256(known.encode()).hexdigest()[:32]
+        return json_digest([FORMAT, self.name, weights, self.size, *other])[:32]
 
     def extract(
         self,

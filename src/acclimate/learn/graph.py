@@ -7,7 +7,6 @@ disagree. Images up to 64 px, training, and whatever needs gradients are PyTorch
 """
 
 import copy
-import hashlib
 import json
 import os
 import threading
@@ -26,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError
-from acclimate.core.files import user_cache, write_atomically
+from acclimate.core.files import json_digest, user_cache, write_atomically
+from acclimate.core.text import reason_of
 from acclimate.learn.models.backbones import BATCH, SMALL, TORCH, Backbone
 
 NETWORK = "network."  # before the names of its tensors in a graph
@@ -98,12 +98,12 @@ def without_weights(model: Any) -> bytes:
     graph = model.graph
     weights = [tensor for tensor in graph.initializer if tensor.name.startswith(NETWORK)]
     constants = [tensor for tensor in graph.initializer if not tensor.name.startswith(NETWORK)]
-    placeholders = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights]
+    weight_inputs = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights]
     for tensor in weights:
         tensor.raw_data = b""
     del graph.initializer[:]
     graph.initializer.extend(constants)
-    graph.input.extend(placeholders)  # inputs, while constants are folded
+    graph.input.extend(weight_inputs)  # inputs, while constants are folded
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
     inputs = [one for one in model.graph.input if not one.name.startswith(NETWORK)]
@@ -138,8 +138,7 @@ class OnnxSession:
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """The first output."""
-        output: np.ndarray = self._session.run(None, dict(inputs))[0]
-        return output
+        return np.asarray(self._session.run(None, dict(inputs))[0])
 
 
 def require(*packages: str, purpose: str) -> list[Any]:
@@ -210,8 +209,7 @@ def _choose(backbone: Backbone, size: int) -> Engine:
     except Exception as error:  # what an exporter or a runtime may stumble over is without end
         if path is not None:
             path.unlink(missing_ok=True)  # a damaged graph is made again next time
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Engine(why=f"{name} cannot compute it: {reason[:200]}")
+        return Engine(why=f"{name} cannot compute it: {reason_of(error)}")
     if not difference <= TOLERANCE:
         return Engine(why=f"{name} is off by {difference:.1g} of the largest feature")
     return replace(engine, difference=difference)
@@ -252,8 +250,7 @@ def _key(backbone: Backbone, size: int) -> str:
     it leaves out would show in the comparison with PyTorch."""
     versions = {name: _version(name) for name in ("torch", "timm", *PACKAGES)}
     shapes = {name: [str(t.dtype), *t.shape] for name, t in backbone.state_dict().items()}
-    known = json.dumps([FORMAT, size, versions, shapes, repr(backbone)])
-    return hashlib.sha256(known.encode()).hexdigest()[:32]
+    return json_digest([FORMAT, size, versions, shapes, repr(backbone)])[:32]
 
 
 @torch.no_grad()

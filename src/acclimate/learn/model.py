@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import RunConfig, as_dict, from_dict
+from acclimate.config import ModelConfig, RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
@@ -30,9 +30,9 @@ from acclimate.learn.models import (
     accelerate,
     build_backbone,
     build_head,
+    freeze_batch_norm,
     takes_features,
 )
-from acclimate.learn.models import freeze_batch_norm as freeze
 from acclimate.learn.models.predictors import PairHead, identity_backbone
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
@@ -251,12 +251,15 @@ def _networks(
     """The networks that are described, with their weights."""
     mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
     width = None if mean is None else mean.numel()
+    networks = Networks(
+        config=config, classes=classes, domains=domains, in_features=width, pretrained=False
+    )
 
     def build() -> tuple[Predictor, Embedding | None]:
-        predictor, embedding = build_networks(config, classes, domains, width, pretrained=False)
+        predictor, embedding = networks.build()
         if width is not None:
             frozen = config.model.freeze == "backbone"
-            extractor = build_extractor(config, pretrained=False) if frozen else None
+            extractor = build_extractor(config.model, pretrained=False) if frozen else None
             predictor = on_features_of(extractor, predictor, width)
         return predictor, embedding
 
@@ -296,72 +299,64 @@ def ready(network: nn.Module, device: torch.device | str) -> nn.Module:
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def build_networks(
-    config: RunConfig,
-    classes: int,
-    domains: int,
-    in_features: int | None,
-    *,
-    pretrained: bool,
-    world: World | None = None,
-) -> tuple[Predictor, Embedding | None]:
-    """The predictor and, for adaptive algorithms, Φ; random or pretrained, reproducibly seeded.
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """What a run builds its networks from, with pretrained weights or seeded random ones.
 
     With a frozen backbone they are what learns on its features, of which there are `in_features`.
-
-    Φ comes first: its random weights are then those that `build_embedding` alone gives.
     """
-    embedding, mu_dim = None, None
-    if choose(config.algorithm, config.hparams).adaptive:
-        embedding = build_embedding(
-            config, classes, domains, in_features, pretrained=pretrained, world=world
+
+    config: RunConfig
+    classes: int
+    domains: int
+    in_features: int | None  # of rows of features; None: images
+    pretrained: bool
+    world: World = field(default_factory=World)
+
+    def build(self) -> tuple[Predictor, Embedding | None]:
+        """The predictor and, for adaptive algorithms, Φ.
+
+        Φ comes first: its random weights are then those that `embedding` alone gives.
+        """
+        config, embedding, mu_dim = self.config, None, None
+        if choose(config.algorithm, config.hparams).adaptive:
+            embedding = self.embedding()
+            mu_dim = embedding.dim
+        backbone = self._backbone()
+        head = build_head(backbone.features, self.classes, config.model, mu_dim=mu_dim)
+        return Predictor(backbone, head), embedding
+
+    def embedding(self) -> Embedding:
+        """Φ on its own."""
+        return find_embedding(self.config.embedding.name).build(
+            self._backbone(),
+            self.config.embedding,
+            domains=self.domains,
+            classes=self.classes,
+            world=self.world,
+            seed=self.config.seed,
+            model=self.config.model,
         )
-        mu_dim = embedding.dim
-    backbone = _backbone(config, in_features, pretrained=pretrained)
-    head = build_head(backbone.features, classes, config.model, mu_dim=mu_dim)
-    return Predictor(backbone, head), embedding
+
+    def _backbone(self) -> Backbone:
+        """What a run trains: the backbone, or layers on the features of a frozen one."""
+        model = self.config.model
+        if model.freeze == "backbone":
+            # On features as on a manifest's: a linear head alone would leave penalties nothing to
+            # change, and Φ could only turn and stretch what is there.
+            return build_backbone("mlp", in_features=self.in_features)
+        backbone = _named_backbone(model, self.in_features, pretrained=self.pretrained)
+        if model.freeze_batch_norm != "no":
+            freeze_batch_norm(backbone, affine=model.freeze_batch_norm == "all")
+        return backbone
 
 
-def build_embedding(
-    config: RunConfig,
-    classes: int,
-    domains: int,
-    in_features: int | None,
-    *,
-    pretrained: bool,
-    world: World | None = None,
-) -> Embedding:
-    """Φ on its own."""
-    return find_embedding(config.embedding.name).build(
-        _backbone(config, in_features, pretrained=pretrained),
-        config.embedding,
-        domains=domains,
-        classes=classes,
-        world=world or World(),
-        seed=config.seed,
-        model=config.model,
-    )
-
-
-def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
+def build_extractor(model: ModelConfig, *, pretrained: bool) -> Backbone:
     """The backbone of a run that freezes it, in eval mode and without gradients."""
-    return _named_backbone(config, None, pretrained=pretrained).requires_grad_(False).eval()
+    return _named_backbone(model, None, pretrained=pretrained).requires_grad_(False).eval()
 
 
-def _backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
-    """What a run trains: the backbone, or layers on the features of a frozen one."""
-    if config.model.freeze == "backbone":
-        # On features as on a manifest's: a linear head alone would leave penalties nothing to
-        # change, and Φ could only turn and stretch what is there.
-        return build_backbone("mlp", in_features=in_features)
-    backbone = _named_backbone(config, in_features, pretrained=pretrained)
-    if config.model.freeze_batch_norm != "no":
-        freeze(backbone, affine=config.model.freeze_batch_norm == "all")
-    return backbone
-
-
-def _named_backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
-    model = config.model
+def _named_backbone(model: ModelConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
     return build_backbone(
         model.backbone,
         pretrained=pretrained and model.pretrained,

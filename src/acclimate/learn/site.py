@@ -32,7 +32,7 @@ from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
 from acclimate.learn.models import Backbone, Predictor, build_backbone
 from acclimate.learn.models.backbones import row_statistics
-from acclimate.learn.models.predictors import ConditionedHead, LinearHead, identity_backbone
+from acclimate.learn.models.predictors import ConditionedHead, LinearHead, Sizes, identity_backbone
 from acclimate.learn.objective import Objective
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
@@ -187,8 +187,8 @@ def build_site(
     embedding = find_embedding(settings.name).build(
         backbone, settings, domains=domains, classes=classes, world=World(), seed=seed
     )
-    sizes = (backbone.features, classes, config.width, config.width, config.dropout)
-    head = ConditionedHead(*sizes, mu_dim=config.dim, condition="low-rank")
+    sizes = Sizes(backbone.features, classes, config.width, config.width, config.dropout)
+    head = ConditionedHead(sizes, mu_dim=config.dim, condition="low-rank")
     return embedding, Predictor(backbone, head)
 
 

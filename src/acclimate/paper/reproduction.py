@@ -9,11 +9,11 @@ from acclimate.core.files import write_text
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, Pair, beside
-from acclimate.paper.figures import FIGURES
+from acclimate.paper.figures import FIGURES, contact_sheet
 from acclimate.paper.published import SOURCE, Published, plain
 from acclimate.paper.recipes.plan import PreparedPart
 from acclimate.paper.recipes.table import Recipe
-from acclimate.report.figures import contact_sheet, illustrations, label_shares
+from acclimate.report.figures import illustrations, label_shares
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.report.grid import Cell, Grid, accuracy
 from acclimate.report.page import environment, write_page

@@ -4,7 +4,6 @@ process works in it. The one reader and writer of its files; free of torch."""
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from acclimate.core.files import (
     read_document,
     write_document,
 )
+from acclimate.core.text import timestamp
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Record, Records, append, read
 
@@ -233,8 +233,7 @@ class RunFolder:
         paths = [path for path in weights if path.exists()]
         if not paths:
             return
-        time = datetime.now(UTC).isoformat(timespec="seconds")
-        facts = {"time": time, "deleted": [path.name for path in paths]}
+        facts = {"time": timestamp(), "deleted": [path.name for path in paths]}
         write_document(self.path / PRUNED, facts)
         for path in paths:
             path.unlink()

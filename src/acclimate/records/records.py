@@ -155,10 +155,10 @@ def read(path: Path) -> Records:
     lines = path.read_bytes().split(b"\n")
     torn = int(lines[-1] != b"")
     records = list(_parse(path, lines[:-1]))
-    unique = {
+    latest = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }
-    return Records(tuple(unique.values()), torn=torn, duplicates=len(records) - len(unique))
+    return Records(tuple(latest.values()), torn=torn, duplicates=len(records) - len(latest))
 
 
 def _parse(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:

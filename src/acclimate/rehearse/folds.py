@@ -46,14 +46,12 @@ class RehearsalData:
     def held_out(self, domain: int) -> np.ndarray:
         """Rows of a domain that adapt to it and score it when it is held out."""
         rows = self.features.domains[domain]
-        held_out: np.ndarray = rows[self.scored[rows]]
-        return held_out
+        return np.asarray(rows[self.scored[rows]])
 
     def new_rows(self, domains: Iterable[int]) -> np.ndarray:
         """Rows of these domains that may be held out, and that no head is fitted on."""
         rows = np.concatenate([self.held_out(domain) for domain in domains])
-        new: np.ndarray = rows[~self.fitted[rows]]
-        return new
+        return np.asarray(rows[~self.fitted[rows]])
 
     def shown(self, domain: int) -> np.ndarray:
         """The different pictures or groups that a domain shows when it is held out."""

@@ -65,9 +65,6 @@ class FoldModels(NamedTuple):
     def labels(self) -> Tensor:
         return self.features.y[self.rows]
 
-    def confusion(self, temperature: float) -> Tensor | None:
-        return confusion_of(self.logits, self.labels, temperature)
-
 
 def confusion_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor | None:
     """[C predicted, C true] of a plain model, None without rows, or for too many classes."""
@@ -223,7 +220,8 @@ class HeldOutDomain:
         """
         many = domains >= ENOUGH_DOMAINS
         kinds: tuple[Frequencies, ...] = ("as they are",) if many else ("as they are", "drawn anew")
-        confusion = self.fold.confusion(temperatures["none"])
+        fold = self.fold
+        confusion = confusion_of(fold.logits, fold.labels, temperatures["none"])
         for kind in kinds:
             for draw in range(1 if many else 3):
                 rng = stream(seed, "rehearsal", self.name, kind, draw)

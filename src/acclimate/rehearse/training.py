@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from acclimate.config import RunConfig, with_settings
-from acclimate.core.progress import Watch, unwatched
+from acclimate.core.progress import Watch, prefixed, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Head, Predictor
@@ -82,14 +82,10 @@ def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> No
     if folds:
         folder.refuse_others(run_identity(plan))  # now, and not after hours
     for number, fold in enumerate(folds, start=1):
-        part = f"rehearsal {number} of {len(folds)}, "
-
-        def within(phase: str, done: int, total: int, note: str, part: str = part) -> None:
-            watch(part + phase, done, total, note)
-
+        part = prefixed(watch, f"rehearsal {number} of {len(folds)}, ")
         place = fold_folder(folder.path, fold)
         part_plan = make_plan(RunFolder(place).settled(config), _without(plan, fold), device=device)
-        runs.train(part_plan, place, device=device, watch=within)
+        runs.train(part_plan, place, device=device, watch=part)
 
 
 def _rehearse(now: Session, predictor: Predictor) -> runs.Rehearsed:

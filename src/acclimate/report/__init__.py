@@ -8,21 +8,11 @@ figures/      every figure; its table is in __init__.py
 page.py       one self-contained page, by templates/
 """
 
-from acclimate.report.figures import write_figures
-from acclimate.report.page import write_page
-from acclimate.results.comparison import Comparison
-from acclimate.results.load import load_domainbed, load_report, report_of_runs
-from acclimate.results.material import Report
-from acclimate.results.runs import RunView, find_runs
+from acclimate.core.exports import lazy_exports
 
-__all__ = [
-    "Comparison",
-    "Report",
-    "RunView",
-    "find_runs",
-    "load_domainbed",
-    "load_report",
-    "report_of_runs",
-    "write_figures",
-    "write_page",
-]
+__getattr__, __all__ = lazy_exports(
+    __name__,
+    figures="FIGURES write_figures",
+    page="page_of write_page",
+    export="to_csv to_dict to_latex to_markdown write_table",
+)

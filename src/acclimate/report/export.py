@@ -135,9 +135,9 @@ def to_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def comparison_values(result: Comparison) -> dict[str, Any]:
+def comparison_values(results: Comparison) -> dict[str, Any]:
     """The methods that were scored, each with its means and its difference to the baseline."""
-    return {"baseline": asdict(result.baseline), "lines": [_row(row) for row in result.lines]}
+    return {"baseline": asdict(results.baseline), "lines": [_row(row) for row in results.lines]}
 
 
 def _row(row: Row) -> dict[str, Any]:

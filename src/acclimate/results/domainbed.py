@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.core.errors import RecordError, unknown
+from acclimate.core.errors import RecordError, require_known
 from acclimate.core.files import parse_json
 from acclimate.results.comparison import Expected
 from acclimate.results.runs import Key
@@ -86,8 +86,7 @@ def read_domainbed(folder: Path) -> History:
 def selected(history: History, rule: str) -> dict[Expected, float | None]:
     """The accuracy for each data set, algorithm, trial and test environment, in that order; `None`
     where the rule cannot choose, or what it chose is not a number."""
-    if rule not in RULES_BY_NAME:
-        raise unknown(f"DomainBed has no selection rule '{rule}'", rule, RULES_BY_NAME)
+    require_known(rule, RULES_BY_NAME, f"DomainBed has no selection rule '{rule}'")
     grouped: dict[tuple[str, str, int, int], list[Checkpoint]] = defaultdict(list)
     for one in history.checkpoints:
         for env in one.test_envs:

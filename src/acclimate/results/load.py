@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from acclimate.core.errors import RunError, unknown
+from acclimate.core.errors import RunError, require_known
 from acclimate.records.folder import RUN
 from acclimate.results.comparison import (
     Comparison,
@@ -169,10 +169,10 @@ def _varies_data(sweep: Sweep) -> bool:
 
 
 def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str]) -> None:
-    known = set(algorithms)
-    if baseline is not None and baseline.algorithm not in known:
+    if baseline is not None:
         name = baseline.algorithm
-        raise unknown(f"{folder} has no runs of '{name}' to be the baseline", name, known)
+        message = f"{folder} has no runs of '{name}' to be the baseline"
+        require_known(name, set(algorithms), message)
 
 
 def load_domainbed(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
@@ -82,13 +82,12 @@ class Report:
             name: next(((run, run.rehearsal) for run in runs if run.rehearsal), None)
             for name, runs in self.runs_by_dataset.items()
         }
-        return [(name, *pair) for name, pair in first.items() if pair is not None]
+        return [(name, *rehearsed) for name, rehearsed in first.items() if rehearsed is not None]
 
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""
         for rule in rules:
-            if rule not in self.results:
-                raise unknown(f"{self.folder} has no results by '{rule}'", rule, self.results)
+            require_known(rule, self.results, f"{self.folder} has no results by '{rule}'")
         return replace(self, rules=tuple(dict.fromkeys(rules)))
 
 

@@ -43,33 +43,12 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingJob:
-    """Step A for one training set and seed; `config` is that of any job that needs it."""
-
-    id: str
-    dataset: str
-    config: Mapping[str, Any]
-    drawn: str = ""  # as of a Job
-
-    @property
-    def data(self) -> str:
-        return self.drawn or self.dataset
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run. One group of held-out domains: a run that is scored on them. Two: a run that only
-    helps to choose among draws, for either group with the score on the other."""
+class _Work:
+    """What one task of a sweep needs."""
 
     id: str  # also the name of its folder
     dataset: str
-    algorithm: str
-    variant: str = ""  # "" where nothing else is varied
-    groups: tuple[Group, ...]
-    draw: int  # 0: the default settings
-    trial: int
     config: Mapping[str, Any]  # nested, as `from_dict(RunConfig, …)` takes it
-    needs: str | None = None  # id of the EmbeddingJob
     drawn: str = ""  # its trial's own draw of the data set; "" where all trials share one
 
     @property
@@ -77,6 +56,24 @@ class Job:
         """The data set that it runs on, which is also what its results are of unless it is drawn
         anew for the trial."""
         return self.drawn or self.dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingJob(_Work):
+    """Step A for one training set and seed; `config` is that of any job that needs it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(_Work):
+    """One run. One group of held-out domains: a run that is scored on them. Two: a run that only
+    helps to choose among draws, for either group with the score on the other."""
+
+    algorithm: str
+    variant: str = ""  # "" where nothing else is varied
+    groups: tuple[Group, ...]
+    draw: int  # 0: the default settings
+    trial: int
+    needs: str | None = None  # id of the EmbeddingJob
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -102,7 +99,7 @@ class Sweep:
     draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
 
     def dataset(self, name: str) -> DataSet:
-        return next(data for data in (*self.datasets, *self.draws) if data.name == name)
+        return next(one for one in (*self.datasets, *self.draws) if one.name == name)
 
 
 def job_digest(data_digest: str, config: Mapping[str, Any], weights_digest: str = "") -> str:

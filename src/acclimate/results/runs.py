@@ -207,12 +207,12 @@ def _variant(config: Mapping[str, Any], paths: Sequence[str]) -> str:
     settings = flat(config)
     last = [path.rpartition(".")[2] for path in paths]
     return ", ".join(
-        f"{name if last.count(name) == 1 else path}={_shown(settings.get(path))}"
+        f"{name if last.count(name) == 1 else path}={_value_text(settings.get(path))}"
         for path, name in zip(paths, last, strict=True)
     )
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, str):
         return Path(value).name or "unset"  # a path of weights would fill the table
     return "unset" if value is None else json.dumps(value)

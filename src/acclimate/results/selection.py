@@ -14,7 +14,7 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder
@@ -147,8 +147,7 @@ def select(
     `expected` are the jobs of the sweep: with them a target without any finished run is named
     too, and a fold that no draw has finished is known to be missing.
     """
-    if rule not in RULES_BY_NAME:
-        raise unknown(f"there is no selection rule '{rule}'", rule, RULES_BY_NAME)
+    require_known(rule, RULES_BY_NAME, f"there is no selection rule '{rule}'")
     runs: dict[_Line, list[Candidate]] = defaultdict(list)
     known: dict[_Line, list[Job]] = defaultdict(list)
     for one in candidates:

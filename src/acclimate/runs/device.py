@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.distributed import World
+from acclimate.core.text import reason_of
 from acclimate.learn.models import Backbone, may_draw
 from acclimate.learn.models.backbones import SMALL, keep_buffers, keep_layout
 from acclimate.learn.objective import Objective
@@ -134,8 +135,7 @@ class FasterBody:
                 self._body = make(self.backbone, x)
             self._shape = x.shape
         except Exception as error:  # whatever a compiler, or a capture, may stumble over
-            text = " ".join(str(error).split()) or type(error).__name__
-            self.say(f"not {what}: {text[:200]}")
+            self.say(f"not {what}: {reason_of(error)}")
 
 
 class _Body(nn.Module):

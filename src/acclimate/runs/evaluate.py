@@ -128,9 +128,9 @@ def read_seen(run: Path) -> Seen:
 
 def _check_kind(manifest: Manifest, trained: Trained) -> None:
     wanted = trained.size if takes_features(trained.predictor) else None
-    width = manifest.features().shape[1] if manifest.has_features else None
-    if wanted != width:
-        names = [f"rows of {n} features" if n else "images" for n in (wanted, width)]
+    offered = manifest.features().shape[1] if manifest.has_features else None
+    if wanted != offered:
+        names = [f"rows of {n} features" if n else "images" for n in (wanted, offered)]
         raise ManifestError(f"the model takes {names[0]}, and {manifest.source} holds {names[1]}")
 
 
@@ -140,14 +140,14 @@ def _in_classes(manifest: Manifest, trained: Trained, *, drop: bool) -> Manifest
     learned = {
         name for name, share in zip(trained.classes, trained.label_prior, strict=True) if share
     }
-    known = np.isin(
+    is_learned = np.isin(
         manifest.label_index,
         [place for place, name in enumerate(manifest.classes) if name in learned],
     )
-    if not known.all() and not drop:
-        name = manifest.classes[manifest.label_index[int(np.argmin(known))]]
+    if not is_learned.all() and not drop:
+        name = manifest.classes[manifest.label_index[int(np.argmin(is_learned))]]
         raise unknown(f"the model has no class '{name}' of {manifest.source}", name, learned)
-    if not known.any():
+    if not is_learned.any():
         raise ManifestError(f"{manifest.source} has no rows to score; choose other data")
-    left = manifest if known.all() else manifest.select(np.flatnonzero(known))
+    left = manifest if is_learned.all() else manifest.select(np.flatnonzero(is_learned))
     return replace(left, classes=trained.classes)

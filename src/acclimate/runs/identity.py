@@ -1,8 +1,6 @@
 """What makes a run, or a Φ, the same one: its settings and data, wherever data and weights lie. A
 run may then take over a Φ that was learned once for many."""
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -19,10 +17,6 @@ from acclimate.learn.embeddings import Embedding, FromERM, find_embedding
 from acclimate.learn.embeddings.state import load_embedding
 from acclimate.records.folder import CONSISTENCY, PHI, RunFolder, difference
 from acclimate.runs.plan import Plan
-
-
-def json_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def weights_digest(path: str) -> str:

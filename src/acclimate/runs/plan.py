@@ -11,7 +11,7 @@ import numpy as np
 from acclimate.adapt.methods import method_settings, scored_chains
 from acclimate.config import AlgorithmName, ModelConfig, RunConfig, with_settings
 from acclimate.core.distributed import World, pick_device
-from acclimate.core.errors import ConfigError, ImageError, ManifestError, unknown
+from acclimate.core.errors import ConfigError, ImageError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
 from acclimate.data.batches import label_counts
@@ -171,9 +171,7 @@ def _find_unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...]
     both = sorted(set(config.val_domains) & set(config.test_domains))
     if both:
         raise ConfigError(f"'{both[0]}' is both a validation and a test domain; choose one of them")
-    for name in (*val, *test):
-        if name not in manifest.domains:
-            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    manifest.require_domains(*val, *test)
     return tuple(sorted(val)), tuple(sorted(test))
 
 

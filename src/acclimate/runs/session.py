@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,12 @@ from acclimate.core.distributed import World, joined, keep_freed_memory
 from acclimate.core.files import clear_temporary
 from acclimate.core.progress import Watch
 from acclimate.core.randomness import derive, own_weights
-from acclimate.core.text import count
+from acclimate.core.text import count, timestamp
 from acclimate.data.batches import Batch, Loader, Sampler
 from acclimate.data.source import Quarantine, Source, in_parts, open_source
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.frozen import Extraction
-from acclimate.learn.model import build_embedding, build_extractor, build_networks, ready
+from acclimate.learn.model import Networks, build_extractor, ready
 from acclimate.learn.models import Backbone, Predictor
 from acclimate.learn.models.backbones import TORCH, row_statistics
 from acclimate.learn.objective import Objective
@@ -144,14 +143,21 @@ def _build(
     predictor, embedding, extractor = None, None, None
     if plan.frozen:
         with own_weights(0):
-            extractor = build_extractor(config, pretrained=True)
+            extractor = build_extractor(config.model, pretrained=True)
         width = extractor.features
+    networks = Networks(
+        config=config,
+        classes=len(plan.classes),
+        domains=len(plan.train_domains),
+        in_features=width,
+        pretrained=True,
+        world=world,
+    )
     with own_weights(derive(config.seed, "initial weights")):
-        counts = len(plan.classes), len(plan.train_domains), width
         if phi_alone:
-            embedding = build_embedding(config, *counts, pretrained=True, world=world)
+            embedding = networks.embedding()
         else:
-            predictor, embedding = build_networks(config, *counts, pretrained=True, world=world)
+            predictor, embedding = networks.build()
     for network in (predictor, embedding):
         if network is not None:
             ready(network, world.device)
@@ -192,7 +198,7 @@ def _announce(folder: RunFolder, world: World, engine: str) -> None:
     losses = folder.records().losses
     folder.append(
         Started(
-            time=datetime.now(UTC).isoformat(timespec="microseconds"),
+            time=timestamp("microseconds"),
             version=__version__,
             device=device if engine == TORCH else f"{device}, features by {engine}",
             processes=world.size,

@@ -45,10 +45,7 @@ from acclimate.records.folder import (
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
-from acclimate.runs.identity import (
-    adopt_shared_embedding,
-    check_shared_embedding,
-)
+from acclimate.runs.identity import adopt_shared_embedding, check_shared_embedding
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import Subject, final_scores, validate
@@ -127,12 +124,7 @@ def train(
 
 
 def train_embedding(
-    config: RunConfig,
-    manifest: Manifest,
-    out: Path,
-    *,
-    device: str = "auto",
-    watch: Watch = unwatched,
+    config: RunConfig, manifest: Manifest, out: Path, *, device: str = "auto"
 ) -> Path:
     """Step A of the run that `config` describes, in a folder of its own, for `train(embedding=…)`.
 
@@ -140,7 +132,7 @@ def train_embedding(
     """
     folder = RunFolder(out, shared=True)
     plan = make_plan(folder.settled(config), manifest, device=device)
-    with session(plan, folder, device=device, watch=watch) as now:
+    with session(plan, folder, device=device, watch=unwatched) as now:
         if now is not None:
             assert now.embedding is not None
             learn_embedding(now, now.embedding)

@@ -10,7 +10,7 @@ from acclimate.core.exports import lazy_exports
 __getattr__, __all__ = lazy_exports(
     __name__,
     definition="gather open_data",
-    driver="SweepPlan conduct",
+    driver="SweepPlan run_sweep",
     jobs="define",
     launchers="LAUNCHERS Launch",
     settings="LaunchOptions SweepConfig",

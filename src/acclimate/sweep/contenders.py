@@ -6,12 +6,10 @@ Random settings go by name: draw `h` of trial `t` depends on the algorithm, the 
 them. A further setting does not shift the others, and `da-coral` gets what `coral` gets.
 """
 
-import re
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from acclimate.adapt.methods import Chain, find_chain
 from acclimate.config import (
@@ -27,10 +25,11 @@ from acclimate.config import (
     settings_of,
 )
 from acclimate.config.settings import PRESETS, preset
+from acclimate.config.values import parse_range
 from acclimate.core.distributed import World
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known, unknown
 from acclimate.core.randomness import stream
-from acclimate.learn.algorithms import choose, names
+from acclimate.learn.algorithms import choose
 from acclimate.learn.embeddings import embedding_settings
 from acclimate.runs.plan import check_batches, check_components
 from acclimate.sweep.definition import OWN
@@ -39,7 +38,6 @@ from acclimate.sweep.settings import SweepConfig
 HPARAMS = "hparams."
 # Drawn only where a preset's grid or the user asks for it, so that all draws share one Φ elsewhere.
 SHARED = "embedding."
-_RANGE = re.compile(r"\s*(log10|log2|uniform|choice)\s*\((.*)\)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -144,13 +142,10 @@ def _check_algorithms(config: SweepConfig) -> None:
         choose(name)
         if config.algorithms.count(name) > 1:
             raise ConfigError(f"algorithms names '{name}' twice; name it once")
-    if config.baseline not in names():
-        raise unknown(f"there is no algorithm '{config.baseline}'", config.baseline, names())
+    choose(config.baseline)
     for name in config.per_algorithm:
-        if name not in config.algorithms:
-            raise unknown(
-                f"per_algorithm: '{name}' is not among the algorithms", name, config.algorithms
-            )
+        message = f"per_algorithm: '{name}' is not among the algorithms"
+        require_known(name, config.algorithms, message)
 
 
 def _check_hparams(where: str, settings: Mapping[str, Any], algorithms: tuple[str, ...]) -> None:
@@ -183,25 +178,6 @@ def parse_search(search: Mapping[str, str], algorithms: Iterable[str]) -> dict[s
         if key not in known:
             raise unknown(f"search: there is no setting '{key}'", key, known - {*OWN})
     return {key: parse_range(text, key) for key, text in search.items()}
-
-
-def parse_range(text: object, key: str) -> Search:
-    """ "log10(-5, -3.5)", "log2(3, 5.5)", "uniform(0, 5)" or "choice(0.0, 0.1, 0.5)" """
-    matched = _RANGE.fullmatch(text) if isinstance(text, str) else None
-    try:
-        values = tuple(tomllib.loads(f"values = [{matched[2]}]")["values"]) if matched else ()
-    except (ValueError, RecursionError):
-        values = ()
-    if matched and values and matched[1] == "choice":
-        return Search("choice", options=values)
-    numbers = [value for value in values if type(value) in (int, float)]
-    if matched and len(values) == len(numbers) == 2 and numbers[0] <= numbers[1]:
-        scale = cast(Any, matched[1])
-        return Search(scale, float(numbers[0]), float(numbers[1]))
-    raise ConfigError(
-        f"search: '{key}' cannot be drawn from {text!r}; write a range in quotes: "
-        f"log10(low, high), log2(low, high), uniform(low, high) or choice(one, another)"
-    )
 
 
 def ranges(

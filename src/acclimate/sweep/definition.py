@@ -9,7 +9,7 @@ import numpy as np
 
 from acclimate.config import RunConfig, flat, from_dict, layered, merged, nested, read_toml
 from acclimate.config.settings import preset
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
@@ -128,8 +128,8 @@ def _absolute(name: str, folder: Path) -> str:
 
 def rule_of(config: SweepConfig, manifests: Mapping[str, Manifest]) -> str:
     """The selection rule as asked; otherwise by validation domains where all data have some."""
-    if config.rule and config.rule not in RULES:
-        raise unknown(f"there is no selection rule '{config.rule}'", config.rule, RULES)
+    if config.rule:
+        require_known(config.rule, RULES, f"there is no selection rule '{config.rule}'")
     without = [name for name, data in manifests.items() if not val_domains(config, data)]
     if config.rule == "validation-domains" and without:
         raise ConfigError(
@@ -140,9 +140,7 @@ def rule_of(config: SweepConfig, manifests: Mapping[str, Manifest]) -> str:
 
 
 def val_domains(config: SweepConfig, manifest: Manifest) -> tuple[str, ...]:
-    for name in config.val_domains:
-        if name not in manifest.domains:
-            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    manifest.require_domains(*config.val_domains)
     fixed = (name for name, role in manifest.roles().items() if role == "val")
     return config.val_domains or tuple(fixed)
 
@@ -216,9 +214,7 @@ def _parse_group(entry: str, manifest: Manifest) -> Group:
     """ "art,photo" -> ("art", "photo"); a domain whose name has a comma is found first."""
     parts = [entry] if entry in manifest.domains else entry.split(",")
     names = sorted({part.strip() for part in parts if part.strip()})
-    for name in names:
-        if name not in manifest.domains:
-            raise unknown(f"{manifest.source} has no domain '{name}'", name, manifest.domains)
+    manifest.require_domains(*names)
     if not names:
         raise ConfigError("test_domains has an entry without a name; leave it out")
     return tuple(names)

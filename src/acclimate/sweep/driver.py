@@ -136,30 +136,12 @@ class Tally:
     blocked: tuple[str, ...]
 
 
-def conduct(
-    folder: Path,
-    plan: SweepPlan,
-    launch: Launch,
-    *,
-    retry_failed: bool = False,
-    extend: bool = False,
-    listener: Listener = silent,
-) -> Tally:
-    """Run what is left of a planned sweep, and keep what a report needs of its data."""
-    tally = run_sweep(
-        folder,
-        plan.sweep,
-        plan.paths,
-        launch=launch,
-        retry_failed=retry_failed,
-        extend=extend,
-        listener=listener,
-    )
+def write_labels(folder: Path, plan: SweepPlan) -> None:
+    """Keep what a report needs of a sweep's data."""
     for data in plan.sweep.datasets:
         path = SweepFolder(folder).labels_file(data.digest)
         if not path.exists():
             write_document(path, asdict(LabelCounts.of(data.name, plan.manifests[data.name])))
-    return tally
 
 
 def prune(folder: Path, sweep: Sweep) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import AlgorithmName, RunConfig, as_dict, from_dict
 from acclimate.core.errors import ConfigError
+from acclimate.core.files import json_digest
 from acclimate.core.text import count
 from acclimate.data.manifest import Manifest
 from acclimate.data.readers import data_name
@@ -22,11 +23,7 @@ from acclimate.results.protocol import (
     job_digest,
     job_name,
 )
-from acclimate.runs.identity import (
-    embedding_identity,
-    json_digest,
-    weights_digest,
-)
+from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.plan import Plan, make_plan, settled
 from acclimate.sweep.contenders import Contender, contenders
 from acclimate.sweep.definition import held_out, large_enough, open_domains, rule_of

@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from typing import Any, Literal
 from acclimate.config import RunConfig, from_dict
 from acclimate.core.errors import AcclimateError, RunBusy, SweepError
 from acclimate.core.files import clear_temporary
+from acclimate.core.text import timestamp
 from acclimate.data.manifest import Manifest
 from acclimate.results.sweep_folder import Failure, SweepFolder
 
@@ -76,7 +76,7 @@ def note_failure(folder: SweepFolder, job: str, error: str, trace: str = "") -> 
         job=job,
         error=error,
         traceback=trace,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=timestamp(),
         attempts=1 if before is None else before.attempts + 1,
     )
     try:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
-from acclimate.adapt.methods.chain import Chain, no_phi
+from acclimate.adapt.methods.chain import Chain
 from acclimate.adapt.methods.prior import Prior
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
 from acclimate.config import AdaptConfig, AlgorithmName, component_settings, merged, nested
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known
 from acclimate.learn.embeddings import DomainState
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "chain_of",
     "find_chain",
     "method_settings",
-    "no_phi",
     "nothing_to_embed",
     "scored_chains",
 ]
@@ -58,8 +57,7 @@ def find_chain(
     before those `settings`, such as {"tent.steps": 3}."""
     names = text.split("+")
     for name in names:
-        if name not in METHODS:
-            raise unknown(f"there is no adaptation method '{name}'", name, METHODS)
+        require_known(name, METHODS, f"there is no adaptation method '{name}'")
         if names.count(name) > 1:
             raise ConfigError(f"method '{text}' has '{name}' twice; name each method once")
     if "none" in names and len(names) > 1:

@@ -7,11 +7,7 @@ from typing import final
 from torch import Tensor, nn
 
 from acclimate.adapt.methods.base import Context, Method, with_tensors
-from acclimate.adapt.methods.norms import (
-    batch_norms,
-    image_statistics,
-    without_norms,
-)
+from acclimate.adapt.methods.norms import batch_norms, image_statistics, without_norms
 from acclimate.config import setting
 from acclimate.learn.images import Images
 from acclimate.learn.models import Head

@@ -56,13 +56,6 @@ class Chain:
             method.require(network)
 
 
-def _unfit(name: str) -> StateMismatch:
-    return StateMismatch(
-        f"what the domain state holds for method '{name}' does not fit the model; adapt again with "
-        f"the model you use"
-    )
-
-
 def adapt_model(
     model: Model, images: Images, chain: Chain, state: DomainState | None = None
 ) -> tuple[Predictor, DomainState]:
@@ -103,7 +96,10 @@ def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
         try:
             predictor = _apply(predictor, method, state.payloads[name])
         except (ArithmeticError, KeyError, TypeError, ValueError, RuntimeError):
-            raise _unfit(name) from None
+            raise StateMismatch(
+                f"what the domain state holds for method '{name}' does not fit the model; adapt "
+                f"again with the model you use"
+            ) from None
     return predictor
 
 
@@ -127,11 +123,6 @@ def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Co
     return Context(prior, implied, None if model.ratios is None else np.asarray(model.ratios))
 
 
-def no_phi(count: int) -> Tensor:
-    """What a state without μ is given of `count` images: [count, 0]."""
-    return torch.zeros(count, 0)
-
-
 @torch.no_grad()
 def embed(
     model: Model, images: Images, chain: Chain, state: DomainState | None = None
@@ -141,7 +132,7 @@ def embed(
     if state is None:
         state = DomainState.empty("", phi.dim if phi else 0)
     if phi is None:
-        return state.updated(no_phi(len(images)))
+        return state.updated(torch.zeros(len(images), 0))
     rows = images if model.below_phi is None else images.features(model.below_phi)
     for x in rows.batches():
         state = state.updated(phi.phi(x))

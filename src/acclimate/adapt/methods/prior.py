@@ -199,7 +199,9 @@ class Prior(Method):
         before = Evidence(earlier["evidence"], earlier["evidence_classes"])
         new = posteriors(classifier, images, self.config.temperature)
         rows = torch.cat([before.posteriors(context.label_prior), new])
-        return self._payload(rows, context, before.and_then(Evidence.of(new)))
+        more = Evidence.of(new)
+        shares, places = torch.cat([before.shares, more.shares]), [before.places, more.places]
+        return self._payload(rows, context, Evidence(shares, torch.cat(places)))
 
     def _payload(
         self, rows: Tensor, context: Context, evidence: "Evidence"
@@ -251,11 +253,6 @@ class Evidence:
         top = posteriors.topk(min(KEPT_CLASSES, classes), dim=1)
         kind = torch.int16 if classes < 2**15 else torch.int32
         return cls(top.values.half(), top.indices.to(kind))
-
-    def and_then(self, others: "Evidence") -> "Evidence":
-        return Evidence(
-            torch.cat([self.shares, others.shares]), torch.cat([self.places, others.places])
-        )
 
     def posteriors(self, base: Tensor) -> Tensor:
         """[n, C] float64: what was not kept is shared out as classes are by `base` [C]."""

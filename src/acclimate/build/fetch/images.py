@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
 from acclimate.core.files import append_line, clear_temporary, parse_json, write_atomically
 from acclimate.core.progress import Watch, unwatched
+from acclimate.core.text import timestamp
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 
@@ -45,10 +45,6 @@ class FetchSettings(Limited):
     repeats: int = 10  # so many links to one and the same file lead to a placeholder
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """What became of one image: `there`, `fetched`, `dead` (not tried again) or `failed`.
@@ -58,7 +54,7 @@ class Entry:
 
     image: str
     status: str
-    time: str = field(default_factory=_now)
+    time: str = field(default_factory=timestamp)
     url: str | None = None
     reason: str | None = None
     bytes: int | None = None
@@ -312,7 +308,7 @@ def _placeholders(entries: Mapping[str, Entry], repeats: int) -> list[Entry]:
             links[entry.sha256].add(entry.url)
     reason = "placeholder: one file for many links"
     return [
-        replace(entry, status="dead", time=_now(), reason=reason)
+        replace(entry, status="dead", time=timestamp(), reason=reason)
         for entry in entries.values()
         if entry.present and len(links.get(entry.sha256 or "", ())) >= repeats
     ]

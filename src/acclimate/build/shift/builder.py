@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, argument, in_short, listed, required
+from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.pools import choose_classes, open_pool, split_into_pools
 from acclimate.build.shift.draws import Domain, ShiftSettings, draw_domains
 from acclimate.build.shift.images import Pair, choose_pairs, repainted
 from acclimate.core.errors import ManifestError
 from acclimate.core.progress import Watch, unwatched
-from acclimate.core.text import count
+from acclimate.core.text import count, listed
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import BASE_IMAGE
 from acclimate.data.readers import require_name, write_parts

@@ -127,8 +127,7 @@ def _frequencies(classes: int, settings: ShiftSettings, rng: np.random.Generator
     """[C], sums to 1: the heads, drawn anew, `label` times as frequent as the others."""
     weights = np.ones(classes)
     weights[rng.permutation(classes)[: settings.head_count(classes)]] = settings.label
-    frequencies: np.ndarray = weights / weights.sum()
-    return frequencies
+    return np.asarray(weights / weights.sum())
 
 
 def apportioned(frequencies: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,9 +6,8 @@ nothing, since that of images of one domain differs three times as much as that 
 domain; of a hundred images the average says all.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from io import BytesIO
 
 import numpy as np
 from PIL import Image
@@ -19,12 +18,12 @@ from acclimate.core.errors import ImageError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import encode_image
 
 WARM = np.array([1, 0, -1], dtype=np.float32)
 GREEN = np.array([-0.5, 1, -0.5], dtype=np.float32)
 LATENT_WARMTH, WARMTH_JITTER = 0.06, 0.18  # of a full channel, either side of none
 GAIN_JITTER, TINT_JITTER = 0.15, 0.1  # between images of a domain, at strength 1
-_SAVE = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {"compress_level": 1}}
 
 
 def _open(base: Manifest, row: int) -> Image.Image:
@@ -55,15 +54,9 @@ def repainted(
         if domain.noise:
             noise = stream(settings.seed, "noise", domain.name, place)
             seen += np.float32(255 * domain.noise) * noise.standard_normal(seen.shape, np.float32)
-        return _encoded(np.clip(np.rint(seen), 0, 255).astype(np.uint8), settings.encoding)
+        return encode_image(np.clip(np.rint(seen), 0, 255).astype(np.uint8), settings.encoding)
 
     return workers.map(paint, range(len(rows)))
-
-
-def _encoded(pixels: np.ndarray, encoding: str) -> bytes:
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, format=encoding, **_SAVE[encoding])
-    return file.getvalue()
 
 
 _SIZE = 8  # pixels of the thumbnails that are compared
@@ -108,15 +101,13 @@ def _class_means(base: Manifest, pool: Pool, seed: int, workers: Executor) -> np
     drawn = pool.draw(np.minimum(pool.sizes, _SAMPLE), rng)
     label = dict(zip(pool.rows.tolist(), pool.label.tolist(), strict=True))
     means = np.zeros((len(pool.sizes), 3 * _SIZE * _SIZE))
-    for row, thumbnail in zip(drawn, _thumbnails(base, drawn, workers), strict=True):
-        means[label[int(row)]] += thumbnail
-    means /= np.minimum(pool.sizes, _SAMPLE)[:, None]
-    return means
 
-
-def _thumbnails(base: Manifest, rows: np.ndarray, workers: Executor) -> Iterable[np.ndarray]:
-    def thumbnail(row: int) -> np.ndarray:
+    def thumbnail_of(row: int) -> np.ndarray:
         small = _open(base, row).resize((_SIZE, _SIZE))
         return np.asarray(small, dtype=np.float32).ravel() / 255
 
-    return workers.map(thumbnail, rows.tolist())
+    thumbnails = workers.map(thumbnail_of, drawn.tolist())
+    for row, thumbnail in zip(drawn, thumbnails, strict=True):
+        means[label[int(row)]] += thumbnail
+    means /= np.minimum(pool.sizes, _SAMPLE)[:, None]
+    return means

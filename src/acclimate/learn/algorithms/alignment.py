@@ -1,5 +1,5 @@
-"""Alignment of hidden features between domains, as in DomainBed: CORAL (Sun and Saenko 2016) aligns
-means and covariances, MMD (Li et al. 2018) kernel means."""
+"""Align the distributions of hidden features between domains, as in DomainBed: CORAL (Sun and
+Saenko 2016) aligns means and covariances, MMD (Li et al. 2018) kernel means."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.config import EmbeddingConfig, component_settings
-from acclimate.core.errors import unknown
+from acclimate.core.errors import require_known
 from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.embeddings.state import DomainState, DomainTable, embed_rows
@@ -37,8 +37,7 @@ EMBEDDINGS: dict[str, Row] = {
 
 
 def find_embedding(name: str) -> Row:
-    if name not in EMBEDDINGS:
-        raise unknown(f"there is no embedding '{name}'", name, EMBEDDINGS)
+    require_known(name, EMBEDDINGS, f"there is no embedding '{name}'")
     return EMBEDDINGS[name]
 
 

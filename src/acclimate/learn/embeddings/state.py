@@ -38,7 +38,7 @@ SUMS = ("total", "squares", "reference")
 
 @dataclass(frozen=True)
 class DomainState:
-    """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
+    """Running sums of Φ over a domain's images: mergeable and updatable.
 
     Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
     the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
@@ -107,7 +107,14 @@ class DomainState:
         require_finite(rows, "the domain embedding of an image")
         reference = self.reference if self.count else rows.mean(0)
         reach = max(self.reach, float((rows - reference).norm(dim=1).max()))
-        return replace(self._counting(rows, 1), reference=reference, reach=reach)
+        return replace(
+            self,
+            total=self.total + rows.sum(0),
+            squares=self.squares + rows.square().sum(0),
+            count=self.count + len(rows),
+            reference=reference,
+            reach=reach,
+        )
 
     def note_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
@@ -115,22 +122,6 @@ class DomainState:
         known = torch.unique(torch.cat([self.seen, hashes]))
         repeats = len(self.seen) + len(hashes) - len(known)
         return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
-
-    def removed(self, phi: Tensor) -> "DomainState":
-        """Without images that were counted before."""
-        rows = phi.detach().to("cpu", torch.float64)
-        if len(rows) > self.count:
-            raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
-        return self._counting(rows, -1)
-
-    def _counting(self, rows: Tensor, sign: int) -> "DomainState":
-        """With the sums of `rows` [n, d] added, or taken away where `sign` is -1."""
-        return replace(
-            self,
-            total=self.total + sign * rows.sum(0),
-            squares=self.squares + sign * rows.square().sum(0),
-            count=self.count + sign * len(rows),
-        )
 
     def rescaled(self, centre: Tensor, spread: float) -> "DomainState":
         """The state that features (Φ − centre) / spread would have given."""
@@ -261,7 +252,6 @@ def embed_rows(
     source: Source,
     rows: np.ndarray,
     world: World,
-    model: str = "",
     *,
     below: Backbone | None = None,
     seen: Callable[[np.ndarray, Tensor], None] | None = None,
@@ -272,7 +262,7 @@ def embed_rows(
     rows of each batch and their Φ, each process of its own share.
     """
     embedding.eval()
-    state = DomainState.empty(model, embedding.dim)
+    state = DomainState.empty("", embedding.dim)
     mine = rows[world.share(len(rows))]
     for places, stored in readable(source, mine):
         x = to_float(stored, world.device)

@@ -11,13 +11,7 @@ from acclimate.learn.models.backbones import (
     list_backbones,
     may_draw,
 )
-from acclimate.learn.models.predictors import (
-    Head,
-    Output,
-    Predictor,
-    build_head,
-    takes_features,
-)
+from acclimate.learn.models.predictors import Head, Output, Predictor, build_head, takes_features
 
 __all__ = [
     "Backbone",

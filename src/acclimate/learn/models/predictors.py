@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from acclimate.config import ModelConfig
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known
 from acclimate.learn.models.backbones import Backbone, Preprocess
 
 
@@ -53,7 +53,7 @@ class Head(nn.Module, ABC):
         return self
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
-        """A copy with another last layer: weight [C, h], bias [C]. The layers below are shared."""
+        """This head with another last layer, of weight [C, h] and bias [C]; the rest is shared."""
         changed = copy.copy(self)
         layer = _linear(self.last.in_features, self.last.out_features, weight, bias, self.last)
         changed._modules = {**self._modules, "last": layer}
@@ -82,11 +82,11 @@ class Predictor(Head):
         return output
 
     def fold(self, mu: Tensor) -> "Predictor":
-        """It shares the backbone."""
+        """The predictor of one domain, on this one's backbone."""
         return Predictor(self.backbone, self.head.fold(mu))
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Predictor":
-        """It shares the backbone."""
+        """This predictor with another last layer, on the same backbone."""
         return Predictor(self.backbone, self.head.with_last(weight, bias))
 
     @property
@@ -108,25 +108,26 @@ class LinearHead(Head):
         return Output(self.last(dropped), features)
 
 
+class Sizes(NamedTuple):
+    """Of a head with hidden layers."""
+
+    features: int
+    classes: int
+    width: int  # numbers that F_ft's linear layer gives
+    hidden: int  # numbers that the hidden layer of F_mlp has
+    dropout: float = 0.0
+
+
 class MlpHead(Head):
     """F_ft's linear layer (`project`) and F_mlp (`first`, ReLU, `last`), without μ: the control
     whose capacity is that of the conditioned head."""
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        width: int = 1024,
-        hidden: int = 1024,
-        dropout: float = 0.0,
-        *,
-        extra: int = 0,
-    ) -> None:
+    def __init__(self, sizes: Sizes, *, extra: int = 0) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.project = nn.Linear(features, width)
-        self.first = nn.Linear(width + extra, hidden)
-        self.last = nn.Linear(hidden, classes)
+        self.sizes = sizes
+        self.project = nn.Linear(sizes.features, sizes.width)
+        self.first = nn.Linear(sizes.width + extra, sizes.hidden)
+        self.last = nn.Linear(sizes.hidden, sizes.classes)
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         return self.classify(self.project(features))
@@ -134,33 +135,21 @@ class MlpHead(Head):
     def classify(self, z: Tensor) -> Output:
         """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
         hidden = F.relu(self.first(z))
-        return Output(self.last(F.dropout(hidden, self.dropout, self.training)), hidden)
+        return Output(self.last(F.dropout(hidden, self.sizes.dropout, self.training)), hidden)
 
 
 @final
 class ConditionedHead(MlpHead):
     """F_mlp(z, μ) on z = F_ft's linear layer: one classifier per domain."""
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        width: int = 1024,
-        hidden: int = 1024,
-        dropout: float = 0.0,
-        *,
-        mu_dim: int,
-        condition: str = "concat",
-    ) -> None:
-        if condition not in _CONDITIONS:
-            raise unknown(f"there is no condition '{condition}'", condition, _CONDITIONS)
+    def __init__(self, sizes: Sizes, *, mu_dim: int, condition: str = "concat") -> None:
+        require_known(condition, _CONDITIONS, f"there is no condition '{condition}'")
         if mu_dim < 1:
             raise ConfigError(f"a domain embedding has 1 dimension or more, not {mu_dim}")
         kind = _CONDITIONS[condition]
-        extra = mu_dim if kind.widens else 0
-        super().__init__(features, classes, width, hidden, dropout, extra=extra)
+        super().__init__(sizes, extra=mu_dim if kind.widens else 0)
         self.mu_dim = mu_dim
-        self.condition = kind(mu_dim, width, hidden, classes)
+        self.condition = kind(mu_dim, sizes)
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         if mu is None:
@@ -175,20 +164,18 @@ class ConditionedHead(MlpHead):
 
     @torch.no_grad()
     def fold(self, mu: Tensor) -> MlpHead:
-        """It has tensors of its own, made in float64, and costs what a plain head costs."""
+        """A plain head for the domain, whose tensors are its own and are computed in float64."""
         if mu.shape != (self.mu_dim,):
             raise ConfigError(f"fold takes one embedding [{self.mu_dim}], not {list(mu.shape)}")
-        project, last = self.project, self.last
-        sizes = (project.in_features, last.out_features, project.out_features, last.in_features)
         with torch.device("meta"):  # nothing is initialised, so no random numbers are used up
-            folded = MlpHead(*sizes, self.dropout)
+            folded = MlpHead(self.sizes)
         # Via the CPU, because not every accelerator has float64.
         own = self.state_dict()
         tensors = {
             name: own[name].to("cpu", torch.float64, copy=True) for name in folded.state_dict()
         }
         self.condition.fold(tensors, mu.to("cpu", torch.float64))
-        tensors = {name: value.to(last.weight).contiguous() for name, value in tensors.items()}
+        tensors = {name: value.to(self.last.weight).contiguous() for name, value in tensors.items()}
         folded.load_state_dict(tensors, assign=True)
         return folded.train(self.training)
 
@@ -256,9 +243,9 @@ class _Condition(nn.Module, ABC):
 
     widens: ClassVar[bool] = False  # whether F_mlp sees mu_dim more numbers
 
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
+    def __init__(self, mu_dim: int, sizes: Sizes) -> None:
         super().__init__()
-        self.width = width
+        self.width = sizes.width
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
         """z [b, width], mu [b, mu_dim] -> what F_mlp sees."""
@@ -289,10 +276,10 @@ class _Concat(_Condition):
 
 @final
 class _Film(_Condition):
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.scale = _zero_linear(mu_dim, width)
-        self.shift = _zero_linear(mu_dim, width)
+    def __init__(self, mu_dim: int, sizes: Sizes) -> None:
+        super().__init__(mu_dim, sizes)
+        self.scale = _zero_linear(mu_dim, sizes.width)
+        self.shift = _zero_linear(mu_dim, sizes.width)
 
     def inputs(self, z: Tensor, mu: Tensor) -> Tensor:
         modulated: Tensor = z * (1 + self.scale(mu)) + self.shift(mu)
@@ -308,9 +295,9 @@ class _Film(_Condition):
 
 @final
 class _Bias(_Condition):
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.shift = _zero_linear(mu_dim, classes)
+    def __init__(self, mu_dim: int, sizes: Sizes) -> None:
+        super().__init__(mu_dim, sizes)
+        self.shift = _zero_linear(mu_dim, sizes.classes)
 
     def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
         shifted: Tensor = logits + self.shift(mu)
@@ -324,12 +311,12 @@ class _Bias(_Condition):
 class _LowRank(_Condition):
     rank = 128
 
-    def __init__(self, mu_dim: int, width: int, hidden: int, classes: int) -> None:
-        super().__init__(mu_dim, width, hidden, classes)
-        self.of_image = nn.Linear(hidden, self.rank)
+    def __init__(self, mu_dim: int, sizes: Sizes) -> None:
+        super().__init__(mu_dim, sizes)
+        self.of_image = nn.Linear(sizes.hidden, self.rank)
         self.of_domain = nn.Linear(mu_dim, self.rank, bias=False)
-        self.out = _zero_linear(self.rank, classes)
-        self.shift = _zero_linear(mu_dim, classes)
+        self.out = _zero_linear(self.rank, sizes.classes)
+        self.shift = _zero_linear(mu_dim, sizes.classes)
 
     def logits(self, logits: Tensor, hidden: Tensor, mu: Tensor) -> Tensor:
         both = self.of_image(hidden) * self.of_domain(mu) / self.rank**0.5
@@ -361,11 +348,11 @@ def build_head(
     features: int, classes: int, settings: ModelConfig, *, mu_dim: int | None = None
 ) -> Head:
     """The head that a run's settings ask for: conditioned where there is an embedding."""
-    sizes = features, classes, settings.width, settings.hidden, settings.dropout
+    sizes = Sizes(features, classes, settings.width, settings.hidden, settings.dropout)
     if mu_dim is not None:
-        return ConditionedHead(*sizes, mu_dim=mu_dim, condition=settings.condition)
+        return ConditionedHead(sizes, mu_dim=mu_dim, condition=settings.condition)
     if settings.head == "mlp":
-        return MlpHead(*sizes)
+        return MlpHead(sizes)
     return LinearHead(features, classes, settings.dropout)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from acclimate.config import ModelConfig
 from acclimate.core.errors import WeightsError
 from acclimate.core.tensors import all_finite
+from acclimate.core.text import reason_of
 
 # What stands before a classifier's own tensors in the files of timm, torchvision and others.
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
@@ -115,7 +116,7 @@ def fit_weights(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
     try:
         module.load_state_dict({**counters, **weights})
     except RuntimeError as error:
-        raise _misfit(where, " ".join(str(error).split())[:_LONGEST]) from None
+        raise _misfit(where, reason_of(error, _LONGEST)) from None
 
 
 def rename_by_order(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from acclimate.paper.figures.scales import is_logarithmic, log_axis
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import TEXT, Drawing, Illustration
 from acclimate.results.comparison import Comparison, Row
@@ -148,9 +149,9 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
             fontsize=TEXT,
         )
         ax.margins(x=0.08)
-    elif canvas.is_logarithmic(list(places.values())):
+    elif is_logarithmic(list(places.values())):
         ax.set_xscale("log")
-        canvas.log_axis(ax.xaxis)
+        log_axis(ax.xaxis)
     if len(places) <= _FEW_PLACES and axis.ordered:
         ticks = sorted(set(places.values()))
         ax.set_xticks(ticks, [f"{x:g}" for x in ticks])

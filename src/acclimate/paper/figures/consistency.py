@@ -10,6 +10,7 @@ from typing import Any
 
 from acclimate.core.text import count
 from acclimate.paper.consistency import as_adapt_says, unit_of_adapt
+from acclimate.paper.figures.scales import log_axis
 from acclimate.records.folder import RunFolder
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
@@ -132,8 +133,8 @@ def draw(curve: Consistency) -> Drawing:
     ax.set_xlabel("unlabelled images n")
     ax.set_ylabel("distance from μ")
     canvas.plain(ax, "both")
-    canvas.log_axis(ax.xaxis)
-    canvas.log_axis(ax.yaxis)
+    log_axis(ax.xaxis)
+    log_axis(ax.yaxis)
     canvas.legend(figure, ax, columns=2)
     return Drawing(figure, titles)
 

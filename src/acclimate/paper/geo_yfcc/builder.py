@@ -19,16 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from acclimate.build.base import (
-    OUT,
-    Builder,
-    Built,
-    Listing,
-    argument,
-    flag,
-    in_short,
-    required,
-)
+from acclimate.build.base import OUT, Builder, Built, Listing, argument, flag, in_short, required
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.files import write_json

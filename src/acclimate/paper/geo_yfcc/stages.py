@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from acclimate.build.base import Limited
-from acclimate.build.splits import MOST_SHARE, Split, require_split
+from acclimate.build.base import MOST_SHARE, Limited
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
 from acclimate.data.columns import ROLES
 from acclimate.paper.geo_yfcc.grid import NOWHERE
+from acclimate.paper.splits import Split, require_split
 
 
 @dataclass(frozen=True, kw_only=True)

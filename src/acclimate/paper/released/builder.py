@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acclimate.build.base import OUT, Builder, Built, Limited, argument, in_short, required
-from acclimate.build.splits import MOST_SHARE, SEED, Split, require_split
+from acclimate.build.base import (
+    MOST_SHARE,
+    OUT,
+    SEED,
+    Builder,
+    Built,
+    Limited,
+    argument,
+    in_short,
+    required,
+)
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
 from acclimate.core.files import parse_json
@@ -31,6 +40,7 @@ from acclimate.paper.released.cells import (
     whole_number,
 )
 from acclimate.paper.released.frames import Column, read_columns
+from acclimate.paper.splits import Split, require_split
 
 COLUMNS = (
     *("yfcc_row_id", "label_ids", "country", "country_id"),

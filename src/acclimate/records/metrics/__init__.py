@@ -24,23 +24,22 @@ __all__ = ["METRICS", "Metric", "metric_values"]
 
 class Metric(NamedTuple):
     of: Callable[[Predictions], Any]  # at least one row -> a number, None where it means nothing
-    larger_is_better: bool
     about: str
     in_scores: bool = True  # whether it is one number, and one domain is enough for it
 
 
 METRICS: dict[str, Metric] = {
-    "top-1": Metric(top_1, True, "share of rows whose label is the prediction"),
-    "top-5": Metric(top_5, True, "share of rows whose label is among the five likeliest classes"),
-    "macro-f1": Metric(macro_f1, True, "mean over classes of the F1 score"),
-    "balanced-accuracy": Metric(balanced_accuracy, True, "mean over classes of the recall"),
-    "nll": Metric(nll, False, "mean cross-entropy"),
-    "brier": Metric(brier, False, "mean squared distance of the probabilities from the label"),
-    "ece": Metric(calibration_error, False, "expected calibration error, 15 bins of confidence"),
-    "precision": Metric(precision, True, "share of each class's predictions that are right", False),
-    "recall": Metric(recall, True, "share of each class's rows that are predicted", False),
-    "confusion": Metric(confusion, True, "rows by label and prediction", False),
-    "worst-domain": Metric(worst_domain, True, "top-1 of the domain where it is lowest", False),
+    "top-1": Metric(top_1, "share of rows whose label is the prediction"),
+    "top-5": Metric(top_5, "share of rows whose label is among the five likeliest classes"),
+    "macro-f1": Metric(macro_f1, "mean over classes of the F1 score"),
+    "balanced-accuracy": Metric(balanced_accuracy, "mean over classes of the recall"),
+    "nll": Metric(nll, "mean cross-entropy"),
+    "brier": Metric(brier, "mean squared distance of the probabilities from the label"),
+    "ece": Metric(calibration_error, "expected calibration error, 15 bins of confidence"),
+    "precision": Metric(precision, "share of each class's predictions that are right", False),
+    "recall": Metric(recall, "share of each class's rows that are predicted", False),
+    "confusion": Metric(confusion, "rows by label and prediction", False),
+    "worst-domain": Metric(worst_domain, "top-1 of the domain where it is lowest", False),
 }
 
 

@@ -12,14 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from acclimate.core.errors import unknown
-from acclimate.report.figures import (
-    accuracy,
-    domain_map,
-    label_shares,
-    learning,
-    rehearsal,
-)
+from acclimate.core.errors import require_known
+from acclimate.report.figures import accuracy, domain_map, label_shares, learning, rehearsal
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
 
@@ -47,8 +41,7 @@ def illustrations(report: Report, figures: Figures = FIGURES) -> list[Illustrati
 def check_formats(formats: Sequence[str]) -> None:
     """Raise `UnknownName` for what is no format of a figure's file."""
     for kind in formats:
-        if kind not in FORMATS:
-            raise unknown(f"--format: there is no '{kind}'", kind, FORMATS)
+        require_known(kind, FORMATS, f"--format: there is no '{kind}'")
 
 
 def write_figures(

@@ -32,7 +32,7 @@ def by_method(report: Report) -> Iterable[Illustration]:
     colours, titles = canvas.colours_of(report), {}
     for place, line in enumerate(lines):
         assert line.average is not None
-        colour, value = colours[line.key.algorithm], in_percent(line.average)
+        colour, score = colours[line.key.algorithm], in_percent(line.average)
         fillstyle: Any = "full" if line.key.kind == "method" else "none"
         mean, error, gid = 100 * line.average.mean, 100 * (line.average.se or 0.0), f"mark-{place}"
         ax.plot(mean, place, "o", color=colour, fillstyle=fillstyle, markersize=5, gid=gid)
@@ -40,8 +40,8 @@ def by_method(report: Report) -> Iterable[Illustration]:
             ax.errorbar(mean, place, xerr=error, color=colour, lw=1, capsize=2)
         right = 1.02, place  # of the axes, so that no whisker is written over
         across = ax.get_yaxis_transform()
-        ax.text(*right, value, transform=across, va="center", fontsize=TEXT, color=INKS["ink"])
-        titles[gid] = f"{line.key.label}: {value} % on {count(line.domains, 'domain')}"
+        ax.text(*right, score, transform=across, va="center", fontsize=TEXT, color=INKS["ink"])
+        titles[gid] = f"{line.key.label}: {score} % on {count(line.domains, 'domain')}"
     hollow = any(line.key.kind != "method" for line in lines)
     yield Illustration(
         "Unseen domains",

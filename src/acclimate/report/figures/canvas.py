@@ -75,8 +75,9 @@ def figure_of(height: float, width: float = WIDTH) -> Figure:
 
 
 def colours_of(report: Report) -> dict[str, str]:
-    """A colour per algorithm for all figures: the baseline's first, then its adaptive version's."""
-    tables = [one for results in report.results.values() for one in results]
+    """A colour per algorithm, the same in every figure: the baseline's first, then its adaptive
+    version's."""
+    tables = [one for by_rule in report.results.values() for one in by_rule]
     names = {row.key.algorithm for one in tables for row in one.rows}
     names |= {run.algorithm for run in report.runs if run.problem is None}
     baseline = report.overall.baseline.algorithm
@@ -99,9 +100,9 @@ def plain(ax: Axes, grid: str) -> None:
     ax.set_axisbelow(True)
 
 
-def name_rows(ax: Axes, names: Sequence[str], most: int = 24) -> None:
+def name_rows(ax: Axes, names: Sequence[str]) -> None:
     """A row for each name from the top, whose places are 0, 1, 2 …"""
-    lines = ["\n".join(short(line, most) for line in name.split("\n")) for name in names]
+    lines = ["\n".join(short(line, 24) for line in name.split("\n")) for name in names]
     ax.set_yticks(range(len(names)), lines, parse_math=False)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
@@ -129,22 +130,6 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     )
     for text in drawn.get_texts():
         text.set_parse_math(False)
-
-
-def is_logarithmic(values: Sequence[float]) -> bool:
-    """More than a decade, and nothing at or below 0."""
-    return bool(values) and min(values) > 0 and max(values) / min(values) > 10
-
-
-def log_axis(axis: Any) -> None:
-    """Powers of ten as plain text: matplotlib's own are formulas, which SVG text draws badly."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = sorted(axis.get_view_interval())
-    few = low > 0 and high / low < 30
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def short(name: str, most: int) -> str:

@@ -70,7 +70,7 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
     """By panel; a panel where no run has two points shows nothing."""
     panels: dict[str, list[tuple[RunView, _Curve]]] = defaultdict(list)
     # Adaptive runs are drawn below the others, which have fewer phases to show.
-    for run in sorted(runs, key=lambda run: (not _adaptive(run), run.name)):
+    for run in sorted(runs, key=lambda r: (not AlgorithmName.of(r.algorithm).adaptive, r.name)):
         curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for loss in run.records.losses:
             curves[loss.phase][loss.step].append(loss.risk)
@@ -80,7 +80,3 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
         for name, steps in curves.items():
             panels[name].append((run, [(step, fmean(steps[step])) for step in sorted(steps)]))
     return {name: own for name, own in panels.items() if any(len(curve) > 1 for _, curve in own)}
-
-
-def _adaptive(run: RunView) -> bool:
-    return AlgorithmName.of(run.algorithm).adaptive

@@ -49,8 +49,8 @@ def draw(rehearsal: Rehearsal) -> Drawing:
                 ax.errorbar(x, y, error, color=colour, linewidth=1.1, capsize=2)
                 ax.plot(x, y, marker, **look, markersize=6, gid=gid)
                 gain = Estimate(promise.gain, promise.error, promise.domains)
-                title = f"{chain}, {promise.n} images: {in_points(gain)} points"
-                titles[gid] = title + ", used by auto" * chosen
+                text = f"{chain}, {promise.n} images: {in_points(gain)} points"
+                titles[gid] = text + ", used by auto" * chosen
             ax.plot([], [], marker, color=colour, fillstyle="none", label=chain)
         if len(kinds) > 1:
             canvas.headline(ax, f"label frequencies {kind}")

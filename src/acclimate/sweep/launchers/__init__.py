@@ -3,13 +3,12 @@
 The driver sees no more of them than `Launcher`.
 """
 
-import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, require_known
+from acclimate.core.exports import load
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult
 
@@ -49,21 +48,10 @@ Launch = Callable[[Path], Launcher]  # from the sweep's folder
 
 def chosen_launcher(options: LaunchOptions) -> Launch:
     """How to open the launcher; names and limits are checked now, nothing is started."""
-    cls = _launcher(options.launcher)
+    name = options.launcher
+    require_known(name, LAUNCHERS, f"there is no launcher '{name}'")
+    launcher: type[Launcher] = load(LAUNCHERS[name])
     if options.max_parallel is not None and options.max_parallel < 1:
         raise ConfigError(f"--max-parallel must be at least 1, not {options.max_parallel}")
-    cls.check(options)
-    return lambda folder: cls(folder, options)
-
-
-def _launcher(name: str) -> type[Launcher]:
-    if name not in LAUNCHERS:
-        raise unknown(f"there is no launcher '{name}'", name, LAUNCHERS)
-    module, _, attribute = LAUNCHERS[name].partition(":")
-    launcher: type[Launcher] = getattr(import_module(module), attribute)
-    return launcher
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    launcher.check(options)
+    return lambda folder: launcher(folder, options)

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from acclimate.core.distributed import pick_device
+from acclimate.core.distributed import cores, pick_device
 from acclimate.core.errors import SweepError
 from acclimate.results.sweep_folder import SweepFolder
-from acclimate.sweep.launchers import cores
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult
 

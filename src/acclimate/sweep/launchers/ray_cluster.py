@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from acclimate.core.distributed import cores
 from acclimate.core.errors import ConfigError
-from acclimate.sweep.launchers import cores
+from acclimate.core.text import reason_of
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
 
@@ -92,7 +93,7 @@ def _join(ray: Any, options: LaunchOptions) -> None:
             slots = options.max_parallel or cores()
             ray.init(address="local", num_cpus=slots, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        where = address or "this machine"
         raise ConfigError(
-            f"no Ray cluster at {address or 'this machine'} ({reason}); check --ray-address"
+            f"no Ray cluster at {where} ({reason_of(error)}); check --ray-address"
         ) from None

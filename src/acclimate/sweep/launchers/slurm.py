@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.core.errors import ConfigError, SweepError
+from acclimate.core.text import reason_of
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task, TaskResult, perform
@@ -36,8 +37,7 @@ class SlurmLauncher:
         try:
             self._executor.update_parameters(**parameters)
         except (NameError, TypeError, ValueError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"--slurm: {reason}; see submitit's parameters") from None
+            raise ConfigError(f"--slurm: {reason_of(error)}; see submitit's parameters") from None
         self._device = options.device
         gpus = any(key in parameters for key in GPU_KEYS) and options.device != "cpu"
         cpus = int(parameters.get("cpus_per_task", 1))
@@ -63,9 +63,8 @@ class SlurmLauncher:
         try:
             self._running[task.id] = self._executor.submit(perform, there)
         except RuntimeError as error:  # as sbatch said it
-            reason = " ".join(str(error).split())
             raise SweepError(
-                f"Slurm takes no job ({reason}); check --slurm and --max-parallel, "
+                f"Slurm takes no job ({reason_of(error)}); check --slurm and --max-parallel, "
                 f"then repeat the command to resume"
             ) from error
 

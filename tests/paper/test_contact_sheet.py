@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from acclimate.data.manifest import Manifest
-from acclimate.report.figures.contact_sheet import contact_sheet, draw
+from acclimate.paper.figures.contact_sheet import contact_sheet, draw
 
 
 def pictures() -> Manifest:
