@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.config import EmbeddingConfig
-from acclimate.core.distributed import World
 from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import EMBEDDINGS
-from acclimate.learn.models import build_backbone
 from acclimate.learn.models.backbones import BATCH, SMALL, Backbone, Preprocess, infer
 from acclimate.learn.objective import Objective
 from fixtures.gpu import on_gpu
-from fixtures.objectives import CLASSES, DOMAINS, FEATURES, MU, batch_for, make_algorithm
+from fixtures.objectives import MU, batch_for, make_algorithm, make_embedding
 
 DIVISIBLE = [name for name in names() if choose(name).build.divisible]
 
@@ -53,13 +51,8 @@ def test_losses_and_weights_of_algorithms(name: str) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_losses_and_weights_of_embeddings(name: str) -> None:
-    def make() -> Objective:
-        torch.manual_seed(0)
-        backbone = build_backbone("mlp", in_features=FEATURES)
-        shape = {"domains": DOMAINS, "classes": CLASSES, "world": World(), "seed": 0}
-        return EMBEDDINGS[name].build(backbone, EmbeddingConfig(dim=MU), **shape)
-
-    assert_parts_do_not_matter(make, "erm")
+    config = EmbeddingConfig(dim=MU)
+    assert_parts_do_not_matter(lambda: make_embedding(name, config), "erm")
 
 
 def test_only_a_step_within_a_step_cannot_be_divided() -> None:
