@@ -54,10 +54,3 @@ def test_equal_rows_of_features_are_no_repeats() -> None:
     rows = np.ones((5, FEATURES), dtype=np.float32)
     found = adapt(make_trained("features concat"), rows, method="embedding")
     assert found.notes == () and found.state is not None and len(found.state.seen) == 0
-
-
-def test_merged_states_know_the_images_of_both() -> None:
-    trained = make_trained("concat")
-    one, two = (adapt(trained, pictures(3, seed), method="embedding").state for seed in (1, 2))
-    assert one is not None and two is not None
-    assert len(one.merged(two).seen) == 6 and len(one.merged(one).seen) == 3
