@@ -365,13 +365,6 @@ def test_a_dataclass_of_ones_own() -> None:
         from_dict(Own, {"penality": 2}, where="coral", prefix="hparams.")
 
 
-def test_toml_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('seed = 3\n[train]\nsteps = 7\n[train.optimiser]\nname = "sgd"\n')
-    assert run(read_toml(path)).train.optimiser.name == "sgd"
-    assert read_toml(path) == {"seed": 3, "train": {"steps": 7, "optimiser": {"name": "sgd"}}}
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -54,6 +54,14 @@ def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1
     return ImageSource(manifest, size, config, quarantine)
 
 
+def spoiled(folder: Path, row: int) -> Path:
+    """An image that cannot be read from now on."""
+    path = opened(folder).manifest.image_source(row)
+    assert isinstance(path, Path)
+    path.write_bytes(b"\xff\xd8\xff nothing")
+    return path
+
+
 def in_pack(source: ImageSource) -> Pack:
     assert source.pack is not None and source.held is None
     return source.pack
@@ -239,9 +247,7 @@ def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: P
 
 
 def test_unreadable_images_are_listed_once(folder: Path) -> None:
-    bad = opened(folder).manifest.image_source(4)
-    assert isinstance(bad, Path)
-    bad.write_bytes(b"\xff\xd8\xff nothing")
+    bad = spoiled(folder, 4)
     for _ in range(2):
         source = opened(folder)
         for _ in range(2):
@@ -277,9 +283,7 @@ def test_processes_write_at_once_and_one_is_killed(folder: Path, decoded: list[o
 
 
 def test_images_stay_where_they_are_held(folder: Path, decoded: list[object]) -> None:
-    bad = opened(folder).manifest.image_source(4)
-    assert isinstance(bad, Path)
-    bad.write_bytes(b"nothing")
+    spoiled(folder, 4)
     expected, good = opened(folder, gib=0.0, cache=0.0).take(np.arange(COUNT))
     decoded.clear()
     manifest, quarantine = Manifest.from_folder(folder), Quarantine()

@@ -55,6 +55,12 @@ class Family(ABC):
         rng = stream(seed, type(self).__name__, number)
         return judged(lambda: self.verdict(rng))
 
+    def copied(self, whole: str) -> Path:
+        """A fresh copy of a folder, to be damaged."""
+        case = self.folder / "case"
+        shutil.rmtree(case, ignore_errors=True)
+        return Path(shutil.copytree(self.folder / whole, case))
+
 
 def settings(algorithm: str = "da-erm", **changes: Any) -> RunConfig:
     return from_dict(RunConfig, nested({"algorithm": algorithm, **TINY, **changes}), where="fuzz")
@@ -200,9 +206,7 @@ class Checkpoints(Family):
         self.files = [p for p in killed.iterdir() if p.is_file() and p.name != ".lock"]
 
     def verdict(self, rng: Random) -> Verdict:
-        run = self.folder / "case"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(self.folder / "killed", run)
+        run = self.copied("killed")
         path = run / self.files[rng.integers(len(self.files))].name
         path.write_bytes(mutated(path.read_bytes(), rng))
         train(settings(), self.data, run, device="cpu")
@@ -258,9 +262,7 @@ class Folders(_OfAModel):
     """Trees with what no tree should hold, beside whole images whose answers must not change."""
 
     def verdict(self, rng: Random) -> Verdict:
-        tree = self.folder / "case"
-        shutil.rmtree(tree, ignore_errors=True)
-        shutil.copytree(self.folder / "tree", tree)
+        tree = self.copied("tree")
         for _ in range(int(rng.integers(1, 6))):
             self._spoil(tree, rng)
         if rng.random() < 0.5:
@@ -307,9 +309,7 @@ class Runs(_OfAModel):
     """Run folders of strangers, in reports, scores and theorems."""
 
     def verdict(self, rng: Random) -> Verdict:
-        run = self.folder / "case"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(self.run_folder, run)
+        run = self.copied("run")
         files = [path for path in sorted(run.iterdir()) if path.suffix in (".json", ".jsonl")]
         path = files[rng.integers(len(files))]
         if path.suffix == ".json":
@@ -353,9 +353,7 @@ class Sweeps(Family):
         self.whole = self._tables(whole)
 
     def verdict(self, rng: Random) -> Verdict:
-        case = self.folder / "case"
-        shutil.rmtree(case, ignore_errors=True)
-        shutil.copytree(self.folder / "whole", case)
+        case = self.copied("whole")
         # The definition as often as all the runs together.
         rest = [path for path in self.files if path.name != "sweep.json"]
         name = Path("sweep.json") if rng.random() < 0.5 else rest[rng.integers(len(rest))]

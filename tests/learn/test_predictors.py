@@ -135,15 +135,6 @@ def test_fold_is_a_plain_predictor_of_its_own(condition: str) -> None:
         assert torch.equal(value, before[name]), f"fold shares {name}"
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_one_embedding_serves_the_whole_batch(condition: str) -> None:
-    net = conditioned(condition)
-    x, mu = torch.randn(4, 5), torch.randn(3)
-    one, rows = net(x, mu), net(x, mu.repeat(4, 1))
-    torch.testing.assert_close(one.logits, rows.logits)
-    torch.testing.assert_close(one.hidden, rows.hidden)
-
-
 @pytest.mark.parametrize("head", ["linear", "mlp", *CONDITIONS])
 def test_gradients_reach_every_parameter(head: str) -> None:
     torch.manual_seed(0)

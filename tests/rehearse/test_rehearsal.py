@@ -123,22 +123,6 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(seen_twice)
 
 
-@pytest.mark.slow
-def test_the_temperature_is_that_of_the_model_itself() -> None:
-    """A model that says the same four times as loud is cooled four times as much."""
-    given = make_data(6, 120)
-    new = np.zeros(len(given.features.y), dtype=bool)
-    for rows in given.features.domains:
-        new[rows[::3]] = True
-    plain = module.fit_plain(given.features, SMALL, layers=False, seed=0)
-    with torch.no_grad():
-        logits = plain(given.features.x).logits
-    data = replace(given, fitted=~new, second=False)
-    found = [rehearse(replace(data, logits=scale * logits), SMALL, seed=0) for scale in (1.0, 4.0)]
-    quiet, loud = (one.temperatures["none"] for one in found if one is not None)
-    assert loud / quiet == pytest.approx(4, rel=0.15)  # steps of the grid
-
-
 @pytest.fixture(scope="module")
 def sites() -> Manifest:
     """Eight sites whose conventions differ; the last two stay unseen."""
@@ -345,27 +329,6 @@ def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[RehearsalData]:
 
     monkeypatch.setattr(module, "rehearse", watched)
     return staged
-
-
-@pytest.mark.slow
-def test_a_trained_backbone_is_rehearsed_on_its_features(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Features and logits are the model's own; five new images of a site are too few."""
-    staged = watch_stages(monkeypatch)
-    manifest = Manifest.from_folder(tree)
-    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
-    trained, stage = Trained.load(tmp_path / "run"), staged[0]
-    assert not stage.exact
-    assert not stage.scored[manifest.splits == "train"].any()
-    rows = manifest.rows(domain="west")
-    assert stage.logits is not None
-    paths = [manifest.image_source(int(row)) for row in rows]
-    site = adapt(trained, paths)
-    expected = torch.from_numpy(site.predict_proba(paths))
-    torch.testing.assert_close(stage.logits[rows].softmax(1), expected, rtol=1e-4, atol=1e-5)
-    assert stage.features.x.shape[1] == trained.predictor.backbone.features
-    assert len(site.notes) == 1 and site.method == "none"
 
 
 @pytest.mark.slow
