@@ -8,12 +8,14 @@ import torch
 
 from acclimate.adapt.methods import METHODS, chain_of, find_chain, method_settings
 from acclimate.adapt.methods.chain import adapt_model, apply_chain
+from acclimate.adapt.methods.prior import Prior
 from acclimate.config import AdaptConfig, settings_of
 from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Predictor
+from acclimate.rehearse.rehearsal import _candidates
 from fixtures.errors import refused
 from fixtures.predictors import UNIFORM, batch_normed, logits_of, pixels, weights_of
 
@@ -116,3 +118,14 @@ def test_settings_that_are_none(
 ) -> None:
     with refused(kind, *facts):
         find_chain("prior", AdaptConfig(components=tables))
+
+
+def test_what_changes_the_backbone_is_not_rehearsed_on_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried() -> set[str]:
+        return {chain.name for chain, *_ in _candidates(1.0, many_domains=False)}
+
+    assert "prior" in tried()
+    monkeypatch.setattr(Prior, "changes", "backbone")
+    assert "prior" not in tried()

@@ -260,17 +260,19 @@ def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         build_backbone("resnet50")
 
 
-def test_unknown_names_meet_the_nearest() -> None:
-    with refused(UnknownName, "resnet5O", "resnet50"):
-        build_backbone("resnet5O")
-    with refused(UnknownName, "smal-cnn", "small-cnn"):
-        build_backbone("smal-cnn")
-    with refused(UnknownName, "mpl", "mlp"):
-        build_backbone("mpl", in_features=3)
-    with refused(UnknownName, "test_resnet.r160_in2k", "test_resnet.r160_in1k"):
-        build_backbone("test_resnet.r160_in2k")
-    with refused(UnknownName, "qqqqqq"):
-        build_backbone("qqqqqq")
+@pytest.mark.parametrize(
+    ("name", "near", "features"),
+    [
+        ("resnet5O", "resnet50", None),
+        ("smal-cnn", "small-cnn", None),
+        ("mpl", "mlp", 3),
+        ("test_resnet.r160_in2k", "test_resnet.r160_in1k", None),
+        ("qqqqqq", "", None),
+    ],
+)
+def test_unknown_names_meet_the_nearest(name: str, near: str, features: int | None) -> None:
+    with refused(UnknownName, name, near):
+        build_backbone(name, in_features=features)
 
 
 # Weight files
