@@ -449,18 +449,6 @@ def test_copies_share_what_does_not_change() -> None:
     assert predictor.get_parameter("head.last.bias").tolist() != [1, 1, 1]
 
 
-def test_chains_go_left_to_right() -> None:
-    images = pixels(40)
-    adapted, state = adapt_model(MODEL, images, find_chain("bn+prior"))
-    first, _ = adapt_model(MODEL, images, find_chain("bn"))
-    payloads = state.payloads
-    expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
-    torch.testing.assert_close(payloads["prior"]["prior"], expected)
-    shift = log_ratio(expected, UNIFORM.label_prior).float()
-    torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
-    assert list(payloads) == ["bn", "prior"]
-
-
 @pytest.mark.parametrize(
     ("chain", "least"),
     [

@@ -61,7 +61,7 @@ def test_labels_that_are_those_of_no_model(tmp_path: Path) -> None:
         ([7, 8], "M8[s]"), (["a", 8], "int64"), ([7, 10**400], "int64"), (7, "int64"), ([7, 8], 3),
     ):  # fmt: skip
         write_document(folder / "labels.json", {"values": values, "dtype": kind})
-        with pytest.raises(AcclimateError, match=r"labels\.json is damaged; "):
+        with refused(AcclimateError, "labels.json"):
             AdaptiveClassifier.load(folder, device="cpu")
 
 

@@ -231,10 +231,6 @@ def test_assigned_steps_go_before_the_epochs_of_a_preset() -> None:
     assert (train.steps, train.epochs) == (100, 0.0)
 
 
-def test_nested_joins_what_belongs_together() -> None:
-    assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
-
-
 @pytest.mark.parametrize("name", [None, *PRESETS])
 def test_round_trip(name: str | None) -> None:
     config = RunConfig() if name is None else run(preset(name))

@@ -196,12 +196,6 @@ def test_bad_images_say_why(name: str, tmp_path: Path) -> None:
             decode(source)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "no.jpg", "no such file"), (tmp_path, "a folder")):
-        with refused(ImageError, reason):
-            read_pixels(path, 8)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_damage_of_any_kind_is_an_image_error(kind: str) -> None:
     whole = encoded(SMOOTH[:24, :24], kind)
@@ -283,6 +277,7 @@ def test_load_takes_what_users_hold(tmp_path: Path) -> None:
         (Image.new("RGB", (0, 3)), ["0x3"]),
         (7, ["int", "torch tensor"]),
         ("no/such.jpg", ["no such file"]),
+        (Path("/"), ["a folder"]),
     ],
 )
 def test_load_refuses_clearly(image: object, facts: list[str]) -> None:

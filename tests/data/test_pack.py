@@ -139,7 +139,7 @@ def test_sizes_have_packs_of_their_own(folder: Path, cache: Path) -> None:
 
 
 def test_a_full_disk_stops_the_pack_and_not_the_run(
-    folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = everything(opened(folder, gib=0.0))
     real, written = os.pwrite, []
@@ -179,7 +179,7 @@ def test_rows_of_one_image_are_decoded_and_kept_once(
     assert not torch.equal(stored[0], stored[1])
 
 
-def test_budgets(folder: Path, cache: Path) -> None:
+def test_budgets(folder: Path) -> None:
     gib = NEEDED / 2**30
     assert in_pack(opened(folder, gib=gib))
     for short in (gib * 0.99, 0.0):
@@ -223,7 +223,7 @@ def test_a_disk_that_is_nearly_full_gets_no_pack(
     assert in_pack(opened(folder))
 
 
-def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: Path) -> None:
+def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path) -> None:
     def made(size: int) -> Path:
         source = opened(folder, size=size)
         everything(source)

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load
 
@@ -34,6 +33,7 @@ from fixtures.pandas_pickles import frame, released, saved
 from fixtures.pictures import write_sites
 from fixtures.run_folders import make_run, score
 from fixtures.settings import TINY
+from fixtures.sites import five_sites
 from fuzz.commands import ANSWERED, Refused, Verdict, command, command_to, judged
 from fuzz.mutations import Random, flipped, mutated, mutated_json, mutated_values
 from fuzz.pictures import PICTURES, bombs
@@ -199,7 +199,7 @@ class Checkpoints(Family):
     """Runs that were killed, and whose checkpoint is not what it was."""
 
     def prepare(self) -> None:
-        self.data = Manifest.from_arrays(*_rows())
+        self.data = five_sites()
         train(settings(), self.data, self.folder / "whole", device="cpu")
         killed = self.folder / "killed"
         _train_until_killed(self.data, killed)
@@ -223,7 +223,7 @@ class Manifests(Family):
         root = write_sites(self.folder / "tree", 6, ".png")
         manifest = Manifest.from_folder(root)
         manifest.write(self.folder / "whole.parquet")
-        Manifest.from_arrays(*_rows()).write(self.folder / "features.parquet")
+        five_sites().write(self.folder / "features.parquet")
         table = manifest.table.select(["image", "label", "domain", "split"])
         rows = [
             ",".join(table.column_names),
@@ -406,12 +406,6 @@ class Pickles(Family):
         path.write_bytes(mutated(self.streams[rng.integers(len(self.streams))], rng))
         command_to(self.folder / "case.parquet", "build", "geo-yfcc-released", path)
         return ANSWERED
-
-
-def _rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    domains = np.repeat([f"site-{i}" for i in range(5)], 24)
-    return rng.normal(size=(120, 5)).astype("f4"), np.tile(["ant", "bee", "cat"], 40), domains
 
 
 def _train_until_killed(data: Manifest, run: Path) -> None:

