@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -17,6 +16,7 @@ from acclimate.config import RunConfig, from_dict, merged, nested
 from acclimate.data.manifest import Manifest
 from fixtures.pictures import write_sites
 from fixtures.settings import TINY
+from fixtures.sites import five_sites
 
 settings.register_profile("unhurried", deadline=None)  # machines are not equally fast all the time
 settings.load_profile("unhurried")
@@ -24,14 +24,8 @@ settings.load_profile("unhurried")
 
 @pytest.fixture(scope="session")
 def features() -> Manifest:
-    """Five domains of 5 features, 3 classes: trains in no time."""
-    rng = np.random.default_rng(0)
-    domains = np.repeat([f"site-{i}" for i in range(5)], 24)
-    y = np.tile(["ant", "bee", "cat"], 40)
-    X = rng.normal(size=(120, 5)).astype(np.float32)
-    X[:, 0] += np.unique(y, return_inverse=True)[1]
-    X[:, 1] += np.unique(domains, return_inverse=True)[1]
-    return Manifest.from_arrays(X, y, domains)
+    """Trains in no time."""
+    return five_sites()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,8 @@ from acclimate.data.manifest import Manifest
 from acclimate.demo import SETTINGS
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
-from fixtures.models import FEATURES, SIZE, make_trained
+from fixtures.models import make_trained, rows_for
+from fixtures.sites import sites_on_a_line
 
 Tiny = Callable[..., RunConfig]
 Golden = Callable[[str, Any], None]
@@ -93,37 +94,12 @@ def assert_close(value: Any, stored: Any, where: str) -> None:
         assert value == stored, where
 
 
-def rows_for(kind: str, count: int = 24) -> np.ndarray:
-    rng = np.random.default_rng(3)
-    if "features" in kind:
-        return rng.normal(size=(count, FEATURES)).astype(np.float32)
-    return rng.integers(0, 256, (count, 3, SIZE, SIZE)).astype(np.uint8)
-
-
 @pytest.mark.parametrize("kind", CHAINS)
 def test_adapted_predictions(kind: str, golden: Golden) -> None:
     trained, rows = make_trained(kind), rows_for(kind)
     for chain in CHAINS[kind]:
         site = adapt(trained, rows[:20], method=chain, settings=SOFT)
         golden(f"{kind} by {chain}", site.predict_proba(rows[18:21]))
-
-
-def sites(count: int, per_site: int, *, shifted: bool) -> Manifest:
-    """Three classes on a line. In every other site two names are swapped, which shows in the mean
-    of another feature; or, `shifted`, each site has class frequencies of its own."""
-    rng = np.random.default_rng(0)
-    x, y = [], []
-    for site in range(count):
-        label = rng.choice(3, per_site, p=rng.dirichlet([0.3] * 3) if shifted else [1 / 3] * 3)
-        own = rng.normal(size=(per_site, 4))
-        own[:, 0] += (1.0 if shifted else 1.5) * label
-        swapped = not shifted and site % 2 == 1
-        own[:, 1] += 1.2 * swapped
-        y.append(2 - label if swapped else label)
-        x.append(own)
-    names = np.repeat([f"site-{number:02d}" for number in range(count)], per_site)
-    labels = np.array(["a", "b", "c"])[np.concatenate(y)]
-    return Manifest.from_arrays(np.concatenate(x).astype("f4"), labels, names)
 
 
 def rehearsal_of(run: Path) -> dict[str, Any]:
@@ -158,8 +134,9 @@ def adapted(run: Path, images: Any) -> list[Any]:
 def test_rehearsal_of_features(
     count: int, shifted: bool, golden: Golden, tiny: Tiny, tmp_path: Path
 ) -> None:
-    data = sites(count + 1, 240 if shifted else 100, shifted=shifted)
-    new = f"site-{count:02d}"
+    per_site = 240 if shifted else 100
+    data = sites_on_a_line(count + 1, per_site, 2, shifted=shifted, swapped=not shifted)
+    new = f"site-{count:02}"
     settings = {"test_domains": [new], "adapt.rehearse": True, "adapt.points": 20, **SITE}
     config = tiny("erm", **{"train.steps": 60, "train.per_domain": 16, **settings})
     train(config, data, tmp_path / "run")

@@ -4,19 +4,15 @@ Other tests assert an error's class and the facts in it. How it is worded is rev
 After a change of words: `python tests/test_messages.py`, then read the difference.
 """
 
-import contextlib
-import io
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
-from acclimate.cli import main
 from acclimate.data.manifest import Manifest
+from fuzz.commands import Refused, command
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 TRAIN, ERM = "train sites.parquet", "train sites.parquet --algorithm erm"
@@ -125,17 +121,11 @@ def write_files() -> None:
 
 
 def message(line: str) -> str:
-    said = io.StringIO()
-    argv = ["acclimate", *line.split()]
-    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stderr(said):
-        try:
-            main()
-        except SystemExit as end:
-            if isinstance(end.code, str):
-                said.write(end.code)
-            else:
-                assert end.code, f"{line}: no mistake"
-    return said.getvalue().strip().splitlines()[-1]
+    try:
+        command(*line.split())
+    except Refused as error:
+        return str(error).splitlines()[-1]
+    raise AssertionError(f"{line}: no mistake")
 
 
 def test_messages() -> None:

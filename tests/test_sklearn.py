@@ -132,10 +132,10 @@ def test_numbers_beyond_measure_give_no_answer() -> None:
     fitted = model._fitted
     for _, nystroem in fitted.map.maps:
         nystroem.normalization_ = np.full_like(nystroem.normalization_, 1e308)
-    with pytest.raises(NotFinite, match="a prediction is not finite: a row or a weight is too"):
+    with refused(NotFinite, "prediction"):
         model.predict_proba(X)
     fitted.phi.random_weights_ = np.full_like(fitted.phi.random_weights_, 1e308)
-    with pytest.raises(NotFinite, match="the domain embedding of a row is not finite"):
+    with refused(NotFinite, "domain embedding"):
         model.adapt(X)
 
 

@@ -2,15 +2,13 @@
 
 import csv
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.processes import run_line
 from fixtures.settings import TINY, as_flags
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
@@ -33,13 +31,7 @@ def test_from_folders_to_an_onnx_file(
             exec(compile(text, str(PAGE), "exec"), known)
             continue
         for line in text.strip().splitlines():
-            program, *arguments = shlex.split(line)
-            assert program == "acclimate"
-            small = SMALL if arguments[0] == "train" else []
-            command = [sys.executable, "-m", "acclimate", *arguments, *small]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            said[name] = done.stdout
+            said[name] = run_line(line, SMALL)
             if name == "dry-run":
                 assert not Path("runs").exists()
     assert list(said) == ["inspect", "dry-run", "train", "adapt", "export"]

@@ -24,19 +24,12 @@ from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.learn import graph
 from fixtures.errors import refused
-from fixtures.models import CLASSES, FEATURES, KINDS, SIZE, make_trained
+from fixtures.models import CLASSES, KINDS, make_trained, rows_for
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: acclimate[onnx]")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: acclimate[onnx]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="not installed: acclimate[onnx]")
 SOFT = {"prior.strength": 60.0}  # random weights would let EM run to one class
-
-
-def rows_for(kind: str, count: int = 12) -> np.ndarray:
-    rng = np.random.default_rng(3)
-    if "features" in kind:
-        return rng.normal(size=(count, FEATURES)).astype(np.float32)
-    return rng.integers(0, 256, (count, 3, SIZE, SIZE)).astype(np.uint8)
 
 
 def opened(path: Path) -> Any:
@@ -90,7 +83,7 @@ def test_a_site_folded_in(kind: str, method: str, tmp_path: Path) -> None:
     made = site.export(tmp_path / "site.onnx")
     assert made.form == "adapted"
     session = opened(made.path)
-    for count in (1, 12):
+    for count in (1, 24):
         (given,) = session.run(["probabilities"], {"images": rows[:count]})
         assert given.dtype == np.float32
         np.testing.assert_allclose(given, site.predict_proba(rows[:count]), atol=1e-6)
@@ -107,7 +100,7 @@ def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     assert (given.name, given.type, given.shape) == ("probabilities", "tensor(float)", ["n", 3])
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["classes"]) == list(CLASSES)
-    assert json.loads(facts["site"]) == {"name": "new-site", "images": 12}
+    assert json.loads(facts["site"]) == {"name": "new-site", "images": 24}
     assert json.loads(facts["preprocessing"])["shape"] == ["n", 3, 8, 8]
     assert facts["digest"] == trained.digest()
     assert (facts["method"], facts["form"]) == ("embedding", "adapted")

@@ -135,25 +135,6 @@ def test_a_class_that_training_lacked_keeps_its_nothing() -> None:
     torch.testing.assert_close(learned_prior(doubtful, prior, WEIGHTS)[0][:2], alone)
 
 
-def test_it_finds_frequencies_better_than_em_where_they_vary_so() -> None:
-    """Twenty classes, 100 images: EM takes chance for a shift."""
-    rng = np.random.default_rng(1)
-    classes, prior = 20, torch.full((20,), 0.05, dtype=torch.float64)
-    errors = {"learned": 0.0, "em": 0.0}
-    for _ in range(20):
-        true = rng.choice([0.4, 3.4], classes, p=SHARES) / classes
-        true /= true.sum()
-        labels = rng.choice(classes, 100, p=true)
-        logits = rng.normal(size=(100, classes)) + 2 * np.eye(classes)[labels]
-        rows = torch.from_numpy(2 * logits).softmax(1)  # Bayes: the two means lie 2 apart
-        for name, found in (
-            ("learned", learned_prior(rows, prior, WEIGHTS)[0]),
-            ("em", em_prior(rows, prior)[0]),
-        ):
-            errors[name] += float((found - torch.from_numpy(true)).abs().sum())
-    assert errors["learned"] < 0.65 * errors["em"]
-
-
 def test_a_model_that_does_not_know() -> None:
     rows = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     with refused(ConfigError, "adapt.prior.expect"):

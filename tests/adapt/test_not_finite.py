@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from acclimate.adapt.classifier import adapt, apply_state
@@ -15,32 +14,27 @@ from acclimate.learn.models.weights import read_weights
 from fixtures.errors import refused
 from fixtures.models import FEATURES, make_trained
 
-REASON = (
-    "is not finite: the input or a weight is too large for the model's numbers; check the input's "
-    "scale, or train again with a lower learning rate"
-)
 HUGE = np.full((4, FEATURES), 3e38, dtype=np.float32)
 
 
 def test_a_state_takes_no_image_that_is_not_finite() -> None:
     state = DomainState.empty("m", 2).updated(torch.ones(3, 2))
     for value in (float("nan"), float("inf"), float("-inf")):
-        with refused(NotFinite, REASON):
+        with refused(NotFinite):
             state.updated(torch.tensor([[1.0, value]]))
 
 
 def test_adaptation_to_features_that_overflow() -> None:
-    with refused(NotFinite, REASON):
+    with refused(NotFinite):
         adapt(make_trained("features concat"), HUGE, method="embedding")
     for method in ("prior", "t3a"):
-        with pytest.raises(NotFinite) as error:
+        with refused(NotFinite):
             adapt(make_trained("features"), HUGE, method=method)
-        assert REASON in str(error.value)
 
 
 def test_predictions_that_overflow() -> None:
     site = apply_state(make_trained("features"), None)
-    with refused(NotFinite, REASON):
+    with refused(NotFinite):
         site.predict_proba(HUGE)
 
 

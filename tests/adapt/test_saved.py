@@ -61,19 +61,8 @@ def test_labels_that_are_those_of_no_model(tmp_path: Path) -> None:
         ([7, 8], "M8[s]"), (["a", 8], "int64"), ([7, 10**400], "int64"), (7, "int64"), ([7, 8], 3),
     ):  # fmt: skip
         write_document(folder / "labels.json", {"values": values, "dtype": kind})
-        with pytest.raises(AcclimateError, match=r"labels\.json is damaged; "):
+        with refused(AcclimateError, "labels.json"):
             AdaptiveClassifier.load(folder, device="cpu")
-
-
-def test_a_model_travels(model: AdaptiveClassifier, tree: Path, tmp_path: Path) -> None:
-    folder = model.save(tmp_path / "model")
-    assert {path.name for path in folder.iterdir()} == FILES
-    again = AdaptiveClassifier.load(folder, device="cpu")
-    images = sorted((tree / "west" / "blue").iterdir())
-    one, two = (m.adapt(tree / "west" / "red").predict_proba(images) for m in (model, again))
-    np.testing.assert_array_equal(one, two)
-    assert again.classes_.tolist() == ["blue", "red"]
-    model.save(folder)  # the same may be saved again
 
 
 def test_nothing_else_is_overwritten(
@@ -81,6 +70,8 @@ def test_nothing_else_is_overwritten(
 ) -> None:
     other = AdaptiveClassifier(algorithm="da-erm", settings=TINY, device="cpu").fit(features)
     other.save(tmp_path / "other")
+    assert {path.name for path in model.save(tmp_path / "own").iterdir()} == FILES
+    model.save(tmp_path / "own")  # the same may be saved again
     for name in ("photos/one.jpg", "run/run.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()

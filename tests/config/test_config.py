@@ -231,10 +231,6 @@ def test_assigned_steps_go_before_the_epochs_of_a_preset() -> None:
     assert (train.steps, train.epochs) == (100, 0.0)
 
 
-def test_nested_joins_what_belongs_together() -> None:
-    assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
-
-
 @pytest.mark.parametrize("name", [None, *PRESETS])
 def test_round_trip(name: str | None) -> None:
     config = RunConfig() if name is None else run(preset(name))
@@ -363,13 +359,6 @@ def test_a_dataclass_of_ones_own() -> None:
     assert from_dict(Own, {"penalty": 2}, where="coral", prefix="hparams.") == Own(penalty=2.0)
     with refused(UnknownName, "coral", "'hparams.penality'", "'hparams.penalty'?"):
         from_dict(Own, {"penality": 2}, where="coral", prefix="hparams.")
-
-
-def test_toml_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('seed = 3\n[train]\nsteps = 7\n[train.optimiser]\nname = "sgd"\n')
-    assert run(read_toml(path)).train.optimiser.name == "sgd"
-    assert read_toml(path) == {"seed": 3, "train": {"steps": 7, "optimiser": {"name": "sgd"}}}
 
 
 @pytest.mark.parametrize(

@@ -244,21 +244,15 @@ def test_a_resumed_run_sees_the_same_batches(folder: Path, augmented: bool) -> N
 def test_two_processes_share_the_batch_of_one(
     folder: Path, augmented: bool, episodic: bool
 ) -> None:
-    source = open_images(folder)
+    source, how = open_images(folder), {"augmented": augmented, "episodic": episodic}
     for step in range(3):
-        whole = loader(source, source.manifest, augmented=augmented, episodic=episodic).batch(step)
+        whole = loader(source, source.manifest, **how).batch(step)
         for rank in range(2):
-            part = loader(
-                source,
-                source.manifest,
-                world=World(rank=rank, size=2),
-                augmented=augmented,
-                episodic=episodic,
-            ).batch(step)
+            part = loader(source, source.manifest, world=World(rank, 2), **how).batch(step)
             assert torch.equal(part.x, whole.x[rank::2])
             assert torch.equal(part.y, whole.y[rank::2])
             assert torch.equal(part.domain, whole.domain[rank::2])
-            assert torch.equal(World(rank=rank, size=2).whole(part.domain), whole.domain)
+            assert torch.equal(World(rank, 2).whole(part.domain), whole.domain)
 
 
 def test_which_rows_are_whose_stays_with_the_host(folder: Path) -> None:

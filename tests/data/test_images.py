@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import struct
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from acclimate.data.images import decode, read_pixels
 from acclimate.data.readers import find_images
 from acclimate.data.source import Quarantine
 from fixtures.errors import refused
+from fixtures.pictures import encoded, png, turned
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 SMOOTH = np.stack(
@@ -32,30 +32,10 @@ SMOOTH = np.stack(
 ).astype(np.uint8)
 
 
-def encoded(image: Image.Image | np.ndarray, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
-    picture.save(file, kind, **options)
-    return file.getvalue()
-
-
 def pixels(source: bytes | Path) -> np.ndarray:
     image = decode(source)
     assert image.mode == "RGB"
     return np.asarray(image)
-
-
-def png(width: int, height: int, *, bits: int = 8, colour: int = 0, data: bytes = b"") -> bytes:
-    """A PNG written by hand, for headers that no encoder would write."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
 
 
 @pytest.mark.parametrize(
@@ -159,9 +139,8 @@ TURNED = {
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
 def test_orientation_by_exif(orientation: int, kind: str) -> None:
-    exif = Image.Exif()
+    exif = turned(orientation)
     exif[0x010F] = "a camera"
-    exif[0x0112] = orientation
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encoded(RGB, kind, exif=exif, **options)
     assert np.array_equal(pixels(data), TURNED[orientation])
@@ -215,12 +194,6 @@ def test_bad_images_say_why(name: str, tmp_path: Path) -> None:
     for source in (data, file):
         with refused(ImageError, *facts):
             decode(source)
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "no.jpg", "no such file"), (tmp_path, "a folder")):
-        with refused(ImageError, reason):
-            read_pixels(path, 8)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
@@ -304,6 +277,7 @@ def test_load_takes_what_users_hold(tmp_path: Path) -> None:
         (Image.new("RGB", (0, 3)), ["0x3"]),
         (7, ["int", "torch tensor"]),
         ("no/such.jpg", ["no such file"]),
+        (Path("/"), ["a folder"]),
     ],
 )
 def test_load_refuses_clearly(image: object, facts: list[str]) -> None:

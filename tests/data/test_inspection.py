@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from scipy.spatial.distance import jensenshannon
 
 from acclimate.data.inspection import (
@@ -21,7 +20,7 @@ from acclimate.data.inspection import (
 )
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import label_shares
-from acclimate.report.figures.label_shares import draw_counts, write_label_plots
+from acclimate.report.figures.label_shares import draw_counts
 from acclimate.results.sweep_folder import LabelCounts
 
 
@@ -160,15 +159,6 @@ def test_distances_are_distances(pair: tuple[list[int], list[int]]) -> None:
 
 
 # Plots
-
-
-def test_plots_are_written(tmp_path: Path) -> None:
-    manifest = of(COUNTS)
-    paths = write_label_plots(manifest, tmp_path / "plots")
-    assert [path.name for path in paths] == ["label_distributions.png", "label_counts.png"]
-    for path in paths:
-        pixels = np.asarray(Image.open(path).convert("L"))
-        assert pixels.std() > 10
 
 
 def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:

@@ -54,6 +54,14 @@ def opened(folder: Path, *, size: int = SIDE, gib: float = 1.0, cache: float = 1
     return ImageSource(manifest, size, config, quarantine)
 
 
+def spoiled(folder: Path, row: int) -> Path:
+    """An image that cannot be read from now on."""
+    path = opened(folder).manifest.image_source(row)
+    assert isinstance(path, Path)
+    path.write_bytes(b"\xff\xd8\xff nothing")
+    return path
+
+
 def in_pack(source: ImageSource) -> Pack:
     assert source.pack is not None and source.held is None
     return source.pack
@@ -131,7 +139,7 @@ def test_sizes_have_packs_of_their_own(folder: Path, cache: Path) -> None:
 
 
 def test_a_full_disk_stops_the_pack_and_not_the_run(
-    folder: Path, decoded: list[object], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = everything(opened(folder, gib=0.0))
     real, written = os.pwrite, []
@@ -171,7 +179,7 @@ def test_rows_of_one_image_are_decoded_and_kept_once(
     assert not torch.equal(stored[0], stored[1])
 
 
-def test_budgets(folder: Path, cache: Path) -> None:
+def test_budgets(folder: Path) -> None:
     gib = NEEDED / 2**30
     assert in_pack(opened(folder, gib=gib))
     for short in (gib * 0.99, 0.0):
@@ -215,7 +223,7 @@ def test_a_disk_that_is_nearly_full_gets_no_pack(
     assert in_pack(opened(folder))
 
 
-def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: Path) -> None:
+def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path) -> None:
     def made(size: int) -> Path:
         source = opened(folder, size=size)
         everything(source)
@@ -239,9 +247,7 @@ def test_the_one_opened_longest_ago_gives_way_unless_kept(folder: Path, cache: P
 
 
 def test_unreadable_images_are_listed_once(folder: Path) -> None:
-    bad = opened(folder).manifest.image_source(4)
-    assert isinstance(bad, Path)
-    bad.write_bytes(b"\xff\xd8\xff nothing")
+    bad = spoiled(folder, 4)
     for _ in range(2):
         source = opened(folder)
         for _ in range(2):
@@ -277,9 +283,7 @@ def test_processes_write_at_once_and_one_is_killed(folder: Path, decoded: list[o
 
 
 def test_images_stay_where_they_are_held(folder: Path, decoded: list[object]) -> None:
-    bad = opened(folder).manifest.image_source(4)
-    assert isinstance(bad, Path)
-    bad.write_bytes(b"nothing")
+    spoiled(folder, 4)
     expected, good = opened(folder, gib=0.0, cache=0.0).take(np.arange(COUNT))
     decoded.clear()
     manifest, quarantine = Manifest.from_folder(folder), Quarantine()

@@ -1,6 +1,5 @@
 """Plain JPEGs take a faster way to the same pixels; Pillow judges all others."""
 
-import io
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from acclimate.core.errors import ImageError
 from acclimate.data import images
 from acclimate.data.images import decode, read_pixels, squash
 from fixtures.errors import refused
+from fixtures.pictures import encoded, turned
 
 pytest.importorskip("simplejpeg")
 
@@ -25,16 +25,8 @@ def photo(width: int, height: int, mode: str = "RGB") -> Image.Image:
     return Image.fromarray(noisy).convert(mode)
 
 
-def encoded(image: Image.Image, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **{"quality": 90, **options})
-    return file.getvalue()
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
+def jpeg(image: Image.Image, **options: Any) -> bytes:
+    return encoded(image, "JPEG", **{"quality": 90, **options})
 
 
 def by_pillow(data: bytes, size: int) -> np.ndarray:
@@ -48,34 +40,27 @@ def decode_plain(data: bytes, hint: int) -> np.ndarray | None:
 
 
 PLAIN = {
-    "usual": encoded(photo(100, 60)),
-    "all colours": encoded(photo(101, 67), subsampling=0),
-    "half of the colours": encoded(photo(101, 67), subsampling=1),
-    "progressive": encoded(photo(90, 121), progressive=True),
-    "restarts": encoded(photo(90, 121), restart_marker_blocks=4),
-    "grey": encoded(photo(77, 50, "L")),
-    "comment": encoded(photo(50, 50), comment="a word"),
-    "profile": encoded(photo(50, 50), icc_profile=b"not looked at"),
-    "a pixel": encoded(photo(1, 1)),
-    **{f"turned {turn}": encoded(photo(64, 40), exif=turned(turn)) for turn in range(1, 9)},
+    "usual": jpeg(photo(100, 60)),
+    "all colours": jpeg(photo(101, 67), subsampling=0),
+    "half of the colours": jpeg(photo(101, 67), subsampling=1),
+    "progressive": jpeg(photo(90, 121), progressive=True),
+    "restarts": jpeg(photo(90, 121), restart_marker_blocks=4),
+    "grey": jpeg(photo(77, 50, "L")),
+    "comment": jpeg(photo(50, 50), comment="a word"),
+    "profile": jpeg(photo(50, 50), icc_profile=b"not looked at"),
+    "a pixel": jpeg(photo(1, 1)),
+    **{f"turned {turn}": jpeg(photo(64, 40), exif=turned(turn)) for turn in range(1, 9)},
 }
 
 
-@pytest.mark.parametrize("hint", [8, 12, 32, 200])
+@pytest.mark.parametrize("size", [8, 12, 31, 32, 64, 200, 224])
 @pytest.mark.parametrize("kind", PLAIN)
-def test_pixels_are_those_of_pillow(kind: str, hint: int) -> None:
-    data = PLAIN[kind]
-    pixels = decode_plain(data, hint)
-    assert pixels is not None
-    # A level of 255 for another version of libjpeg-turbo; the same version gives the same.
-    expected = np.asarray(decode(data, hint=hint)).astype(int)
-    assert pixels.shape == expected.shape
-    assert np.abs(pixels - expected).max() <= 1
-
-
-@pytest.mark.parametrize("size", [8, 31, 64, 224])
-@pytest.mark.parametrize("kind", PLAIN)
-def test_squares_are_those_of_pillow_to_a_level(kind: str, size: int) -> None:
+def test_pixels_and_squares_are_those_of_pillow_to_a_level(kind: str, size: int) -> None:
+    """The same version of libjpeg-turbo gives the same pixels."""
+    found, expected = decode_plain(PLAIN[kind], size), np.asarray(decode(PLAIN[kind], hint=size))
+    assert found is not None
+    assert found.shape == expected.shape
+    assert np.abs(found - expected.astype(int)).max() <= 1
     found, expected = read_pixels(PLAIN[kind], size), by_pillow(PLAIN[kind], size)
     assert found.dtype == np.uint8
     assert found.shape == expected.shape == (3, size, size)
@@ -89,8 +74,8 @@ def test_a_square_of_that_size_is_not_resized() -> None:
 
 
 ODD = {
-    "four colours": encoded(photo(40, 40).convert("CMYK")),
-    "no YCbCr": encoded(photo(40, 40), keep_rgb=True),
+    "four colours": jpeg(photo(40, 40).convert("CMYK")),
+    "no YCbCr": jpeg(photo(40, 40), keep_rgb=True),
     "cut short": PLAIN["usual"][:-200],
     "cut in the header": PLAIN["usual"][:100],
     "only a start": b"\xff\xd8\xff",
@@ -136,7 +121,7 @@ def test_without_the_library_pillow_gives_the_same(monkeypatch: pytest.MonkeyPat
 
 def many_scans(number: int) -> bytes:
     """A progressive JPEG that repeats its last scan."""
-    data = encoded(photo(64, 64), progressive=True)
+    data = jpeg(photo(64, 64), progressive=True)
     last = data.rindex(b"\xff\xda")
     return data[:-2] + (data[last:-2]) * number + b"\xff\xd9"
 

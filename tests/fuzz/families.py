@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load
 
@@ -34,6 +33,7 @@ from fixtures.pandas_pickles import frame, released, saved
 from fixtures.pictures import write_sites
 from fixtures.run_folders import make_run, score
 from fixtures.settings import TINY
+from fixtures.sites import five_sites
 from fuzz.commands import ANSWERED, Refused, Verdict, command, command_to, judged
 from fuzz.mutations import Random, flipped, mutated, mutated_json, mutated_values
 from fuzz.pictures import PICTURES, bombs
@@ -54,6 +54,12 @@ class Family(ABC):
     def run(self, seed: int, number: int) -> Verdict:
         rng = stream(seed, type(self).__name__, number)
         return judged(lambda: self.verdict(rng))
+
+    def copied(self, whole: str) -> Path:
+        """A fresh copy of a folder, to be damaged."""
+        case = self.folder / "case"
+        shutil.rmtree(case, ignore_errors=True)
+        return Path(shutil.copytree(self.folder / whole, case))
 
 
 def settings(algorithm: str = "da-erm", **changes: Any) -> RunConfig:
@@ -193,16 +199,14 @@ class Checkpoints(Family):
     """Runs that were killed, and whose checkpoint is not what it was."""
 
     def prepare(self) -> None:
-        self.data = Manifest.from_arrays(*_rows())
+        self.data = five_sites()
         train(settings(), self.data, self.folder / "whole", device="cpu")
         killed = self.folder / "killed"
         _train_until_killed(self.data, killed)
         self.files = [p for p in killed.iterdir() if p.is_file() and p.name != ".lock"]
 
     def verdict(self, rng: Random) -> Verdict:
-        run = self.folder / "case"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(self.folder / "killed", run)
+        run = self.copied("killed")
         path = run / self.files[rng.integers(len(self.files))].name
         path.write_bytes(mutated(path.read_bytes(), rng))
         train(settings(), self.data, run, device="cpu")
@@ -219,7 +223,7 @@ class Manifests(Family):
         root = write_sites(self.folder / "tree", 6, ".png")
         manifest = Manifest.from_folder(root)
         manifest.write(self.folder / "whole.parquet")
-        Manifest.from_arrays(*_rows()).write(self.folder / "features.parquet")
+        five_sites().write(self.folder / "features.parquet")
         table = manifest.table.select(["image", "label", "domain", "split"])
         rows = [
             ",".join(table.column_names),
@@ -258,9 +262,7 @@ class Folders(_OfAModel):
     """Trees with what no tree should hold, beside whole images whose answers must not change."""
 
     def verdict(self, rng: Random) -> Verdict:
-        tree = self.folder / "case"
-        shutil.rmtree(tree, ignore_errors=True)
-        shutil.copytree(self.folder / "tree", tree)
+        tree = self.copied("tree")
         for _ in range(int(rng.integers(1, 6))):
             self._spoil(tree, rng)
         if rng.random() < 0.5:
@@ -307,9 +309,7 @@ class Runs(_OfAModel):
     """Run folders of strangers, in reports, scores and theorems."""
 
     def verdict(self, rng: Random) -> Verdict:
-        run = self.folder / "case"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(self.run_folder, run)
+        run = self.copied("run")
         files = [path for path in sorted(run.iterdir()) if path.suffix in (".json", ".jsonl")]
         path = files[rng.integers(len(files))]
         if path.suffix == ".json":
@@ -353,9 +353,7 @@ class Sweeps(Family):
         self.whole = self._tables(whole)
 
     def verdict(self, rng: Random) -> Verdict:
-        case = self.folder / "case"
-        shutil.rmtree(case, ignore_errors=True)
-        shutil.copytree(self.folder / "whole", case)
+        case = self.copied("whole")
         # The definition as often as all the runs together.
         rest = [path for path in self.files if path.name != "sweep.json"]
         name = Path("sweep.json") if rng.random() < 0.5 else rest[rng.integers(len(rest))]
@@ -408,12 +406,6 @@ class Pickles(Family):
         path.write_bytes(mutated(self.streams[rng.integers(len(self.streams))], rng))
         command_to(self.folder / "case.parquet", "build", "geo-yfcc-released", path)
         return ANSWERED
-
-
-def _rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    domains = np.repeat([f"site-{i}" for i in range(5)], 24)
-    return rng.normal(size=(120, 5)).astype("f4"), np.tile(["ant", "bee", "cat"], 40), domains
 
 
 def _train_until_killed(data: Manifest, run: Path) -> None:

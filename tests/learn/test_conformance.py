@@ -9,23 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from acclimate.config import EmbeddingConfig, from_dict
-from acclimate.core.distributed import World
 from acclimate.core.errors import AcclimateError
 from acclimate.learn.algorithms import names
-from acclimate.learn.embeddings import (
-    EMBEDDINGS,
-    embedding_settings,
-)
-from acclimate.learn.models import build_backbone
+from acclimate.learn.embeddings import EMBEDDINGS, embedding_settings
 from fixtures.errors import refused
 from fixtures.objectives import (
     CLASSES,
     DOMAINS,
-    FEATURES,
     MU,
     batch_for,
     make_algorithm,
     make_batch,
+    make_embedding,
     without_numbers,
 )
 
@@ -98,19 +93,15 @@ class TestAlgorithm:
         assert algorithm(batch, 40).risk.item() < 0.7 * first
 
 
+def mixed(mixup: str) -> EmbeddingConfig:
+    return EmbeddingConfig(dim=MU, mixup=mixup)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", EMBEDDINGS)
 @pytest.mark.parametrize("mixup", ["on", "off"])
 class TestEmbedding:
-    def make(self, name: str, mixup: str, seed: int = 0):  # type: ignore[no-untyped-def]
-        torch.manual_seed(seed)
-        config = EmbeddingConfig(dim=MU, mixup=mixup)  # type: ignore[arg-type]
-        backbone = build_backbone("mlp", in_features=FEATURES)
-        return EMBEDDINGS[name].build(
-            backbone, config, domains=DOMAINS, classes=CLASSES, world=World(), seed=0
-        )
-
     def test_finite_loss_and_gradients(self, name: str, mixup: str) -> None:
-        embedding = self.make(name, mixup)
+        embedding = make_embedding(name, mixed(mixup))
         losses = embedding(make_batch(adaptive=False), 0)
         assert torch.isfinite(losses.total)
         losses.total.backward()
@@ -118,21 +109,21 @@ class TestEmbedding:
         assert without == []
 
     def test_phi_has_its_dimension_and_ignores_the_batch(self, name: str, mixup: str) -> None:
-        embedding = self.make(name, mixup).eval()
+        embedding = make_embedding(name, mixed(mixup)).eval()
         x = make_batch(adaptive=False).x
         phi = embedding.phi(x)
         assert phi.shape == (len(x), embedding.dim)
         torch.testing.assert_close(phi[:1], embedding.phi(x[:1]))
 
     def test_saved_and_loaded_it_is_the_same(self, name: str, mixup: str) -> None:
-        one, two = self.make(name, mixup, seed=0), self.make(name, mixup, seed=1)
+        one, two = (make_embedding(name, mixed(mixup), seed) for seed in (0, 1))
         one.standardise(torch.randn(3, one.dim, dtype=torch.float64))
         two.load_state_dict(one.state_dict())
         x = make_batch(adaptive=False).x
         assert torch.equal(one.phi(x), two.phi(x))
 
     def test_no_number_is_read_back_from_the_device(self, name: str, mixup: str) -> None:
-        embedding = self.make(name, mixup).to("meta")
+        embedding = make_embedding(name, mixed(mixup)).to("meta")
         with any_precision():
             embedding(without_numbers(make_batch(adaptive=False)), 0).total.backward()
 

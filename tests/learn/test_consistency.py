@@ -167,7 +167,7 @@ def flat(stored: dict) -> list[float]:
 
 
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(tiny: Tiny, tmp_path: Path) -> None:
+def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
     """Domains of 2 and 3 images: one process then has fewer of them than the other."""
     sizes = {"a": 2, "b": 3, "c": 31, "d": 20}
     rng = np.random.default_rng(0)

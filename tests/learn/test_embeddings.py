@@ -13,40 +13,27 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.classifier import adapt
-from acclimate.config import (
-    EmbeddingConfig,
-    RunConfig,
-    setting,
-)
-from acclimate.core.distributed import World
+from acclimate.config import EmbeddingConfig, RunConfig, setting
 from acclimate.core.errors import UnknownName
 from acclimate.data.batches import Batch, DomainSampler
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS, Embedding, find_embedding
 from acclimate.learn.model import Trained
-from acclimate.learn.models import build_backbone
 from acclimate.records.records import read
 from acclimate.rehearse.training import train
 from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
+from fixtures.objectives import CLASSES, DOMAINS, FEATURES, make_embedding
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
 Tiny = Callable[..., RunConfig]
-CLASSES, DOMAINS, FEATURES, DIM, WIDTH = 4, 3, 5, 6, 256
-CONFIG = EmbeddingConfig(dim=DIM, per_domain=8, domains_per_step=3, mixup="off")
+WIDTH = 256  # of the backbone
+CONFIG = EmbeddingConfig(dim=6, per_domain=8, domains_per_step=3, mixup="off")
 BASELINES = ("mean", "softmax", "posterior")
 
 
-def build(name: str, config: EmbeddingConfig = CONFIG, seed: int = 0) -> Embedding:
-    torch.manual_seed(seed)
-    backbone = build_backbone("mlp", in_features=FEATURES)
-    return EMBEDDINGS[name].build(
-        backbone, config, domains=DOMAINS, classes=CLASSES, world=World(), seed=seed
-    )
-
-
-def batch_of(count: int = 24, seed: int = 0) -> Batch:
+def loud_batch(count: int = 24, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     # Loud inputs, so that losses are far from those of a uniform guess.
     x = 10 * torch.randn(count, FEATURES, generator=generator)
@@ -77,7 +64,7 @@ def reference(embedding: Embedding, x: Tensor) -> dict[str, np.ndarray]:
     ("name", "target"), [("mean", "y"), ("posterior", "y"), ("softmax", "domain")]
 )
 def test_the_loss_is_the_cross_entropy_of_classes_or_domains(name: str, target: str) -> None:
-    embedding, batch = build(name), batch_of()
+    embedding, batch = make_embedding(name, CONFIG), loud_batch()
     probabilities = reference(embedding, batch.x)["probabilities"]
     truth = getattr(batch, target).tolist()
     by_hand = -sum(math.log(row[k]) for row, k in zip(probabilities, truth, strict=True))
@@ -90,7 +77,7 @@ def test_the_loss_is_the_cross_entropy_of_classes_or_domains(name: str, target: 
 @pytest.mark.parametrize("name", ["mean", "posterior"])
 def test_a_shift_is_added_to_the_logits_of_classes(name: str) -> None:
     """As prior-aware training of the run `erm` has it: p(y|x) · exp(shift), normalised."""
-    embedding, batch = build(name), batch_of()
+    embedding, batch = make_embedding(name, CONFIG), loud_batch()
     shift = torch.randn(len(batch), CLASSES, generator=torch.Generator().manual_seed(3))
     told = reference(embedding, batch.x)["probabilities"] * np.exp(shift.double().numpy())
     by_hand = -np.log(told[np.arange(len(batch)), batch.y] / told.sum(1)).mean()
@@ -103,7 +90,7 @@ def test_a_shift_is_added_to_the_logits_of_classes(name: str) -> None:
     [("mean", "features", WIDTH), ("posterior", "probabilities", CLASSES), ("softmax", "layer", 6)],
 )
 def test_phi_by_definition(name: str, part: str, dim: int) -> None:
-    embedding, x = build(name).eval(), batch_of().x
+    embedding, x = make_embedding(name, CONFIG).eval(), loud_batch().x
     phi = embedding.phi(x)
     assert embedding.dim == dim
     assert phi.shape == (len(x), dim)
@@ -133,23 +120,8 @@ def test_phi_depends_on_the_settings_that_it_uses() -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_shares_of_a_batch_average_to_the_whole(name: str) -> None:
-    """Of processes: loss and gradients."""
-    shares = 4
-    whole, parts, batch = build(name), build(name), batch_of()
-    loss = whole(batch, 0).risk
-    loss.backward()
-    each = [parts(batch.take(slice(rank, None, shares)), 0).risk for rank in range(shares)]
-    mean = torch.stack(each).mean()
-    mean.backward()
-    torch.testing.assert_close(mean, loss)
-    for one, two in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", BASELINES)
 def test_bf16_is_left_before_the_loss_and_the_probabilities(name: str) -> None:
-    embedding, batch = build(name), batch_of()
+    embedding, batch = make_embedding(name, CONFIG), loud_batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, phi = embedding(batch, 0).risk, embedding.phi(batch.x)
     assert (loss.dtype, phi.dtype) == (torch.float32, torch.float32)
@@ -162,7 +134,7 @@ def test_bf16_is_left_before_the_loss_and_the_probabilities(name: str) -> None:
 def test_domains_take_turns(name: str) -> None:
     rows = [np.arange(20), np.arange(20, 50), np.arange(50, 55)]
     config = replace(CONFIG, per_domain=2)
-    sampler = build(name, config).sampler(rows, config, seed=4)
+    sampler = make_embedding(name, config).sampler(rows, config, seed=4)
     assert isinstance(sampler, DomainSampler)
     assert (sampler.per_domain, sampler.slots, sampler.seed) == (2, 3, 4)
 

@@ -41,6 +41,11 @@ def passes(extractor: Backbone) -> list[int]:
     return seen
 
 
+@pytest.fixture
+def manifest(tree: Path) -> Manifest:
+    return Manifest.from_folder(tree)
+
+
 def extract(
     extractor: Backbone,
     manifest: Manifest,
@@ -72,8 +77,9 @@ def shards(cache: Path) -> list[Path]:
     return sorted(cache.glob("*/*.safetensors"))
 
 
-def test_features_are_what_images_give(extractor: Backbone, tree: Path, tmp_path: Path) -> None:
-    manifest = Manifest.from_folder(tree)
+def test_features_are_what_images_give(
+    extractor: Backbone, manifest: Manifest, tmp_path: Path
+) -> None:
     found = extract(extractor, manifest, tmp_path)
     rows = np.array([3, 90, 3, 41])
     features, good = found.take(rows)
@@ -85,9 +91,9 @@ def test_features_are_what_images_give(extractor: Backbone, tree: Path, tmp_path
 
 
 def test_a_second_extraction_reads_what_the_first_left(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
+    extractor: Backbone, passes: list[int], manifest: Manifest, tmp_path: Path, cache: Path
 ) -> None:
-    manifest, told = Manifest.from_folder(tree), []
+    told: list[tuple[object, ...]] = []
     first = extract(extractor, manifest, tmp_path, watch=lambda *step: told.append(step))
     assert sum(passes) == 96 and told == [("features", 96, 96, "")] * 2
     second = extract(extractor, manifest, tmp_path)
@@ -104,9 +110,7 @@ def test_a_second_extraction_reads_what_the_first_left(
     assert about == {**facts, "engine": "torch"}
 
 
-def test_a_file_that_changed_is_another_image(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_changed_is_another_image(tree: Path, tmp_path: Path) -> None:
     image = tmp_path / "one.jpg"
     image.write_bytes((tree / "north" / "red" / "00.jpg").read_bytes())
     before = content_digests([str(image)])
@@ -126,9 +130,8 @@ def test_the_same_photographs_in_another_folder_are_not_extracted_again(
 
 
 def test_rows_of_one_image_share_its_features(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path
+    extractor: Backbone, passes: list[int], manifest: Manifest, tmp_path: Path
 ) -> None:
-    manifest = Manifest.from_folder(tree)
     repeated = manifest.select(np.tile(np.arange(5), 40))
     found = extract(extractor, repeated, tmp_path)
     assert sum(passes) == 5 and found.features.shape == (5, 128)
@@ -140,9 +143,8 @@ def test_rows_of_one_image_share_its_features(
 
 
 def test_a_damaged_shard_is_extracted_again(
-    extractor: Backbone, passes: list[int], tree: Path, tmp_path: Path, cache: Path
+    extractor: Backbone, passes: list[int], manifest: Manifest, tmp_path: Path, cache: Path
 ) -> None:
-    manifest = Manifest.from_folder(tree)
     first = extract(extractor, manifest, tmp_path)
     (path,) = shards(cache)
     whole = path.read_bytes()
@@ -157,12 +159,11 @@ def test_a_damaged_shard_is_extracted_again(
 def test_an_interrupted_extraction_goes_on(
     extractor: Backbone,
     passes: list[int],
-    tree: Path,
+    manifest: Manifest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("acclimate.learn.frozen.SHARD", 40)
-    manifest = Manifest.from_folder(tree)
 
     def stop(phase: str, done: int, total: int, note: str) -> None:
         raise KeyboardInterrupt
@@ -230,9 +231,8 @@ def test_unreadable_images_are_quarantined(extractor: Backbone, tree: Path, tmp_
 
 
 def test_features_that_do_not_fit_are_refused(
-    extractor: Backbone, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    extractor: Backbone, manifest: Manifest, tmp_path: Path
 ) -> None:
-    manifest = Manifest.from_folder(tree)
     with refused(ConfigError, 96, "data.cache_gib", 1e-05, "model.freeze"):
         extract(extractor, manifest, tmp_path, config=DataConfig(cache_gib=0.00001))
     (tmp_path / "file").touch()
@@ -241,9 +241,8 @@ def test_features_that_do_not_fit_are_refused(
 
 
 def test_a_pack_that_was_made_is_used(
-    extractor: Backbone, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    extractor: Backbone, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = Manifest.from_folder(tree)
     decoded = watch_decoding(monkeypatch)
     pack_images(manifest, SIDE, DataConfig(), Quarantine())
     assert len(decoded) == 96

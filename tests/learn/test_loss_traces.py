@@ -5,11 +5,8 @@ import pytest
 import torch
 
 from acclimate.config import EmbeddingConfig
-from acclimate.core.distributed import World
-from acclimate.learn.embeddings.prototype import Prototype
-from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Objective
-from fixtures.objectives import CLASSES, DOMAINS, FEATURES, MU, make_algorithm, make_batch
+from fixtures.objectives import MU, make_algorithm, make_batch, make_embedding
 
 SETTINGS = {"dann": {"gradient_penalty": 0.1}, "cdann": {"gradient_penalty": 0.1}}
 TRACES = {
@@ -47,21 +44,13 @@ def trace(objective: Objective, *, adaptive: bool) -> list[float]:
     return found
 
 
-def prototypes() -> Prototype:
-    torch.manual_seed(0)
-    config = EmbeddingConfig(dim=MU)
-    shape = {"domains": DOMAINS, "classes": CLASSES}
-    return Prototype(
-        build_backbone("mlp", in_features=FEATURES), config, **shape, world=World(), seed=0
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in TRACES if name != "prototype"])
-def test_of_algorithms(name: str) -> None:
+@pytest.mark.parametrize("name", TRACES)
+def test_losses(name: str) -> None:
     settings = SETTINGS.get(name.removeprefix("da-"), {})
-    found = trace(make_algorithm(name, **settings), adaptive=name.startswith("da-"))
+    objective = (
+        make_embedding(name, EmbeddingConfig(dim=MU))
+        if name == "prototype"
+        else make_algorithm(name, **settings)
+    )
+    found = trace(objective, adaptive=name.startswith("da-"))
     assert found == pytest.approx(TRACES[name], rel=1e-4)
-
-
-def test_of_prototypes() -> None:
-    assert trace(prototypes(), adaptive=False) == pytest.approx(TRACES["prototype"], rel=1e-4)

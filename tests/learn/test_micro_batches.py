@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.config import EmbeddingConfig
-from acclimate.core.distributed import World
 from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import EMBEDDINGS
-from acclimate.learn.models import build_backbone
 from acclimate.learn.models.backbones import BATCH, SMALL, Backbone, Preprocess, infer
 from acclimate.learn.objective import Objective
 from fixtures.gpu import on_gpu
-from fixtures.objectives import CLASSES, DOMAINS, FEATURES, MU, batch_for, make_algorithm
+from fixtures.objectives import MU, batch_for, make_algorithm, make_embedding
 
 DIVISIBLE = [name for name in names() if choose(name).build.divisible]
 
@@ -53,49 +51,34 @@ def test_losses_and_weights_of_algorithms(name: str) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_losses_and_weights_of_embeddings(name: str) -> None:
-    def make() -> Objective:
-        torch.manual_seed(0)
-        backbone = build_backbone("mlp", in_features=FEATURES)
-        shape = {"domains": DOMAINS, "classes": CLASSES, "world": World(), "seed": 0}
-        return EMBEDDINGS[name].build(backbone, EmbeddingConfig(dim=MU), **shape)
-
-    assert_parts_do_not_matter(make, "erm")
+    config = EmbeddingConfig(dim=MU)
+    assert_parts_do_not_matter(lambda: make_embedding(name, config), "erm")
 
 
 def test_only_a_step_within_a_step_cannot_be_divided() -> None:
     assert {*names()} - {*DIVISIBLE} == {"mldg", "da-mldg"}
 
 
-class Seen(nn.Module):
-    """Notes how many images come at a time."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.counts = nn.Sequential(*layers), list[int]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.counts.append(len(x))
-        found: Tensor = self.layers(x)
-        return found
-
-
-def seeing(*layers: nn.Module) -> tuple[Backbone, Seen]:
-    body = Seen(*layers)
-    return Backbone(body, 4, Preprocess((0.5,) * 3, (0.25,) * 3, 96)), body
+def seeing(*layers: nn.Module) -> tuple[Backbone, list[int]]:
+    """A backbone, and how many images come at a time."""
+    body, counts = nn.Sequential(*layers), list[int]()
+    body.register_forward_pre_hook(lambda _, given: counts.append(len(given[0])))
+    return Backbone(body, 4, Preprocess((0.5,) * 3, (0.25,) * 3, 96)), counts
 
 
 def test_each_part_is_worked_out_twice_and_counts_once_for_statistics() -> None:
     norm = nn.BatchNorm2d(4)
-    backbone, body = seeing(nn.Conv2d(3, 4, 3), norm, nn.Flatten())
+    first = nn.Conv2d(3, 4, 3)
+    backbone, counts = seeing(first, norm, nn.Flatten())
     backbone.micro_batches = 3
     x = torch.rand(8, 3, 5, 5)
     backbone.train()(x).sum().backward()
-    assert sorted(body.counts) == [2, 2, 3, 3, 3, 3]
+    assert sorted(counts) == [2, 2, 3, 3, 3, 3]
     assert norm.num_batches_tracked.item() == 3
     with torch.no_grad():
         once = nn.BatchNorm2d(4).train()
         for part in range(3):
-            once(body.layers[0](((x - 0.5) / 0.25)[part::3]))
+            once(first(((x - 0.5) / 0.25)[part::3]))
     torch.testing.assert_close(norm.running_mean, once.running_mean)
 
 
@@ -118,17 +101,17 @@ def test_rows_stay_where_they_are() -> None:
     ],
 )
 def test_large_images_come_few_at_a_time(count: int, side: int, expected: list[int]) -> None:
-    backbone, body = seeing(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone, counts = seeing(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.rand(count, 3, side, side)
     with torch.no_grad():
         found = backbone.eval()(x)
-    assert body.counts == expected
+    assert counts == expected
     torch.testing.assert_close(found, ((x - 0.5) / 0.25).mean((2, 3)))
 
 
 def test_not_where_they_are_normalised_by_each_other_or_learned_from() -> None:
     norm = nn.BatchNorm2d(3)
-    backbone, body = seeing(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone, counts = seeing(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     backbone.eval()
     norm.training = True  # as for statistics of a new domain
     x = torch.rand(BATCH + 1, 3, SMALL + 1, SMALL + 1)
@@ -136,7 +119,7 @@ def test_not_where_they_are_normalised_by_each_other_or_learned_from() -> None:
         backbone(x)
     norm.training = False
     backbone(x)
-    assert body.counts == [BATCH + 1, BATCH + 1]
+    assert counts == [BATCH + 1, BATCH + 1]
 
 
 class Small(nn.Module):

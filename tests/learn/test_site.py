@@ -1,7 +1,6 @@
 """The second path of a plain model, learned from features."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from acclimate.config import SiteConfig
 from acclimate.data import source
-from acclimate.learn.site import Features, Site, batch_size, fit_plain, fit_site
+from acclimate.learn.site import Features, batch_size, fit_plain, fit_site
 
 SMALL = SiteConfig(steps=60, batch=64, width=16, dim=4, dropout=0.0)
 NAMES = [f"site-{number}" for number in range(6)]
@@ -30,10 +29,6 @@ def convention(seed: int = 0, per_domain: int = 80) -> Features:
         y.append(np.abs(label - swapped))
     stacked = torch.from_numpy(np.concatenate(x)).float(), torch.from_numpy(np.concatenate(y))
     return Features(*stacked, domains, 2)
-
-
-def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
-    return float((logits.argmax(1) == y).double().mean())
 
 
 def test_knowing_frequencies_adds_the_log_of_their_ratio() -> None:
@@ -81,39 +76,11 @@ def test_only_allowed_rows_of_chosen_domains() -> None:
     assert part.domains[1].tolist() == rows.domains[2][70:].tolist()
 
 
-def test_the_second_path_learns_what_only_the_domain_tells() -> None:
-    rows = convention()
-    plain = fit_plain(rows, SMALL, layers=False, seed=0)
-    site = fit_site(rows, NAMES, SMALL, seed=0)
-    new = convention(seed=1)
-    index = torch.from_numpy(new.domains[1])
-    x, y = new.x[index], new.y[index]
-    mu = site.embedding.phi(x).double().mean(0)
-    adapted = site.predictor.fold(mu).eval()
-    with torch.no_grad():
-        assert accuracy(adapted(x).logits, y) > 0.9
-        assert accuracy(plain(x).logits, y) < 0.75
-
-
 def test_the_same_seed_gives_the_same_weights() -> None:
     one, two = (fit_site(convention(), NAMES, SMALL, seed=3) for _ in range(2))
     other = fit_site(convention(), NAMES, SMALL, seed=4)
     assert all(torch.equal(a, two.tensors()[name]) for name, a in one.tensors().items())
     assert not all(torch.equal(a, other.tensors()[name]) for name, a in one.tensors().items())
-
-
-def test_it_comes_back_from_its_tensors() -> None:
-    site = fit_site(convention(), NAMES, SMALL, seed=0)
-    again = Site.from_tensors(site.tensors(), NAMES, 2, SMALL, "digest", Path("model.safetensors"))
-    assert again.table.names == NAMES
-    x, mu = torch.randn(4, 3), site.table.means[1].float().expand(4, -1)
-    with torch.no_grad():
-        assert torch.equal(again.predictor(x, mu).logits, site.predictor(x, mu).logits)
-        assert torch.equal(again.embedding.phi(x), site.embedding.phi(x))
-    assert again.scale == 1.0
-    weighed = replace(site, scale=0.25).tensors()
-    path = Path("model.safetensors")
-    assert Site.from_tensors(weighed, NAMES, 2, SMALL, "digest", path).scale == 0.25
 
 
 def test_few_rows_make_small_steps() -> None:

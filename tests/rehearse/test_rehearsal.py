@@ -31,46 +31,21 @@ from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, stable
+from fixtures.sites import rows_of, sites_on_a_line
 
 Tiny = Callable[..., RunConfig]
 SMALL = SiteConfig(steps=100, batch=64, lr=0.02, width=16, dim=4, dropout=0.0)
 SITE = {f"adapt.site.{key}": value for key, value in asdict(SMALL).items()}
 
 
-def rows_of(sites: int, per_site: int, *, swapped: bool = False, shifted: bool = False) -> Any:
-    """Three classes on a line; frequencies of their own, or names that swap in every other site,
-    which shows in another feature: hardly in one row, and well in the mean of twenty."""
-    rng = np.random.default_rng(0)
-    x, y = [], []
-    for site in range(sites):
-        shares = rng.dirichlet([0.3] * 3) if shifted else [1 / 3] * 3
-        label = rng.choice(3, per_site, p=shares)
-        own = rng.normal(size=(per_site, 4))
-        own[:, 0] += 1.5 * label
-        flipped = swapped and site % 2
-        own[:, 1] += 1.2 * flipped
-        y.append(np.where(label == 0, 2, np.where(label == 2, 0, 1)) if flipped else label)
-        x.append(own)
-    return np.concatenate(x).astype("f4"), np.concatenate(y)
-
-
-def make_data(sites: int, per_site: int = 80, **kind: bool) -> RehearsalData:
-    x, y = rows_of(sites, per_site, **kind)
+def make_data(sites: int, per_site: int = 80) -> RehearsalData:
+    x, y = rows_of(sites, per_site)
     domains = [np.arange(site * per_site, (site + 1) * per_site) for site in range(sites)]
     features = Features(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
     every = np.ones(len(y), dtype=bool)
     names = [f"site-{site}" for site in range(sites)]
     images = np.arange(len(y))
     return RehearsalData(features, names, images, every, every, layers=False, exact=True)
-
-
-@pytest.mark.slow
-def test_frequencies_that_shift_are_left_to_the_prior() -> None:
-    found = rehearse(make_data(12, 120, shifted=True), SMALL, seed=0)
-    assert found is not None
-    assert found.chosen[20].endswith("prior")
-    assert found.promise("prior", 20).gain > 0.02
-    assert {promise.frequencies for promise in found.promises} == {"as they are"}
 
 
 def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
@@ -80,12 +55,17 @@ def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
     assert {promise.chain for promise in found.promises} == {"none", "prior"}  # two to learn from
 
 
-def test_one_domain_cannot_be_held_out() -> None:
-    assert rehearse(make_data(1), SMALL, seed=0) is None
-
-
-def test_too_few_images_to_hold_out() -> None:
-    assert rehearse(make_data(4, per_site=8), SMALL, seed=0) is None
+@pytest.mark.parametrize(
+    "data",
+    [
+        make_data(1),
+        make_data(4, per_site=8),
+        replace(make_data(2), images=np.tile(np.arange(80), 2)),
+    ],
+    ids=["one domain", "too few images", "every image shared"],
+)
+def test_nothing_can_be_held_out(data: RehearsalData) -> None:
+    assert rehearse(data, SMALL, seed=0) is None
 
 
 @pytest.mark.slow
@@ -97,12 +77,6 @@ def test_a_domain_too_small_to_hold_out_is_learned_from() -> None:
     assert found is not None
     assert found.domains == 4
     assert "embedding" in found.chains
-
-
-def test_domains_that_share_every_image_leave_nothing_to_learn_from() -> None:
-    given = make_data(2)
-    same = np.tile(np.arange(80), 2)
-    assert rehearse(replace(given, units=same), SMALL, seed=0) is None
 
 
 def test_no_image_of_a_held_out_domain_is_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,28 +123,10 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(seen_twice)
 
 
-@pytest.mark.slow
-def test_the_temperature_is_that_of_the_model_itself() -> None:
-    """A model that says the same four times as loud is cooled four times as much."""
-    given = make_data(6, 120)
-    new = np.zeros(len(given.features.y), dtype=bool)
-    for rows in given.features.domains:
-        new[rows[::3]] = True
-    plain = module.fit_plain(given.features, SMALL, layers=False, seed=0)
-    with torch.no_grad():
-        logits = plain(given.features.x).logits
-    data = replace(given, fitted=~new, second=False)
-    found = [rehearse(replace(data, logits=scale * logits), SMALL, seed=0) for scale in (1.0, 4.0)]
-    quiet, loud = (one.temperatures["none"] for one in found if one is not None)
-    assert loud / quiet == pytest.approx(4, rel=0.15)  # steps of the grid
-
-
 @pytest.fixture(scope="module")
 def sites() -> Manifest:
     """Eight sites whose conventions differ; the last two stay unseen."""
-    x, y = rows_of(8, 100, swapped=True)
-    names = np.array(["a", "b", "c"])[y]
-    return Manifest.from_arrays(x, names, np.repeat([f"site-{i}" for i in range(8)], 100))
+    return sites_on_a_line(8, 100, swapped=True)
 
 
 def rehearsed(tiny: Tiny, **changes: Any) -> RunConfig:
@@ -215,10 +171,7 @@ def test_auto_does_what_was_rehearsed(run: Path, sites: Manifest) -> None:
 def test_with_too_few_images_it_leaves_the_model_alone(run: Path) -> None:
     choice = choose_method(Trained.load(run), 2)
     assert choice.method == "none"
-    assert choice.why == (
-        "2 images are too few to adapt by: rehearsal on 6 sites shows a gain from 5 on; "
-        "predictions are the plain model's",
-    )
+    assert re.search(r"^2 images .* 6 sites .* from 5 on", choice.why[0])
 
 
 @pytest.mark.slow
@@ -226,9 +179,7 @@ def test_a_model_that_was_not_rehearsed(features: Manifest, tiny: Tiny, tmp_path
     train(tiny("erm"), features, tmp_path / "erm")
     site = adapt(Trained.load(tmp_path / "erm"), features.features()[:10])
     assert site.method == "none"
-    assert site.notes == (
-        "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse",
-    )
+    assert ["adapt.rehearse" in note for note in site.notes] == [True]
     with refused(ConfigError, "'auto'", "--set adapt.rehearse=true"):
         evaluate_run(tmp_path / "erm", features.select(np.arange(24)), methods=["auto"])
         train(tiny("erm", test_domains=["site-0"]), features, tmp_path / "unseen")
@@ -243,14 +194,7 @@ def test_images_of_the_test_split_are_left_for_the_final_scores(
     table = sites.table.set_column(
         sites.table.column_names.index("split"), "split", pa.array(splits.tolist())
     )
-    staged: list[RehearsalData] = []
-    rehearsing = module.rehearse
-
-    def watched(data: RehearsalData, *args: Any, **kwargs: Any) -> Any:
-        staged.append(data)
-        return rehearsing(data, *args, **kwargs)
-
-    monkeypatch.setattr(module, "rehearse", watched)
+    staged = watch_stages(monkeypatch)
     train(rehearsed(tiny), replace(sites, table=table), tmp_path / "run")
     assert not (staged[0].scored | staged[0].fitted)[splits == "test"].any()
     assert staged[0].scored.any()
@@ -271,9 +215,8 @@ def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) ->
     begun = adapt(trained, images[:2]).state
     more = adapt(trained, images[2:40], into=begun)
     assert more.method == "none"
-    assert more.notes == (
-        "with 40 images rehearsal would choose embedding; adapt anew on all of them",
-    )
+    (note,) = more.notes
+    assert "40 images" in note and "embedding" in note
 
 
 @pytest.mark.slow
@@ -292,11 +235,7 @@ def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
     far = adapt(trained, images[:40] + np.float32([0, 100, 0, 0]))
     assert far.method == "none"
     assert far.notes[0] == near.notes[0]
-    assert re.fullmatch(
-        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
-        r"those may: adapted without embedding",
-        far.notes[1],
-    )
+    assert re.search(r"[\d.]+ times as far .* adapted without embedding", far.notes[1])
 
 
 @pytest.mark.slow
@@ -307,11 +246,7 @@ def test_a_state_that_goes_on_far_away_is_objected_to(run: Path, sites: Manifest
     assert (on.method, on.notes) == ("embedding", ())
     gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=near.state)
     assert gone.method == "embedding"
-    assert re.fullmatch(
-        r"but this domain lies [\d.]+ times as far from every training domain as domains like "
-        r"those may: adapt anew on all the images, which leaves out embedding",
-        gone.notes[-1],
-    )
+    assert re.search(r"[\d.]+ times as far .* adapt anew .* embedding", gone.notes[-1])
 
 
 @pytest.mark.slow
@@ -330,9 +265,8 @@ def test_frequencies_that_explain_less_than_rehearsed_are_left_alone(
     assert adapted(min(share + 0.05, 1.0)).method == "prior"
     site = adapted(share + 0.2)
     assert site.method == "none"
-    assert site.notes[1] == (
-        f"but label frequencies explain {share:.0%} of how predictions change here, and "
-        f"{share + 0.2:.0%} or more at the rehearsed sites: adapted without prior"
+    assert re.search(
+        f" {share:.0%} of .* {share + 0.2:.0%} or more .* adapted without prior", site.notes[1]
     )
 
 
@@ -346,22 +280,43 @@ def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Mani
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "phase", "at", "runs"),
+    [
+        ({}, "rehearsal", 2, 1),
+        ({"adapt.depth": "whole", "train.steps": 6}, "rehearsal 3 of 6", 0, 0),
+    ],
+    ids=["heads", "in a fold"],
+)
 def test_killed_in_rehearsal_it_resumes_to_the_same(
-    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = rehearsed(tiny)
+    settings: dict[str, Any], phase: str, at: int, runs: int,
+    sites: Manifest, tiny: Tiny, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Folds are no runs of their own to anybody."""
+    config = rehearsed(tiny, **settings)
     train(config, sites, tmp_path / "whole")
 
-    def killed(phase: str, done: int, total: int, note: str) -> None:
-        if phase == "rehearsal" and done == 2:
+    def killed(name: str, done: int, total: int, note: str) -> None:
+        if name.startswith(phase) and done >= at:
             raise Killed
 
     with pytest.raises(Killed):
         train(config, sites, tmp_path / "killed", watch=killed)
+    assert len(runs_below(tmp_path / "killed")) == runs
     train(config, sites, tmp_path / "killed")
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert stable(tmp_path / "whole") == stable(tmp_path / "killed")
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
+
+
+@pytest.mark.slow
+def test_no_fold_is_trained_in_a_folder_of_something_else(
+    sites: Manifest, tiny: Tiny, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with refused(RunError, tmp_path):
+        train(rehearsed(tiny, **{"adapt.depth": "whole"}), sites, tmp_path)
+    assert not (tmp_path / retraining.FOLDER).exists()
 
 
 def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[RehearsalData]:
@@ -374,29 +329,6 @@ def watch_stages(monkeypatch: pytest.MonkeyPatch) -> list[RehearsalData]:
 
     monkeypatch.setattr(module, "rehearse", watched)
     return staged
-
-
-@pytest.mark.slow
-def test_a_trained_backbone_is_rehearsed_on_its_features(
-    tree: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Features and logits are the model's own; five new images of a site are too few."""
-    staged = watch_stages(monkeypatch)
-    manifest = Manifest.from_folder(tree)
-    train(tiny("erm", **{"adapt.rehearse": True, **SITE}), manifest, tmp_path / "run")
-    trained, stage = Trained.load(tmp_path / "run"), staged[0]
-    assert not stage.exact
-    assert not stage.scored[manifest.splits == "train"].any()
-    rows = manifest.rows(domain="west")
-    assert stage.logits is not None
-    paths = [manifest.image_source(int(row)) for row in rows]
-    site = adapt(trained, paths)
-    expected = torch.from_numpy(site.predict_proba(paths))
-    torch.testing.assert_close(stage.logits[rows].softmax(1), expected, rtol=1e-4, atol=1e-5)
-    assert stage.features.x.shape[1] == trained.predictor.backbone.features
-    assert site.notes == (
-        "too few sites or images to rehearse with: the plain model is used as it is",
-    )
 
 
 @pytest.mark.slow
@@ -520,30 +452,6 @@ def test_a_fold_keeps_its_place_whichever_of_its_domains_are_large_enough() -> N
     for held, place in found.items():
         (same,) = (known for others, known in places.items() if set(held) <= set(others))
         assert place == same
-
-
-@pytest.mark.slow
-def test_killed_in_a_fold_it_resumes_to_the_same(
-    sites: Manifest, tiny: Tiny, tmp_path: Path
-) -> None:
-    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 6})
-    train(config, sites, tmp_path / "whole")
-
-    def killed(phase: str, done: int, total: int, note: str) -> None:
-        if phase.startswith("rehearsal 3 of 6"):
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(config, sites, tmp_path / "killed", watch=killed)
-    assert runs_below(tmp_path / "killed") == []  # folds are no runs of their own to anybody
-    with pytest.raises(RunError, match="not empty"):
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "note.txt").write_text("mine")
-        train(config, sites, tmp_path / "other")
-    assert not (tmp_path / "other" / retraining.FOLDER).exists()
-    train(config, sites, tmp_path / "killed")
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
-    assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()
 
 
 def test_few_sites_and_a_gpu_are_rehearsed_whole(
