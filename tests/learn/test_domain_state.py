@@ -111,6 +111,26 @@ def test_any_order_of_merging_equals_one_pass(
 
 
 @QUICK
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+    seed=st.integers(0, 999),
+)
+def test_updates_and_removals_equal_one_pass_over_the_rest(
+    parts: list[tuple[int, bool]], seed: int
+) -> None:
+    rows = features(seed, sum(count for count, _ in parts) + 1)
+    state, kept, start = state_of(rows[:1]), [rows[:1]], 1
+    for count, remove_later in parts:
+        part = rows[start : start + count]
+        state, start = state.updated(torch.from_numpy(part)), start + count
+        if remove_later:
+            state = state.removed(torch.from_numpy(part))
+        else:
+            kept.append(part)
+    assert_matches(state, np.concatenate(kept))
+
+
+@QUICK
 @given(before=st.integers(0, 4), after=st.integers(1, 4), seed=st.integers(0, 999))
 def test_rescaling_equals_rescaled_features(before: int, after: int, seed: int) -> None:
     """Whether they come before or after it."""
@@ -122,6 +142,21 @@ def test_rescaling_equals_rescaled_features(before: int, after: int, seed: int) 
     assert_matches(state, scaled)
     # Distances know no centre: the bound is no looser than before.
     assert state.rescaled(centre, spread).bound == pytest.approx(state.bound / spread, rel=1e-9)
+
+
+def test_no_more_images_come_out_than_went_in() -> None:
+    with refused(StateMismatch, "8", "7"):
+        state_of(features(1, 7)).removed(torch.zeros(8, DIM))
+
+
+def test_everything_out_and_new_images_in() -> None:
+    rows = features(2, 6)
+    state = state_of(rows).removed(torch.from_numpy(rows))
+    assert state.count == 0
+    fresh = features(3, 5) + 100
+    assert_matches(state.updated(torch.from_numpy(fresh)), fresh)
+    assert_matches(state.merged(state_of(fresh)), fresh)
+    assert_matches(state_of(fresh).merged(state), fresh)
 
 
 def test_the_reach_of_two_states_by_hand() -> None:

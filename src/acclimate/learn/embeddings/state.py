@@ -116,6 +116,14 @@ class DomainState:
             reach=reach,
         )
 
+    def removed(self, phi: Tensor) -> "DomainState":
+        """Without images [n, d] that were counted before; the bound stays."""
+        rows = phi.detach().to("cpu", torch.float64)
+        if len(rows) > self.count:
+            raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
+        total, squares = self.total - rows.sum(0), self.squares - rows.square().sum(0)
+        return replace(self, total=total, squares=squares, count=self.count - len(rows))
+
     def note_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
         """With images of these `hashes` written down, and how many of them it had seen before, or
         stand there twice."""
