@@ -38,7 +38,7 @@ SUMS = ("total", "squares", "reference")
 
 @dataclass(frozen=True)
 class DomainState:
-    """Running sums of Φ over a domain's images: mergeable and updatable.
+    """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
 
     Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
     the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
