@@ -17,6 +17,7 @@ from acclimate.config import RunConfig, SiteConfig
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
+from acclimate.learn import site as site_module
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.site import Features
@@ -346,19 +347,43 @@ def test_final_scores_have_auto_and_evaluate_repeats_them(run: Path, sites: Mani
 
 
 @pytest.mark.slow
-def test_killed_in_rehearsal_it_resumes_to_the_same(
-    sites: Manifest, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("at", "heads", "tried"), [("rehearsal", 4, 6), ("trials", 0, 4)])
+def test_killed_in_rehearsal_it_goes_on_to_the_same(
+    at: str,
+    heads: int,
+    tried: int,
+    sites: Manifest,
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Two of six folds are done: their heads are not fitted again, nor their trials made."""
     config = rehearsed(tiny)
     train(config, sites, tmp_path / "whole")
 
     def killed(phase: str, done: int, total: int, note: str) -> None:
-        if phase == "rehearsal" and done == 2:
+        if phase == at and done == 2:
             raise Killed
 
     with pytest.raises(Killed):
         train(config, sites, tmp_path / "killed", watch=killed)
+    assert runs_below(tmp_path / "killed") == [tmp_path / "killed"]
+    written, made = [], []
+    save, trials = site_module.save_tensors, module.HeldOutDomain.trials
+
+    def saving(path: Path, *args: Any) -> None:
+        written.append(path.name)
+        save(path, *args)
+
+    def making(domain: Any, *args: Any) -> Any:
+        made.append(domain.name)
+        return trials(domain, *args)
+
+    monkeypatch.setattr(site_module, "save_tensors", saving)
+    monkeypatch.setattr(module.HeldOutDomain, "trials", making)
     train(config, sites, tmp_path / "killed")
+    assert (written.count("plain.safetensors"), len(made)) == (heads, tried)
+    assert not (tmp_path / "killed" / retraining.FOLDER).exists()
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert stable(tmp_path / "whole") == stable(tmp_path / "killed")
     assert RunFolder(tmp_path / "whole").rehearsal() == RunFolder(tmp_path / "killed").rehearsal()

@@ -7,8 +7,10 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 (`rehearse.training`), which are then used with the features of their own backbones.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -22,8 +24,10 @@ from acclimate.adapt.methods import METHODS, Chain, find_chain
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import SiteConfig
+from acclimate.core.files import read_document, write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
+from acclimate.core.tensors import tensors_digest
 from acclimate.data.source import in_parts
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
@@ -40,6 +44,7 @@ from acclimate.rehearse.folds import (
     rehearsal_data,
     sizes,
 )
+from acclimate.runs.identity import json_digest, run_identity
 from acclimate.runs.session import Session
 from acclimate.runs.training import Rehearsed
 
@@ -76,12 +81,17 @@ def confusion_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor |
     return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
 
 
-def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None) -> Rehearsed:
+def rehearse_run(
+    now: Session, predictor: Predictor, retrained: Retrained | None, folder: Path
+) -> Rehearsed:
     """Fit the second path of a finished plain predictor, and rehearse both.
 
-    `retrained` has whole models that were trained without some domains.
+    `retrained` has whole models that were trained without some domains. What is finished of it is
+    kept in `folder`, by what the run and its weights are, so that a killed rehearsal goes on.
     """
     plan, config = now.plan, now.plan.config
+    weights = tensors_digest(predictor.state_dict().items())
+    kept = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     logits = _logits(predictor.head, features)
     data = replace(rehearsal_data(plan, features, read), logits=logits)
@@ -89,7 +99,7 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
     new, site = data.new_rows(every), None
     if data.second and len(every) > LEAST_DOMAINS:
         part = features.among(every, data.fitted)
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
+        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, kept=kept)
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
@@ -97,7 +107,7 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
         scaled = predictor.head.with_last(last.weight * scale, last.bias * scale)
         retrained = lambda fold: (features.x, scaled)  # noqa: E731
     rehearsal = rehearse(
-        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
+        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, kept=kept
     )
     if rehearsal is None:
         return Rehearsed()
@@ -115,14 +125,19 @@ def rehearse(
     seed: int,
     watch: Watch = unwatched,
     retrained: Retrained | None = None,
+    kept: Path | None = None,
 ) -> Rehearsal | None:
-    """Hold out each domain in turn; None where there are too few domains or images for that."""
+    """Hold out each domain in turn; None where there are too few domains or images for that.
+
+    The folder `kept` has the heads and the trials that are finished.
+    """
     data, folds = make_folds(data, seed)
     held_out: list[HeldOutDomain] = []
     for done, fold in enumerate(folds):
         names = ", ".join(data.names[domain] for domain in fold.held_out)
         watch("rehearsal", done, len(folds), names[:40])
-        models = _fit_models(data, fold, config, seed, retrained)
+        part = None if kept is None else kept / f"fold-{fold.number + 1}"
+        models = _fit_models(data, fold, config, seed, retrained, part)
         held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
     watch("rehearsal", len(folds), len(folds), "")
     if not held_out:
@@ -139,7 +154,10 @@ def rehearse(
             start: _temperature(own.sum(0) - own[place] if len(held_out) > 1 else own.sum(0))
             for start, own in losses.items()
         }
-        trials += domain.trials(others, seed, len(data.names))
+        watch("trials", place, len(held_out), domain.name)
+        file = None if kept is None else kept / f"trials-{place + 1}.json"
+        trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
+    watch("trials", len(held_out), len(held_out), "")
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
     known = [domain.fold for domain in held_out if len(domain.fold.rows)]
     louder = _louder(data, known)
@@ -160,8 +178,23 @@ def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, flo
     return {f"{name}.temperature": temperatures[start] for name in own}
 
 
+def _once(file: Path | None, make: Callable[[], Iterable[Trial]]) -> list[Trial]:
+    """The trials in `file`; where it is not there, they are made, and kept in it."""
+    if file is None:
+        return list(make())
+    if not file.exists():
+        write_document(file, {"trials": [asdict(trial) for trial in make()]})
+    stored = read_document(file)["trials"]
+    return [Trial(**{**one, "settings": tuple(map(tuple, one["settings"]))}) for one in stored]
+
+
 def _fit_models(
-    data: RehearsalData, fold: Fold, config: SiteConfig, seed: int, retrained: Retrained | None
+    data: RehearsalData,
+    fold: Fold,
+    config: SiteConfig,
+    seed: int,
+    retrained: Retrained | None,
+    kept: Path | None,
 ) -> FoldModels:
     features = data.features
     if retrained is not None:
@@ -176,13 +209,15 @@ def _fit_models(
             prior_aware=data.prior_aware,
             dropout=data.dropout,
             seed=seed,
+            kept=kept,
         )
     many = len(fold.others) >= LEAST_DOMAINS
     known = part.prior.tolist(), part.ratios.tolist() if many else None
     backbone = identity_backbone(part.x.shape[1]).to(part.x.device)
     models = {"none": Model(Predictor(backbone, head), None, None, True, *known)}
     if data.second and many:
-        site = fit_site(part, [data.names[d] for d in fold.others], config, seed=seed)
+        names = [data.names[d] for d in fold.others]
+        site = fit_site(part, names, config, seed=seed, kept=kept)
         pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known)
     rows = data.new_rows(fold.others)
