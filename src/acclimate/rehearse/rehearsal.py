@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import chi2_contingency
 from torch import Tensor
 
 from acclimate.adapt.choice import explained_by_em
@@ -51,6 +52,7 @@ from acclimate.runs.training import Rehearsed
 STARTS = ("none", "embedding")  # of chains: the plain model, or F(·, μ) beside it
 MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequencies vary
+BY_CHANCE = 0.05  # what differs no more than once in so many times without a cause
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
@@ -162,12 +164,27 @@ def rehearse(
     known = [domain.fold for domain in held_out if len(domain.fold.rows)]
     louder = _louder(data, known)
     temperatures["none"] *= louder
-    conclusion = conclude(trials, temperatures, exact=data.exact, ahead=_ahead(data, known))
+    idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
+    conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
     settings = {
         chain: {**chosen, **_calibration(chain, temperatures)}
         for chain, chosen in conclusion.settings.items()
     }
     return replace(conclusion, settings=settings, plain_scale=1 / louder)
+
+
+def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
+    """Whether the labels of the domains show a label shift at all, beyond chance (χ², 5 %)."""
+    classes = held_out[0].logits["none"].shape[1]
+    counts = np.stack([np.bincount(d.y.cpu().numpy(), minlength=classes) for d in held_out])
+    counts = counts[:, counts.any(0)]
+    return min(counts.shape) > 1 and bool(chi2_contingency(counts).pvalue < BY_CHANCE)
+
+
+def _assuming_label_shift(trials: Sequence[Trial]) -> set[str]:
+    """Those of the chains tried that correct for one."""
+    chains = {trial.chain: find_chain(trial.chain).methods.values() for trial in trials}
+    return {name for name, own in chains.items() if any(m.assumes_label_shift for m in own)}
 
 
 def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, float]:
@@ -312,6 +329,7 @@ class HeldOutDomain:
                 n=n,
                 frequencies=kind,
                 accuracy=_accuracy(calibrated[scored], labels),
+                scored=len(np.unique(self.images[scored])),
                 confidence=float(calibrated[seen].softmax(1).amax(1).mean()),
                 settings=settings,
             )
@@ -392,17 +410,6 @@ def _louder(data: RehearsalData, known: Sequence[FoldModels]) -> float:
     own = fmean(_spread(data.logits[fold.rows]) for fold in known)
     stood_in = fmean(_spread(fold.logits) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
-
-
-def _ahead(data: RehearsalData, known: Sequence[FoldModels]) -> float:
-    """How much more accurate the plain model itself is than what stood in for it, on new rows of
-    domains that both know: it has learned from more domains, and from all of their images."""
-    if data.logits is None or not data.exact or not known:
-        return 0.0
-    return fmean(
-        _accuracy(data.logits[fold.rows], fold.labels) - _accuracy(fold.logits, fold.labels)
-        for fold in {id(fold): fold for fold in known}.values()  # each fold counts once
-    )
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:
