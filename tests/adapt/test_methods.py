@@ -139,7 +139,7 @@ def test_what_the_prior_keeps() -> None:
     images, predictor = rows(30), plain()
     found = Prior(PriorConfig(temperature=0.3)).observe(predictor, images, UNIFORM)
     p = (logits_of(predictor, images).double() / 0.3).softmax(1)
-    prior, steps = em_prior(p, UNIFORM.label_prior)
+    prior, steps = em_prior(p, UNIFORM.label_prior, strength=30)  # ten images of each class
     assert found.keys() == {
         *("prior", "base", "temperature", "iterations", "evidence", "evidence_classes")
     }
@@ -486,7 +486,8 @@ def test_chains_go_left_to_right() -> None:
     adapted, state = adapt_model(MODEL, images, find_chain("bn+prior"))
     first, _ = adapt_model(MODEL, images, find_chain("bn"))
     payloads = state.payloads
-    expected, _ = em_prior(logits_of(first, images).double().softmax(1), UNIFORM.label_prior)
+    p = logits_of(first, images).double().softmax(1)
+    expected, _ = em_prior(p, UNIFORM.label_prior, strength=30)
     torch.testing.assert_close(payloads["prior"]["prior"], expected)
     shift = log_ratio(expected, UNIFORM.label_prior).float()
     torch.testing.assert_close(logits_of(adapted, images), logits_of(first, images) + shift)
@@ -604,7 +605,8 @@ def test_states_save_and_serve_again(
     site = adapt(trained, X[:30], method=method)
     assert site.state is not None
     assert (site.method, site.state.count) == (method, 30)
-    assert (site.trust is not None) == method.startswith("embedding")
+    assert site.trust is not None
+    assert (site.trust.nearest_domain is not None) == method.startswith("embedding")
     assert (site.label_prior is not None) == ("prior" in method)
     site.state.save(tmp_path / "site.safetensors")
     stored = DomainState.load(tmp_path / "site.safetensors")
