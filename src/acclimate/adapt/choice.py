@@ -82,13 +82,10 @@ def about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterato
     if rehearsal is None or chain == "none" or chain not in rehearsal.chains:
         return
     promise = rehearsal.promise(chain, images)
-    with_images = count(promise.n, "image")
-    yield f"{chain} in rehearsal: {difference(promise)} with {with_images}"
-    if images < rehearsal.least:
-        yield (
-            f"note: {count(images, 'image')} are fewer than were rehearsed with, so that "
-            f"{chain} changes less"
-        )
+    yield f"{chain} in rehearsal: {difference(promise)} with {count(promise.n, 'image')}"
+    if images < promise.n:
+        few = count(images, "image")
+        yield f"note: {few} are fewer than were rehearsed with, so that {chain} changes less"
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,15 @@ def fit_plain(
     plain.to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
     objective, sampler = _erm(plain, rows, seed), _sampler(rows, config, seed)
-    _fit(objective, sampler, rows, config, seed, shift=shift, kept=_file(kept, "plain"))
+    _fit(
+        objective,
+        sampler,
+        rows,
+        config,
+        seed,
+        shift=shift,
+        kept=kept and kept / "plain.safetensors",
+    )
     return plain.eval()
 
 
@@ -177,11 +185,11 @@ def fit_site(
         )
     sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed)
     embedding.to(rows.x.device)
-    _fit(embedding, sampler, rows, config, seed, kept=_file(kept, "embedding"))
+    _fit(embedding, sampler, rows, config, seed, kept=kept and kept / "embedding.safetensors")
     table = _embed(embedding.eval(), rows, names)
     objective = _erm(predictor.to(rows.x.device), rows, seed)
     means = table.means.float().to(rows.x.device)
-    sampler, file = _sampler(rows, config, seed), _file(kept, "conditioned")
+    sampler, file = _sampler(rows, config, seed), kept and kept / "conditioned.safetensors"
     _fit(objective, sampler, rows, config, seed, mu=means, shift=rows.shifts(), kept=file)
     return Site(embedding, table, predictor.eval())
 
@@ -219,10 +227,6 @@ def _embed(embedding: Embedding, rows: Features, names: Sequence[str]) -> Domain
 def _erm(predictor: Predictor, rows: Features, seed: int) -> ERM:
     sizes = {"domains": len(rows.domains), "classes": rows.classes}
     return ERM(predictor, NoSettings(), **sizes, world=World(), seed=seed)
-
-
-def _file(kept: Path | None, part: str) -> Path | None:
-    return None if kept is None else kept / f"{part}.safetensors"
 
 
 def batch_size(rows: int, config: SiteConfig) -> int:

@@ -95,16 +95,12 @@ class Rehearsal:
         for step in steps:
             name = f"embedding+{step}" if "embedding" in steps else step
             settings |= self.settings.get(name, {})
-        missing = 1.0 if n is None else max(self.least / max(n, 1), 1.0)
+        least = min(self.chosen)
+        missing = max(least / max(least if n is None else n, 1), 1.0)
         return {
             key: value * missing if key.endswith(".strength") else value
             for key, value in settings.items()
         }
-
-    @property
-    def least(self) -> int:
-        """The fewest images that were rehearsed with."""
-        return min(self.chosen)
 
     def temperature(self, chain: str) -> float | None:
         """What the logits that `chain` starts from are divided by to be as sure as they are right;

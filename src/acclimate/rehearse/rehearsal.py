@@ -138,7 +138,7 @@ def rehearse(
     for done, fold in enumerate(folds):
         names = ", ".join(data.names[domain] for domain in fold.held_out)
         watch("rehearsal", done, len(folds), names[:40])
-        part = None if kept is None else kept / f"fold-{fold.number + 1}"
+        part = kept and kept / f"fold-{fold.number + 1}"
         models = _fit_models(data, fold, config, seed, retrained, part)
         held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
     watch("rehearsal", len(folds), len(folds), "")
@@ -157,7 +157,7 @@ def rehearse(
             for start, own in losses.items()
         }
         watch("trials", place, len(held_out), domain.name)
-        file = None if kept is None else kept / f"trials-{place + 1}.json"
+        file = kept and kept / f"trials-{place + 1}.json"
         trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
     watch("trials", len(held_out), len(held_out), "")
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
