@@ -106,6 +106,7 @@ def work(job: Job, folder: Path) -> list[dict[str, Any]]:
     data, run = folder / f"{job.data}-{job.seed}.parquet", folder / job.name
     settings = {**SETTINGS, "embedding.name": job.embedding}
     settings |= EXTRA.get(AlgorithmName.of(job.algorithm).base, {})
+    settings |= {"adapt.prior.strength": 0.0}  # EM as published
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command(
         "train", data, "--algorithm", job.algorithm, "--seed", job.seed, "--out", run, *flags,

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from acclimate.config import RunConfig, merged, nested
+from acclimate.config import RunConfig
 from acclimate.core.distributed import World, cores, joined
 from acclimate.core.files import write_json
 from acclimate.data.manifest import Manifest
@@ -40,19 +40,20 @@ from acclimate.results.statistics import Estimate
 from acclimate.runs.plan import Plan, check_components
 from acclimate.runs.scoring import Subject, final_scores
 
-AS_SHIPPED = ("prior", "embedding", "embedding+prior")  # with the methods' default settings
+CHAINS = ("prior", "embedding", "embedding+prior")
+PLAIN_EM = {"prior": {"temperature": 1.0, "strength": 0.0, "expect": "anything"}}  # as published
 Row = dict[str, Any]
 
 
 def as_rehearsed(chain: str) -> str:
     """What a chain is called with the settings that rehearsal chose; without any it is the same."""
-    return f"rehearsed {chain}" if "prior" in chain else chain
+    return f"rehearsed {chain}" if chain in CHAINS and "prior" in chain else chain
 
 
 def measure(run: Path, manifest: Manifest, points: Sequence[int], device: str = "auto") -> Row:
     """A finished, rehearsed run at its unseen test domains: `rows` of scores, and `promises` beside
     what came of them, for each number of images in `points`. With the first of these, methods are
-    scored as shipped, too."""
+    scored by EM as published, too."""
     with joined(device) as world:
         trained = Trained.load(run, world.device)
         found = trained.rehearsal
@@ -111,17 +112,16 @@ def _scored(
 ) -> Iterator[Row]:
     adapt = replace(trained.config.adapt, points=n)
     usual = replace(trained.config, adapt=adapt)
-    able = [method for method in AS_SHIPPED if trained.adaptive or method == "prior"]
-    methods = able if shipped else [chain for chain in able if chain == "embedding"]
-    for score in _final(trained, usual, part, source, world, methods):
-        yield row_of(score, score.method, n)
-    for chain in sorted(found.chains):
-        if "prior" in chain:
-            tables = merged(adapt.components, nested(found.settings_for(chain)))
-            config = replace(usual, adapt=replace(adapt, components=tables))
-            for score in _final(trained, config, part, source, world, [chain]):
-                if score.method == chain:
-                    yield row_of(score, as_rehearsed(chain), n)
+    able = [method for method in CHAINS if trained.adaptive or method == "prior"]
+    known = [chain for chain in able if chain in found.chains or chain == "embedding"]
+    for score in _final(trained, usual, part, source, world, known):
+        yield row_of(score, as_rehearsed(score.method), n)
+    if shipped:
+        config = replace(usual, adapt=replace(adapt, components=PLAIN_EM))
+        methods = [method for method in able if "prior" in method]
+        for score in _final(trained, config, part, source, world, methods):
+            if score.method in methods:
+                yield row_of(score, score.method, n)
 
 
 def _final(

@@ -115,7 +115,7 @@ def rehearsal_of(run: Path) -> dict[str, Any]:
     temperatures = {
         chain: settings["prior.temperature"] for chain, settings in found["settings"].items()
     }
-    kept = ("chosen", "explained", "ahead", "plain_scale", "exact")
+    kept = ("chosen", "explained", "plain_scale", "exact")
     rest = {key: found[key] for key in kept}
     return {"promises": promises, "strengths": strengths, "temperatures": temperatures, **rest}
 

@@ -101,8 +101,9 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
     """As if rehearsal had chosen the prior."""
 
     def chosen(*_: Any) -> MethodChoice:
-        return MethodChoice("prior", {"prior.temperature": 50.0}, ("chosen by rehearsal",))
+        return MethodChoice("prior", ("chosen by rehearsal",))
 
+    monkeypatch.setattr("acclimate.adapt.methods.prior.PER_CLASS", 0.1)
     monkeypatch.setattr("acclimate.adapt.choice.choose_method", chosen)
     table, site = tmp_path / "p.csv", tmp_path / "site.safetensors"
     _, out, _ = cli("predict", quick, unlabelled, "--out", table)

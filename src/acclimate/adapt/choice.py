@@ -1,8 +1,8 @@
 """`auto`: the method that rehearsal chose for so many images, unless the new domain is unlike the
 domains that it was rehearsed on."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 from acclimate.adapt.methods import Chain, chain_of, find_chain
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
-from acclimate.config import AdaptConfig
+from acclimate.config import AdaptConfig, merged, nested
 from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
-from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal, gain_text
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal, difference
 
 Result = TypeVar("Result")
 STRENGTH = 30.0  # of a Dirichlet prior, so that a handful of images does not run away
@@ -61,12 +61,38 @@ def _predicted_given_class(confusion: Tensor) -> Tensor:
     return torch.where(totals > 0, counts / totals.clamp(min=1e-12), sure)
 
 
+def chain_for(
+    rehearsal: Rehearsal | None,
+    method: str,
+    images: int,
+    config: AdaptConfig,
+    settings: Mapping[str, Any] | None = None,
+) -> Chain:
+    """The chain `method` for so many images: THE way to its settings, named or chosen. `settings`
+    go before those in `config`, and these before what rehearsal found for the method."""
+    own = merged(config.components, nested(settings or {}))
+    found = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
+    if "strength" in own.get("prior", {}):
+        found.get("prior", {}).pop("expect", None)  # which would have no use for a strength
+    return find_chain(method, replace(config, components=merged(found, own)))
+
+
+def about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterator[str]:
+    """What rehearsal says of a chain that the user has named, in sentences."""
+    if rehearsal is None or chain == "none" or chain not in rehearsal.chains:
+        return
+    promise = rehearsal.promise(chain, images)
+    yield f"{chain} in rehearsal: {difference(promise)} with {count(promise.n, 'image')}"
+    if images < promise.n:
+        few = count(images, "image")
+        yield f"note: {few} are fewer than were rehearsed with, so that {chain} changes less"
+
+
 @dataclass(frozen=True)
 class MethodChoice:
-    """A chain of methods, the settings to use it with, and the reasons in sentences."""
+    """A chain of methods, and the reasons in sentences."""
 
     method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
     why: tuple[str, ...] = ()
 
 
@@ -77,15 +103,14 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
         return _continue(chain_of(into).name, rehearsal, into.count + images)
     if rehearsal is not None:
         chain = rehearsal.chain_for(images)
-        why = _why(rehearsal, chain, images)
-        return MethodChoice(chain, rehearsal.settings_for(chain), (why,))
+        return MethodChoice(chain, (_why(rehearsal, chain, images),))
     if trained.embedding is not None:
         return MethodChoice("embedding")
     if trained.config.adapt.rehearse:
         why = "too few sites or images to rehearse with: the plain model is used as it is"
     else:
         why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
-    return MethodChoice("none", why=(why,))
+    return MethodChoice("none", (why,))
 
 
 def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodChoice:
@@ -94,7 +119,7 @@ def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodCho
         return MethodChoice(begun)
     due, why = rehearsal.chain_for(images), f"with {count(images, 'image')} rehearsal would choose"
     notes = () if due == begun else (f"{why} {due}; adapt anew on all of them",)
-    return MethodChoice(begun, rehearsal.settings_for(begun), notes)
+    return MethodChoice(begun, notes)
 
 
 def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
@@ -103,7 +128,7 @@ def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     if chain != "none":
         promise = rehearsal.promise(chain, images)
         return (
-            f"{chain} was chosen by rehearsal on {sites}: {gain_text(promise)} points with "
+            f"{chain} was chosen by rehearsal on {sites}: {difference(promise)} with "
             f"{count(promise.n, 'image')}"
         )
     later = [n for n, other in rehearsal.chosen.items() if other != "none" and n > images]
@@ -136,8 +161,9 @@ def adapt_by_choice(
     note. Returns the last result and the choice that made it.
     """
     choice = choose_method(trained, len(images), into)
+    known = len(images) + (0 if into is None else into.count)
     while True:
-        chain = find_chain(choice.method, config, {**choice.settings, **(settings or {})})
+        chain = chain_for(trained.rehearsal, choice.method, known, config, settings)
         result, state = adapt(chain)
         objection = object_to(trained, chain, state, images)
         if objection is None:
@@ -147,9 +173,7 @@ def adapt_by_choice(
             why = f"but {reason}: adapt anew on all the images, which leaves out {name}"
             return result, replace(choice, why=(*choice.why, why))
         rest = "+".join(other for other in choice.method.split("+") if other != name) or "none"
-        why = f"but {reason}: adapted without {name}"
-        known = {} if trained.rehearsal is None else trained.rehearsal.settings_for(rest)
-        choice = MethodChoice(rest, known, (*choice.why, why))
+        choice = MethodChoice(rest, (*choice.why, f"but {reason}: adapted without {name}"))
 
 
 TOO_FAR = 1.5  # times as far from the nearest domain as domains like those in training may lie
@@ -204,24 +228,26 @@ def explained_here(trained: Trained, images: Images) -> float | None:
     return explained_by_em(rows, prior, trained.confusion)
 
 
-def outlook(trained: Trained, predictor: Predictor, state: DomainState, images: Images) -> Trust:
+def outlook(
+    trained: Trained, predictor: Predictor, state: DomainState, images: Images | None
+) -> Trust:
     """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
-    to expect, where that was rehearsed."""
+    to expect, where that was rehearsed; nearer where the `images` are at hand."""
     chain, rehearsal = chain_of(state), trained.rehearsal
     trust = judge(state, trained.start(embedding=True).table if state.holds_mu else None)
     if chain.name == "none":
         trust = replace(trust, warnings=())  # they are about an adaptation
     if rehearsal is None or chain.name not in rehearsal.chains:
         return trust
-    promise = rehearsal.promise(chain.name, len(images))
+    promise = rehearsal.promise(chain.name, state.count)
     if promise.domains < ENOUGH_DOMAINS_TO_TELL:
         return trust
     temperature, confidence = 1.0 if chain.calibrates else rehearsal.temperature(chain.name), None
     # Confidence on fewer images than were ever rehearsed with tells too little.
-    if temperature is not None and len(images) >= promise.n:
+    if images is not None and temperature is not None and state.count >= promise.n:
         confidence = float(posteriors(predictor, images, temperature).amax(1).mean())
     return replace(
         trust,
         expected_accuracy=promise.expected(confidence),
-        explained_by_labels=explained_here(trained, images),
+        explained_by_labels=None if images is None else explained_here(trained, images),
     )

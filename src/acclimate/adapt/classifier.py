@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import adapt_by_choice, outlook
+from acclimate.adapt.choice import about_named, adapt_by_choice, chain_for, object_to, outlook
 from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
 from acclimate.adapt.trust import Trust, judge
@@ -139,9 +139,9 @@ def predictions(
 class Adapted:
     """The classifier of one domain: μ is folded into its biases, Φ is no longer needed.
 
-    `trust` says how far to trust it, where anything is known of that. `notes` say why the method is
-    what it is, where rehearsal chose it. `changes` compare it with the model before, on the images
-    that it was adapted on, where those were kept.
+    `trust` says how far to trust it, after every adaptation. `notes` say what rehearsal found of
+    the method, and what speaks against it. `changes` compare it with the model before, on the
+    images that it was adapted on, where those were kept.
     """
 
     predictor: Predictor
@@ -248,8 +248,9 @@ def adapt(
 
     `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
     but `embedding` (and `none`) keep the images in memory meanwhile. `settings` are the methods',
-    such as {"tent.steps": 3}; they go before those that the model was trained with. "auto" is what
-    rehearsal chose for so many images; without a rehearsal, the embedding of an adaptive model.
+    such as {"tent.steps": 3}; they go before those that the model was trained with, and these
+    before those that rehearsal found. "auto" is what rehearsal chose for so many images; without
+    a rehearsal, the embedding of an adaptive model.
     """
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # A wrong method is reported before an image is opened.
@@ -267,14 +268,17 @@ def adapt(
             state = embed(start, Images(stored, trained.device), chain, state)
     if not hashes:
         raise nothing_readable(quarantine)
-    if not batches:
-        return _remember_images(apply_state(trained, state), hashes)
-    seen = Images(torch.cat(batches), trained.device)
-    if chain is not None:
-        site = _adapt_by(trained, seen, chain, into)
+    seen = Images(torch.cat(batches), trained.device) if batches else None
+    if seen is None:
+        site = apply_state(trained, state)
+    elif chain is not None:
+        site = _adapt_by_name(trained, seen, chain.name, settings, into)
     else:
         site = _adapt_by_choice(trained, seen, settings, into)
-    if site.method != "none":
+    assert site.state is not None
+    if not settings and not trained.config.adapt.components:  # which promises are not about
+        site = replace(site, trust=outlook(trained, site.predictor, site.state, seen))
+    if seen is not None and site.method != "none":
         before = unadapted(trained).predictor
         site = replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
     return _remember_images(site, hashes)
@@ -289,11 +293,27 @@ def _adapt_by(
     return apply_state(trained, adapt_model(start, images, chain, state)[1])
 
 
+def _adapt_by_name(
+    trained: Trained,
+    images: Images,
+    method: str,
+    settings: Mapping[str, Any] | None,
+    into: DomainState | None,
+) -> "Adapted":
+    """The classifier by the method that the user named, with what speaks against it."""
+    rehearsal, n = trained.rehearsal, len(images) + (0 if into is None else into.count)
+    chain = chain_for(rehearsal, method, n, trained.config.adapt, settings)
+    site = _adapt_by(trained, images, chain, into)
+    assert site.state is not None
+    objection = object_to(trained, chain, site.state, images)
+    against = () if objection is None else (f"note: {objection[1]}",)
+    return replace(site, notes=(*about_named(rehearsal, method, n), *against))
+
+
 def _adapt_by_choice(
     trained: Trained, images: Images, settings: Mapping[str, Any] | None, into: DomainState | None
 ) -> "Adapted":
-    """The classifier that rehearsal chose, unless the images speak against it, and how far to
-    trust it."""
+    """The classifier that rehearsal chose, unless the images speak against it."""
 
     def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
         site = _adapt_by(trained, images, chain, into)
@@ -302,9 +322,7 @@ def _adapt_by_choice(
 
     config = trained.config.adapt
     site, choice = adapt_by_choice(trained, images, config, adapt, settings=settings, into=into)
-    assert site.state is not None
-    trust = outlook(trained, site.predictor, site.state, images)
-    return replace(site, notes=choice.why, trust=trust)
+    return replace(site, notes=choice.why)
 
 
 @torch.no_grad()
@@ -349,8 +367,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     start = trained.start(embedding=chain.embedding)
     predictor = apply_chain(start, chain, state)
     accelerate(predictor.backbone)  # bn and tent have made one of their own
-    table = start.table if chain.embedding else None
-    trust = None if table is None else judge(state, table)
+    trust = judge(state, start.table if chain.embedding else None)
     return Adapted(predictor, trained, state, trust)
 
 

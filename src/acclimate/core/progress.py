@@ -35,6 +35,7 @@ PHASES = {
     "embedding": "Step A: embedding",
     "domains": "domain embeddings",
     "main": "predictor",
+    "trials": "trials of methods",
 }
 SECONDS_BETWEEN = 15.0  # lines of a phase; in a long one, a twentieth of the time it has taken
 SHARE_BETWEEN = 1 / 20

@@ -17,7 +17,7 @@ from acclimate.config import EmbeddingConfig, NoSettings, SiteConfig
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile
 from acclimate.core.randomness import derive, own_generator, own_weights
-from acclimate.core.tensors import below, fill
+from acclimate.core.tensors import below, fill, read_tensors, save_tensors
 from acclimate.data.batches import (
     Batch,
     DomainSampler,
@@ -145,33 +145,53 @@ def fit_plain(
     prior_aware: bool = False,
     dropout: float = 0.0,
     seed: int,
+    kept: Path | None = None,
 ) -> Predictor:
     """ERM on features: what a plain model would be without some of its domains.
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
+    `kept`: a folder that keeps what was fitted; what it has is not fitted again.
     """
     with own_weights(derive(seed, "plain head")):
         backbone = rows.backbone(layers=layers)
         plain = Predictor(backbone, LinearHead(backbone.features, rows.classes, dropout))
     plain.to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
-    _fit(_erm(plain, rows, seed), _sampler(rows, config, seed), rows, config, seed, shift=shift)
+    objective, sampler = _erm(plain, rows, seed), _sampler(rows, config, seed)
+    _fit(
+        objective,
+        sampler,
+        rows,
+        config,
+        seed,
+        shift=shift,
+        kept=kept and kept / "plain.safetensors",
+    )
     return plain.eval()
 
 
-def fit_site(rows: Features, names: Sequence[str], config: SiteConfig, *, seed: int) -> Site:
-    """Φ by prototypes, then F(x, μ) in prior-aware training."""
+def fit_site(
+    rows: Features,
+    names: Sequence[str],
+    config: SiteConfig,
+    *,
+    seed: int,
+    kept: Path | None = None,
+) -> Site:
+    """Φ by prototypes, then F(x, μ) in prior-aware training; `kept` as of `fit_plain`."""
     with own_weights(derive(seed, "site")):
         embedding, predictor = build_site(
             rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
         )
     shown = None if rows.shown is None else rows.shown.cpu().numpy()
     sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed, shown)
-    _fit(embedding.to(rows.x.device), sampler, rows, config, seed)
+    embedding.to(rows.x.device)
+    _fit(embedding, sampler, rows, config, seed, kept=kept and kept / "embedding.safetensors")
     table = _embed(embedding.eval(), rows, names)
     objective = _erm(predictor.to(rows.x.device), rows, seed)
     means = table.means.float().to(rows.x.device)
-    _fit(objective, _sampler(rows, config, seed), rows, config, seed, mu=means, shift=rows.shifts())
+    sampler, file = _sampler(rows, config, seed), kept and kept / "conditioned.safetensors"
+    _fit(objective, sampler, rows, config, seed, mu=means, shift=rows.shifts(), kept=file)
     return Site(embedding, table, predictor.eval())
 
 
@@ -230,8 +250,13 @@ def _fit(
     *,
     mu: Tensor | None = None,
     shift: Tensor | None = None,
+    kept: Path | None = None,
 ) -> None:
-    """`config.steps` of AdamW; `mu` and `shift` are those of each domain."""
+    """`config.steps` of AdamW; `mu` and `shift` are those of each domain. Where the file `kept` is
+    there, its weights are taken; otherwise it is written."""
+    if kept is not None and kept.exists():
+        fill(objective, read_tensors(kept)[0], kept)
+        return
     device = rows.x.device
     optimiser = torch.optim.AdamW(
         objective.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
@@ -255,3 +280,5 @@ def _fit(
         total.backward()
         optimiser.step()
         schedule.step()
+    if kept is not None:
+        save_tensors(kept, objective.state_dict())

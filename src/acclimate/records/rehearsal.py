@@ -5,14 +5,14 @@ promises at an unseen domain, and the words for all of it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from acclimate.core.errors import RunError
 from acclimate.core.text import count, percent, signed
 
-FREE = 0.001  # an accuracy that a choice may cost where label frequencies stay: nothing to speak of
+LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 TELLS_NOTHING = 0.6  # the width from which an interval of accuracies does
 LEAST_SPREAD = 0.01  # of accuracies: a few domains that agree do so by chance
@@ -28,13 +28,18 @@ class Promise:
     n: int
     frequencies: Frequencies
     gain: float  # in accuracy; mean over domains
-    error: float | None  # its standard error; None for one domain
+    error: float | None  # its standard error, never less than chance leaves; None for one domain
     accuracy: float
     low: float  # of the 90 % interval of the accuracy at a new domain
     high: float
     domains: int
     beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
     spread: float | None = None  # and standard deviation
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the gain is no difference: within its standard error."""
+        return self.error is not None and abs(self.gain) <= self.error
 
     def expected(self, confidence: float | None) -> tuple[float, float]:
         """The 90 % interval of the accuracy at a new domain, where the classifier's mean confidence
@@ -52,8 +57,7 @@ class Promise:
         one domain alone was held out."""
         if self.error is None:
             return None
-        spread = max(self.error, FREE) * math.sqrt(self.domains)  # few may agree by chance
-        half = half_width(self.domains, spread, domains)
+        half = half_width(self.domains, self.error * math.sqrt(self.domains), domains)
         return self.gain - half, self.gain + half
 
 
@@ -69,8 +73,6 @@ class Rehearsal:
     exact: bool  # the backbone had not seen the held-out domains
     # By n: of how predictions change at a held-out domain, what label shift explains at least.
     explained: Mapping[int, float] = field(default_factory=dict)
-    # How much more often the model is right than those that learned from fewer domains.
-    ahead: float = 0.0
     plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
 
     @property
@@ -86,9 +88,19 @@ class Rehearsal:
         known = [size for size in self.chosen if size <= n]
         return self.chosen[max(known)] if known else "none"
 
-    def settings_for(self, chain: str) -> dict[str, Any]:
-        """The methods' settings, as `adapt` takes them."""
-        return dict(self.settings.get(chain, {}))
+    def settings_for(self, chain: str, n: int | None = None) -> dict[str, Any]:
+        """The settings of the chain's methods, as `adapt` takes them: those that each had after the
+        same start. A strength grows where `n` images are fewer than in any rehearsal."""
+        steps, settings = chain.split("+"), dict[str, Any]()
+        for step in steps:
+            name = f"embedding+{step}" if "embedding" in steps else step
+            settings |= self.settings.get(name, {})
+        least = min(self.chosen)
+        missing = max(least / max(least if n is None else n, 1), 1.0)
+        return {
+            key: value * missing if key.endswith(".strength") else value
+            for key, value in settings.items()
+        }
 
     def temperature(self, chain: str) -> float | None:
         """What the logits that `chain` starts from are divided by to be as sure as they are right;
@@ -126,7 +138,6 @@ class Rehearsal:
                 domains=int(stored["domains"]),
                 exact=bool(stored["exact"]),
                 explained={int(one["n"]): float(one["share"]) for one in stored["explained"]},
-                ahead=float(stored["ahead"]),
                 plain_scale=float(stored["plain_scale"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -154,7 +165,9 @@ def simplicity(chain: str) -> tuple[bool, int]:
 
 def verdict(rehearsal: Rehearsal) -> list[str]:
     """What a user should know, in sentences."""
-    most = max(rehearsal.chosen)
+    # What sites too few to tell played with is no size to speak of.
+    least = min(rehearsal.domains, ENOUGH_DOMAINS_TO_TELL)
+    most = max(p.n for p in rehearsal.promises if p.chain == "none" and p.domains >= least)
     chain = rehearsal.chosen[most]
     said = [_paid(rehearsal, chain, most)]
     promise = rehearsal.promise(chain, most)
@@ -199,28 +212,21 @@ def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
         )
     if set(rehearsal.chosen.values()) == {"none"}:
         tried = [rehearsal.promise(c, most) for c in sorted(rehearsal.chains) if c != "none"]
-        return (
-            f"With {sites} adaptation did not pay{_at_best(tried)}; the plain model is what "
-            f"`predict` uses."
-        )
+        best = max(tried, key=lambda promise: promise.gain, default=None)
+        came = "made no difference" if best is not None and best.nothing else "did not pay"
+        at_best = "" if best is None else f": {gain_text(best)} points at best ({best.chain})"
+        return f"With {sites} adaptation {came}{at_best}; the plain model is what `predict` uses."
     uses = ", ".join(
         f"{used} from {count(n, 'image')} on" for n, used in _changes(rehearsal.chosen)
     )
     if chain == "none":
         return f"Rehearsed on {sites}: `adapt` uses {uses}."
-    gain, anew = gain_text(rehearsal.promise(chain, most)), ""
+    promise, anew = rehearsal.promise(chain, most), ""
     if rehearsal.has("drawn anew"):
-        shifted = gain_text(rehearsal.promise(chain, most, "drawn anew"))
+        shifted = difference(rehearsal.promise(chain, most, "drawn anew"))
         anew = f" ({shifted} where label frequencies are drawn anew)"
-    return (
-        f"Rehearsed on {sites}, {chain} gained {gain} points with {most} unlabelled images{anew}; "
-        f"`adapt` uses {uses}."
-    )
-
-
-def _at_best(tried: Sequence[Promise]) -> str:
-    best = max(tried, key=lambda promise: promise.gain, default=None)
-    return "" if best is None else f": {gain_text(best)} points at best ({best.chain})"
+    came = f"{chain} {'made' if promise.nothing else 'gained'} {difference(promise)}"
+    return f"Rehearsed on {sites}, {came} with {most} unlabelled images{anew}; `adapt` uses {uses}."
 
 
 def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
@@ -230,6 +236,12 @@ def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:
         if chain != before:
             yield n, chain
         before = chain
+
+
+def difference(promise: Promise) -> str:
+    """`+1.2 ± 0.3 points`, or `no difference (+0.1 ± 0.6 points)`."""
+    points = f"{gain_text(promise)} points"
+    return f"no difference ({points})" if promise.nothing else points
 
 
 def gain_text(promise: Promise) -> str:

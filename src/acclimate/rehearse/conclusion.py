@@ -7,17 +7,18 @@ what it promises at an unseen domain.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtr
 
 from acclimate.adapt.trust import Reach
 from acclimate.records.rehearsal import (
     ENOUGH_DOMAINS_TO_TELL,
-    FREE,
+    LEAST_ERROR,
     LEAST_SPREAD,
     Frequencies,
     Promise,
@@ -27,7 +28,9 @@ from acclimate.records.rehearsal import (
     simplicity,
 )
 
-ONE_SIGMA, TWO_SIGMA = 0.8413, 0.9772  # shares of the normal distribution below 1 and 2
+ONE_SIGMA = 0.8413  # the share of the normal distribution below 1
+DOUBT = 0.1  # that a choice may leave
+ALLOWED_LOSS = 0.003  # of accuracy, where label frequencies stay as they are
 Tried = tuple[tuple[str, float | str], ...]  # settings, hashable
 _Key = tuple[str, Tried, str, int, str]  # chain, settings, domain, n, frequencies
 
@@ -41,6 +44,7 @@ class Trial:
     n: int
     frequencies: Frequencies
     accuracy: float
+    scored: int = 0  # images; 0: not known
     confidence: float | None = None  # mean probability of what is predicted for the `n` images
     settings: Tried = ()  # of its methods, where several were tried
     explained: float | None = None  # of how predictions change here, by label shift
@@ -51,13 +55,12 @@ def conclude(
     temperatures: Mapping[str, float],
     *,
     exact: bool,
-    ahead: float = 0.0,
+    idle: Collection[str] = (),
 ) -> Rehearsal:
-    """From every trial to the chains that `adapt` will use.
-
-    `ahead` is how much more accurate the model itself is than those that stood in for it.
-    """
-    table = _Table.of(trials, ahead)
+    """From every trial to the chains that `adapt` will use; never one that is `idle` here, whatever
+    it seems to gain."""
+    table = _Table.of(trials)
+    able = {*table.chains} - {*idle, "none"}
     promises = tuple(
         promise
         for n in table.sizes
@@ -67,10 +70,8 @@ def conclude(
     )
     chosen: dict[int, str] = {}
     for n in table.sizes:
-        # What the chain promised that was chosen for the largest size so far.
-        most = max(chosen, default=0)
-        before = next((p for p in promises if p.n == most and p.chain == chosen[most]), None)
-        chosen[n] = _choose([p for p in promises if p.n == n], table, before)
+        before = chosen[max(chosen)] if chosen else "none"
+        chosen[n] = _choose([p for p in promises if p.n == n], table, able, before)
     explained: dict[int, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.explained is not None:
@@ -82,7 +83,6 @@ def conclude(
         temperatures=temperatures,
         domains=len(table.domains),
         exact=exact,
-        ahead=ahead,
         explained={
             n: 1 - Reach.of(1 - np.asarray(shares)).distance
             for n, shares in explained.items()
@@ -91,48 +91,49 @@ def conclude(
     )
 
 
-def _choose(promises: Sequence[Promise], table: "_Table", before: Promise | None = None) -> str:
-    """The simplest chain that does as well as the best one, as far as domains can show.
+def _choose(
+    promises: Sequence[Promise], table: "_Table", able: Collection[str], before: str
+) -> str:
+    """The simplest of the chains that pay and do as well as the best of them, on real sites.
 
-    A chain must gain beyond noise at `ENOUGH_DOMAINS_TO_TELL` domains or more, and where label
-    frequencies stay as they are it must cost nothing: it may be that they do not shift at the new
-    site. What gains less than the best by no more than the standard error of their difference,
-    domain by domain, is as good as it. Where fewer domains could be held out than `before`, with
-    fewer images, that they show no gain is no evidence: that choice stays, unless it lost.
+    What gains less than the best by no more than the standard error of their difference, domain by
+    domain, is as good as it. Where nothing pays, the chain that was chosen `before`, for fewer
+    images, stays, unless it loses: that more images show no gain is no evidence against it.
     """
-    by_chain: dict[str, list[Promise]] = {}
-    for promise in promises:
-        by_chain.setdefault(promise.chain, []).append(promise)
-    gains = {chain: fmean(p.gain for p in own) for chain, own in by_chain.items()}
-    errors = {chain: _error(own) for chain, own in by_chain.items()}
-    able = [
-        chain
-        for chain, own in by_chain.items()
-        if chain == "none"
-        or (
-            own[0].domains >= ENOUGH_DOMAINS_TO_TELL
-            and gains[chain] > errors[chain] * quantile(own[0].domains, TWO_SIGMA)
-            and all(p.gain >= -FREE for p in own if p.frequencies == "as they are")
-        )
-    ]
-    stays = before is not None and promises[0].domains < before.domains
-    if able == ["none"] and before is not None and stays and gains.get(before.chain, -1.0) >= 0:
-        return before.chain
-    best = max(able, key=lambda chain: gains[chain])
-    one_sigma = quantile(by_chain[best][0].domains, ONE_SIGMA)
+    real = {p.chain: p for p in promises if p.frequencies == "as they are"}
+    paying = _paying(promises, able)
+    if not paying:
+        return "none" if before not in real or _chance(real[before]) > 1 - DOUBT else before
+    best = max(paying, key=lambda chain: real[chain].gain)
+    one_sigma = quantile(real[best].domains, ONE_SIGMA)
     return next(
         chain
-        for chain in sorted(able, key=simplicity)
-        if gains[best] - gains[chain] <= one_sigma * table.error_between(best, chain, promises[0].n)
+        for chain in sorted(paying, key=simplicity)
+        if real[best].gain - real[chain].gain
+        <= one_sigma * table.error_between(best, chain, real[best].n)
     )
 
 
-def _error(promises: Sequence[Promise]) -> float:
-    """Of the mean gain. Few domains can agree by chance, so it is never nothing; and the same
-    domains are in each promise, so their errors do not average out."""
-    if promises[0].chain == "none":
-        return 0.0
-    return fmean(max(p.error or 0.0, FREE) for p in promises)
+def _paying(promises: Sequence[Promise], able: Collection[str]) -> list[str]:
+    """Chains of which it is sure, to 10 % over all that were tried (Holm), that they gain where
+    frequencies are shifted, and lose no more than `ALLOWED_LOSS` at the sites as they are."""
+    anew = any(p.frequencies == "drawn anew" for p in promises)
+    chances: dict[str, float] = {}
+    for promise in promises:
+        if promise.chain in able and promise.domains >= ENOUGH_DOMAINS_TO_TELL:
+            allowed = ALLOWED_LOSS if anew and promise.frequencies == "as they are" else 0.0
+            known = chances.get(promise.chain, 0.0)
+            chances[promise.chain] = max(_chance(promise, allowed), known)  # both must hold
+    ranked = sorted(chances, key=chances.__getitem__)
+    doubtful = (chances[chain] * (len(ranked) - i) > DOUBT for i, chain in enumerate(ranked))
+    return ranked[: next((i for i, so in enumerate(doubtful) if so), len(ranked))]
+
+
+def _chance(promise: Promise, allowed: float = 0.0) -> float:
+    """The probability of such a gain, or of a larger one, for a chain that loses `allowed`."""
+    if promise.domains < ENOUGH_DOMAINS_TO_TELL or not promise.error:
+        return 0.5
+    return float(stdtr(promise.domains - 1, -(promise.gain + allowed) / promise.error))
 
 
 class _Cell(NamedTuple):
@@ -141,6 +142,7 @@ class _Cell(NamedTuple):
     accuracy: float
     confidence: float | None
     scatter: float  # of accuracy less confidence, between draws: see `_hidden_variance`
+    scored: int
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,10 @@ class _Table:
     sizes: tuple[int, ...]
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
-    ahead: float
     cells: Mapping[_Key, _Cell]
 
     @classmethod
-    def of(cls, trials: Sequence[Trial], ahead: float) -> "_Table":
+    def of(cls, trials: Sequence[Trial]) -> "_Table":
         draws: dict[_Key, list[Trial]] = defaultdict(list)
         held_out: dict[int, set[str]] = defaultdict(set)
         for trial in trials:
@@ -164,13 +165,11 @@ class _Table:
             held_out[trial.n].add(trial.domain)
         domains = tuple(dict.fromkeys(t.domain for t in trials))
         # A size that only a few large domains have says little of the others.
-        few = max(len(domains) / 2, min(len(domains), ENOUGH_DOMAINS_TO_TELL))
         return cls(
             domains,
-            tuple(sorted(n for n, able in held_out.items() if len(able) >= few)),
+            tuple(sorted(n for n, able in held_out.items() if 2 * len(able) >= len(domains))),
             tuple(dict.fromkeys(t.frequencies for t in trials)),
             tuple(sorted({trial.chain for trial in trials}, key=simplicity)),
-            ahead,
             {key: _cell(own) for key, own in draws.items()},
         )
 
@@ -180,17 +179,17 @@ class _Table:
         return None if mine is None or plain is None else mine.accuracy - plain.accuracy
 
     def best(self, chain: str, without: str | None = None) -> Tried:
-        """The settings that gained most over all domains (but one); of equal ones, those that were
-        tried first."""
+        """The settings that gained most where frequencies are shifted, over all domains (but one);
+        of equal ones, those that were tried first."""
+        shifted = max(self.kinds)  # "drawn anew" where it was tried
 
         def worth(settings: Tried) -> float:
             gains = [
                 gain
                 for domain in self.domains
                 for n in self.sizes
-                for kind in self.kinds
                 if domain != without
-                and (gain := self.gain(chain, settings, domain, n, kind)) is not None
+                and (gain := self.gain(chain, settings, domain, n, shifted)) is not None
             ]
             return fmean(gains) if gains else -math.inf
 
@@ -202,21 +201,17 @@ class _Table:
         return self.best(chain, domain if len(self.domains) > 1 else None)
 
     def error_between(self, one: str, other: str, n: int) -> float:
-        """Standard error of how much more `one` gains than `other`, over domains, each by all kinds
-        of frequencies; few domains can agree by chance, so it is never nothing."""
-        by_domain = []
-        for domain in self.domains:
-            first, second = (self.others_choice(chain, domain) for chain in (one, other))
-            pairs = [
-                (self.gain(one, first, domain, n, kind), self.gain(other, second, domain, n, kind))
-                for kind in self.kinds
+        """Standard error of how much more `one` gains than `other`, over the domains as they are;
+        few can agree by chance, so it is never nothing."""
+        pairs = (
+            [
+                self.gain(chain, self.others_choice(chain, domain), domain, n, "as they are")
+                for chain in (one, other)
             ]
-            gaps = [a - b for a, b in pairs if a is not None and b is not None]
-            if gaps:
-                by_domain.append(fmean(gaps))
-        if len(by_domain) < 2:
-            return FREE
-        return max(stdev(by_domain) / math.sqrt(len(by_domain)), FREE)
+            for domain in self.domains
+        )
+        gaps = [a - b for a, b in pairs if a is not None and b is not None]
+        return max(stdev(gaps) / math.sqrt(len(gaps)), LEAST_ERROR)
 
     def promise(self, chain: str, n: int, kind: Frequencies) -> Promise | None:
         """What a chain gained at the held-out domains; None where none has so many images."""
@@ -230,32 +225,37 @@ class _Table:
         if not gains:
             return None
         several, accuracies = len(gains) > 1, [cell.accuracy for cell in cells]
+        error = stdev(gains) / math.sqrt(len(gains)) if several else None
+        if error is not None and chain != "none":
+            # Few domains can agree by chance, and none tells more than one image of those scored.
+            images = (1 / cell.scored for cell in cells if cell.scored)
+            error = max(error, LEAST_ERROR, math.hypot(*images) / len(gains))
         beyond = [cell.accuracy - cell.confidence for cell in cells if cell.confidence is not None]
         known = len(beyond) == len(cells)
         hidden = fmean(cell.scatter for cell in cells)
-        low, high = _interval([accuracy + self.ahead for accuracy in accuracies])
+        low, high = _interval(accuracies)
         return Promise(
             chain=chain,
             n=n,
             frequencies=kind,
             gain=fmean(gains),
-            error=stdev(gains) / math.sqrt(len(gains)) if several else None,
+            error=error,
             accuracy=fmean(accuracies),
             low=low,
             high=high,
             domains=len(gains),
-            beyond_confidence=fmean(beyond) + self.ahead if known else None,
+            beyond_confidence=fmean(beyond) if known else None,
             spread=math.sqrt(stdev(beyond) ** 2 + hidden) if known and several else None,
         )
 
 
 def _cell(draws: Sequence[Trial]) -> _Cell:
-    accuracy = fmean(trial.accuracy for trial in draws)
+    accuracy, scored = fmean(trial.accuracy for trial in draws), draws[0].scored
     sure = [trial.confidence for trial in draws if trial.confidence is not None]
     if len(sure) < len(draws):
-        return _Cell(accuracy, None, 0.0)
+        return _Cell(accuracy, None, 0.0, scored)
     beyond = [trial.accuracy - own for trial, own in zip(draws, sure, strict=True)]
-    return _Cell(accuracy, fmean(sure), _hidden_variance(beyond))
+    return _Cell(accuracy, fmean(sure), _hidden_variance(beyond), scored)
 
 
 def _hidden_variance(beyond: Sequence[float]) -> float:

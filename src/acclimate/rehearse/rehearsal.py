@@ -7,14 +7,17 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 (`rehearse.training`), which are then used with the features of their own backbones.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import chi2_contingency
 from torch import Tensor
 
 from acclimate.adapt.choice import explained_by_em
@@ -22,8 +25,10 @@ from acclimate.adapt.methods import METHODS, Chain, find_chain
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.config import SiteConfig
+from acclimate.core.files import json_digest, read_document, write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
+from acclimate.core.tensors import tensors_digest
 from acclimate.data.source import in_parts
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
@@ -40,12 +45,14 @@ from acclimate.rehearse.folds import (
     rehearsal_data,
     sizes,
 )
+from acclimate.runs.identity import run_identity
 from acclimate.runs.session import Session
 from acclimate.runs.training import Rehearsed
 
 STARTS = ("none", "embedding")  # of chains: the plain model, or F(·, μ) beside it
 MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequencies vary
+BY_CHANCE = 0.05  # what differs no more than once in so many times without a cause
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
@@ -73,12 +80,17 @@ def confusion_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor |
     return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
 
 
-def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None) -> Rehearsed:
+def rehearse_run(
+    now: Session, predictor: Predictor, retrained: Retrained | None, folder: Path
+) -> Rehearsed:
     """Fit the second path of a finished plain predictor, and rehearse both.
 
-    `retrained` has whole models that were trained without some domains.
+    `retrained` has whole models that were trained without some domains. What is finished of it is
+    kept in `folder`, by what the run and its weights are, so that a killed rehearsal goes on.
     """
     plan, config = now.plan, now.plan.config
+    weights = tensors_digest(predictor.state_dict().items())
+    kept = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     logits = _logits(predictor.head, features)
     data = replace(rehearsal_data(plan, features, read), logits=logits)
@@ -86,7 +98,7 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
     new, site = data.new_rows(every), None
     if data.second and len(every) > LEAST_DOMAINS:
         part = features.among(every, data.fitted)
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed)
+        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, kept=kept)
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
@@ -94,7 +106,7 @@ def rehearse_run(now: Session, predictor: Predictor, retrained: Retrained | None
         scaled = predictor.head.with_last(last.weight * scale, last.bias * scale)
         retrained = lambda fold: (features.x, scaled)  # noqa: E731
     rehearsal = rehearse(
-        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained
+        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, kept=kept
     )
     if rehearsal is None:
         return Rehearsed()
@@ -112,14 +124,19 @@ def rehearse(
     seed: int,
     watch: Watch = unwatched,
     retrained: Retrained | None = None,
+    kept: Path | None = None,
 ) -> Rehearsal | None:
-    """Hold out each domain in turn; None where there are too few domains or images for that."""
+    """Hold out each domain in turn; None where there are too few domains or images for that.
+
+    The folder `kept` has the heads and the trials that are finished.
+    """
     data, folds = make_folds(data, seed)
     held_out: list[HeldOutDomain] = []
     for done, fold in enumerate(folds):
         names = ", ".join(data.names[domain] for domain in fold.held_out)
         watch("rehearsal", done, len(folds), names[:40])
-        models = _fit_models(data, fold, config, seed, retrained)
+        part = kept and kept / f"fold-{fold.number + 1}"
+        models = _fit_models(data, fold, config, seed, retrained, part)
         held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
     watch("rehearsal", len(folds), len(folds), "")
     if not held_out:
@@ -136,17 +153,35 @@ def rehearse(
             start: _temperature(own.sum(0) - own[place] if len(held_out) > 1 else own.sum(0))
             for start, own in losses.items()
         }
-        trials += domain.trials(others, seed, len(data.names))
+        watch("trials", place, len(held_out), domain.name)
+        file = kept and kept / f"trials-{place + 1}.json"
+        trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
+    watch("trials", len(held_out), len(held_out), "")
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
     known = [domain.fold for domain in held_out if len(domain.fold.rows)]
     louder = _louder(data, known)
     temperatures["none"] *= louder
-    conclusion = conclude(trials, temperatures, exact=data.exact, ahead=_ahead(data, known))
+    idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
+    conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
     settings = {
         chain: {**chosen, **_calibration(chain, temperatures)}
         for chain, chosen in conclusion.settings.items()
     }
     return replace(conclusion, settings=settings, plain_scale=1 / louder)
+
+
+def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
+    """Whether the labels of the domains show a label shift at all, beyond chance (χ², 5 %)."""
+    classes = held_out[0].logits["none"].shape[1]
+    counts = np.stack([np.bincount(d.y.cpu().numpy(), minlength=classes) for d in held_out])
+    counts = counts[:, counts.any(0)]
+    return min(counts.shape) > 1 and bool(chi2_contingency(counts).pvalue < BY_CHANCE)
+
+
+def _assuming_label_shift(trials: Sequence[Trial]) -> set[str]:
+    """Those of the chains tried that correct for one."""
+    chains = {trial.chain: find_chain(trial.chain).methods.values() for trial in trials}
+    return {name for name, own in chains.items() if any(m.assumes_label_shift for m in own)}
 
 
 def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, float]:
@@ -157,8 +192,23 @@ def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, flo
     return {f"{name}.temperature": temperatures[start] for name in own}
 
 
+def _once(file: Path | None, make: Callable[[], Iterable[Trial]]) -> list[Trial]:
+    """The trials in `file`; where it is not there, they are made, and kept in it."""
+    if file is None:
+        return list(make())
+    if not file.exists():
+        write_document(file, {"trials": [asdict(trial) for trial in make()]})
+    stored = read_document(file)["trials"]
+    return [Trial(**{**one, "settings": tuple(map(tuple, one["settings"]))}) for one in stored]
+
+
 def _fit_models(
-    data: RehearsalData, fold: Fold, config: SiteConfig, seed: int, retrained: Retrained | None
+    data: RehearsalData,
+    fold: Fold,
+    config: SiteConfig,
+    seed: int,
+    retrained: Retrained | None,
+    kept: Path | None,
 ) -> FoldModels:
     features = data.features
     if retrained is not None:
@@ -173,13 +223,15 @@ def _fit_models(
             prior_aware=data.prior_aware,
             dropout=data.dropout,
             seed=seed,
+            kept=kept,
         )
     many = len(fold.others) >= LEAST_DOMAINS
     known = part.prior.tolist(), part.ratios.tolist() if many else None
     backbone = identity_backbone(part.x.shape[1]).to(part.x.device)
     models = {"none": Model(Predictor(backbone, head), None, None, True, *known)}
     if data.second and many:
-        site = fit_site(part, [data.names[d] for d in fold.others], config, seed=seed)
+        names = [data.names[d] for d in fold.others]
+        site = fit_site(part, names, config, seed=seed, kept=kept)
         pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known)
     rows = data.new_rows(fold.others)
@@ -275,6 +327,7 @@ class HeldOutDomain:
                 n=n,
                 frequencies=kind,
                 accuracy=_accuracy(calibrated[scored], labels),
+                scored=len(np.unique(self.units[scored])),
                 confidence=float(calibrated[seen].softmax(1).amax(1).mean()),
                 settings=settings,
             )
@@ -355,17 +408,6 @@ def _louder(data: RehearsalData, known: Sequence[FoldModels]) -> float:
     own = fmean(_spread(data.logits[fold.rows]) for fold in known)
     stood_in = fmean(_spread(fold.logits) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
-
-
-def _ahead(data: RehearsalData, known: Sequence[FoldModels]) -> float:
-    """How much more accurate the plain model itself is than what stood in for it, on new rows of
-    domains that both know: it has learned from more domains, and from all of their images."""
-    if data.logits is None or not data.exact or not known:
-        return 0.0
-    return fmean(
-        _accuracy(data.logits[fold.rows], fold.labels) - _accuracy(fold.logits, fold.labels)
-        for fold in {id(fold): fold for fold in known}.values()  # each fold counts once
-    )
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:

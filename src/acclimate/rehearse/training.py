@@ -1,7 +1,8 @@
 """Training with its rehearsal, on heads or on whole models that are trained without some domains.
 
-Each fold of whole models is a run of its own in a hidden folder of the run. It resumes as any other
-run, and goes when the run is finished: what it showed is in `rehearsal.json`.
+Each fold of whole models is a run of its own in a hidden folder of the run, which resumes as any
+other run. The folder also keeps the heads and trials of a rehearsal that is not finished. It goes
+when the run is finished: what it showed is in `rehearsal.json`.
 """
 
 import shutil
@@ -90,7 +91,8 @@ def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> No
 
 def _rehearse(now: Session, predictor: Predictor) -> runs.Rehearsed:
     whole = now.plan.config.adapt.depth == "whole"
-    return rehearse_run(now, predictor, _load_folds(now) if whole else None)
+    kept = now.folder.path / FOLDER
+    return rehearse_run(now, predictor, _load_folds(now) if whole else None, kept)
 
 
 def _load_folds(now: Session) -> Retrained:

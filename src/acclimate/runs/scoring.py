@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import adapt_by_choice
+from acclimate.adapt.choice import adapt_by_choice, chain_for
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.core.distributed import World
@@ -240,7 +240,8 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
         predictor, choice = adapt_by_choice(trained, images, config, adapt)
         used = choice.method
     else:
-        chain = find_chain(method, config)
+        rehearsal = None if trained is None else trained.rehearsal
+        chain = chain_for(rehearsal, method, len(images), config)
         method = used = chain.name
         if method in config.methods and len(images) < chain.least_images:
             return Candidate(method, None, config.source, len(images))
