@@ -39,8 +39,8 @@ SMALL = SiteConfig(steps=100, batch=64, lr=0.02, width=16, dim=4, dropout=0.0)
 SITE = {f"adapt.site.{key}": value for key, value in asdict(SMALL).items()}
 
 
-def make_data(sites: int, per_site: int = 80) -> RehearsalData:
-    x, y = rows_of(sites, per_site)
+def make_data(sites: int, per_site: int = 80, **kind: bool) -> RehearsalData:
+    x, y = rows_of(sites, per_site, **kind)
     domains = [np.arange(site * per_site, (site + 1) * per_site) for site in range(sites)]
     features = Features(torch.from_numpy(x), torch.from_numpy(y), domains, 3)
     every = np.ones(len(y), dtype=bool)
@@ -61,7 +61,7 @@ def test_few_domains_are_shown_with_frequencies_anew_as_well() -> None:
     [
         make_data(1),
         make_data(4, per_site=8),
-        replace(make_data(2), images=np.tile(np.arange(80), 2)),
+        replace(make_data(2), units=np.tile(np.arange(80), 2)),
     ],
     ids=["one domain", "too few images", "every image shared"],
 )
