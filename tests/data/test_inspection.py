@@ -167,7 +167,7 @@ def test_most_shifted_domains_are_drawn_first_and_the_rest_left_out() -> None:
     inspection = inspect(manifest)
     drawing = label_shares.draw(LabelCounts.of("x", manifest))
     assert drawing is not None
-    titles = [ax.get_title(loc="left").split(", ")[0] for ax in drawing.figure.axes]
+    titles = [ax.get_title(loc="left").split(" (")[0] for ax in drawing.figure.axes]
     shift = {domain.domain: domain.total_variation for domain in inspection.domains}
     assert titles == sorted(shift, key=lambda name: -(shift[name] or 0))[:12]
     assert titles[0] == "d00"

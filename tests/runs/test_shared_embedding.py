@@ -79,6 +79,7 @@ LATER: dict[str, Any] = REHEARSED | {
     "train.micro_batches": 2,
     "adapt.points": 3,
     "adapt.source": "test",
+    "adapt.score": "test",
     "adapt.methods": ["prior"],
 }
 PROTOTYPES_ONLY = {"embedding.mixup": "off", "embedding.support": 0.25}

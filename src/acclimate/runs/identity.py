@@ -117,7 +117,7 @@ def _step_a(config: RunConfig) -> dict[str, Any]:
     return identity | {
         "model": model,
         "train": train,
-        "adapt": {key: adapt[key] for key in ("points", "source")},
+        "adapt": {key: adapt[key] for key in ("points", "source", "score")},
         "keep_shared": data["keep_shared"],
         "val_domains": whole["val_domains"],
         "test_domains": whole["test_domains"],
