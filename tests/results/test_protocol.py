@@ -7,8 +7,8 @@ import pytest
 
 from acclimate.core.errors import AcclimateError, SchemaError, SweepError
 from acclimate.core.files import read_document, write_document
-from acclimate.records.folder import write_checksums
-from acclimate.records.records import Finished, append
+from acclimate.records.folder import RunFolder, write_checksums
+from acclimate.records.records import Finished
 from acclimate.results.protocol import (
     Axis,
     DataSet,
@@ -51,7 +51,7 @@ def sweep() -> Sweep:
 def finished(folder: Path) -> None:
     folder.mkdir(parents=True)
     record = Finished(kept_step=1, kept_by="x", kept_score=None, seconds=1.0, quarantined=0)
-    append(folder / "records.jsonl", record)
+    RunFolder(folder).append(record)
     write_checksums(folder, finished=True)
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import UnknownName
-from acclimate.records.records import Finished, Record, Records, Score, append
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Finished, Record, Records, Score
 from acclimate.results.protocol import RULES, DataSet, Job, Sweep, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
@@ -555,7 +556,7 @@ def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
         folder = SweepFolder(tmp_path).run(job.id).path
         folder.mkdir(parents=True)
         for record in records:
-            append(folder / "records.jsonl", record)
+            RunFolder(folder).append(record)
     data = DataSet(name="pacs", digest="d", source="", domains=("a", "b", "other", "t"))
     sweep = Sweep(
         title="", rule="oracle", baseline="erm", datasets=(data,), embeddings=(), jobs=jobs

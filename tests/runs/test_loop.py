@@ -18,7 +18,7 @@ from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
 from acclimate.learn.objective import Losses, Objective, mean_by
 from acclimate.records.folder import RunFolder
-from acclimate.records.records import Validated, read
+from acclimate.records.records import Validated
 from acclimate.runs.averages import make_average
 from acclimate.runs.loop import (
     Phase,
@@ -225,7 +225,7 @@ def test_long_gradients_are_clipped(tmp_path: Path) -> None:
 def test_the_rate_follows_the_schedule(tmp_path: Path) -> None:
     settings = OptimiserConfig(lr=0.01, schedule="cosine", warmup=1)
     make_loop(tmp_path, make_erm(), phase(settings, steps=4)).run()
-    found = [record.lr for record in read(tmp_path / "records.jsonl").losses]
+    found = [record.lr for record in RunFolder(tmp_path).records().losses]
     assert found == pytest.approx(rates(settings, 4)[:4])
 
 

@@ -9,8 +9,8 @@ import pytest
 from acclimate.config import RunConfig, from_dict
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.records.folder import write_checksums
-from acclimate.records.records import Finished, Score, append
+from acclimate.records.folder import RunFolder, write_checksums
+from acclimate.records.records import Finished, Score
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -40,11 +40,11 @@ def finish(folder: Path, job: Job) -> Path:
         moment="final", step=6, domain=job.held_out[0], role="test", split="all", n=18, top1=0.75,
         top5=None, method=job.methods[0],
     )  # fmt: skip
-    append(place / "records.jsonl", score)
+    RunFolder(place).append(score)
     finished = Finished(
         kept_step=6, kept_by="validation splits", kept_score=0.5, seconds=61.4, quarantined=2
     )
-    append(place / "records.jsonl", finished)
+    RunFolder(place).append(finished)
     write_checksums(place, finished=True)
     return place
 

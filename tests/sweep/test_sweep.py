@@ -18,7 +18,7 @@ from acclimate.config import RunConfig
 from acclimate.core.errors import RunBusy, SweepError, WriteError
 from acclimate.data.manifest import Manifest
 from acclimate.records import records
-from acclimate.records.folder import write_checksums
+from acclimate.records.folder import RunFolder, write_checksums
 from acclimate.rehearse.training import train
 from acclimate.results.protocol import Job, Sweep
 from acclimate.results.sweep_folder import SweepFolder
@@ -512,7 +512,7 @@ def test_a_failure_that_a_killed_worker_had_mended_is_forgotten(tmp_path: Path) 
     end = records.Finished(
         kept_step=1, kept_by="last step", kept_score=None, seconds=1.0, quarantined=0
     )
-    records.append(place / "records.jsonl", end)
+    RunFolder(place).append(end)
     write_checksums(place, finished=True)
     SweepFolder(tmp_path).write(sweep)
     for id in ("one", "two"):

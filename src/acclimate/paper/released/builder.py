@@ -13,7 +13,7 @@ from acclimate.build.base import OUT, Builder, Built, Limited, argument, in_shor
 from acclimate.build.splits import MOST_SHARE, SEED, Split, require_split
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
-from acclimate.core.files import parse_json
+from acclimate.core.files import parse_json, read_bytes
 from acclimate.core.progress import Watch
 from acclimate.data.columns import ROLES, seeded_splits
 from acclimate.data.manifest import Manifest
@@ -115,7 +115,7 @@ def _numbered(path: Path) -> dict[int, tuple[str, str]]:
     """Number in ImageNet-5K -> (class name, synset)."""
     names = {label.synset: label.name for label in read_labels(path)}
     try:
-        entries = parse_json(path.read_text(encoding="utf-8-sig"))
+        entries = parse_json(read_bytes(path).decode("utf-8-sig"))
         synsets = {int(entry["label_id"]): str(entry["label_name"]) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
         raise ManifestError(
