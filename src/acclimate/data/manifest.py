@@ -289,7 +289,7 @@ class Manifest:
         )
 
     def _known(self, domain: str) -> None:
-        if domain not in self.all_domains:
+        if (domain, None) not in self._index and domain not in self.all_domains:
             raise unknown(f"{self.source} has no domain '{domain}'", domain, self.all_domains)
 
     def select(self, rows: np.ndarray) -> Self:
