@@ -7,7 +7,7 @@ import pytest
 
 from acclimate import AdaptiveClassifier, Manifest
 from acclimate.core.errors import ConfigError, ImageError, RunError
-from acclimate.records.records import read
+from acclimate.records.folder import RunFolder
 from fixtures.errors import refused
 from fixtures.settings import TINY
 
@@ -35,7 +35,7 @@ def test_a_kept_run_loads_again(features: Manifest, tmp_path: Path) -> None:
     rows = features.features()[:9]
     one, two = (model.adapt(rows).predict_proba(rows) for model in (fitted, loaded))
     np.testing.assert_allclose(one, two, rtol=1e-5)  # one of them may be on a GPU
-    assert read(tmp_path / "run" / "records.jsonl").finished is not None
+    assert RunFolder(tmp_path / "run").records().finished is not None
     state = fitted.adapt(rows).state
     assert state is not None
     state.save(tmp_path / "site.safetensors")

@@ -1,6 +1,5 @@
 """The library's face: fit on labelled domains, adapt to a new one, predict, save."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,11 +14,13 @@ from acclimate.adapt.estimation import NO_LABELS, DomainClassifier, Probabilitie
 from acclimate.adapt.saved import read_labels, save_model, write_labels
 from acclimate.config import RECIPE, RunConfig, gather, nested
 from acclimate.core.distributed import pick_device
+from acclimate.core.environment import launched
 from acclimate.core.errors import ConfigError
 from acclimate.core.progress import Watch, shown_by_itself
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.model import Trained
+from acclimate.records.folder import write_checksums
 from acclimate.rehearse.training import train
 
 ALONE = "all"  # the name of the one domain of rows that come without
@@ -74,7 +75,7 @@ class AdaptiveClassifier(DomainClassifier):
         labels = manifest.classes if y is None else y
         if self.out is not None:
             return self._fitted(config, manifest, Path(self.out), labels)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if launched("WORLD_SIZE", 1) > 1:
             raise ConfigError("several processes need one folder for their run; give out=FOLDER")
         with tempfile.TemporaryDirectory(prefix="acclimate-") as folder:
             return self._fitted(config, manifest, Path(folder) / "run", labels)
@@ -123,6 +124,7 @@ class AdaptiveClassifier(DomainClassifier):
             train(config, manifest, out, device=self.device, watch=watch)
         self._knowing(Trained.load(out, pick_device(self.device)), labels)
         write_labels(out, self._labels)
+        write_checksums(out, finished=True)  # with the labels
         return self
 
     def _knowing(self, trained: Trained, labels: Any) -> "AdaptiveClassifier":

@@ -65,6 +65,32 @@ def test_labels_that_are_those_of_no_model(tmp_path: Path) -> None:
             AdaptiveClassifier.load(folder, device="cpu")
 
 
+def test_what_belongs_to_a_site_is_missed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    domains = np.repeat(["a", "b", "c"], 12)
+    model = AdaptiveClassifier(
+        algorithm="da-erm", settings=TINY, device="cpu", out=tmp_path / "run"
+    )
+    model.fit(rng.normal(size=(36, 3)), np.tile([7, 8], 18), domains)
+    site = model.adapt(rng.normal(size=(20, 3))).save(tmp_path / "site")
+    other = model.adapt(1 + rng.normal(size=(20, 3))).save(tmp_path / "other")
+    loads = {site: Adapted.load, tmp_path / "run": AdaptiveClassifier.load}
+    for folder, load in loads.items():
+        for name in ("labels.json", "site.safetensors", "checksums.json"):
+            path = folder / name
+            if not path.exists():
+                continue
+            load(folder, device="cpu")
+            whole = path.read_bytes()
+            path.unlink()
+            with refused(RunError, folder):
+                load(folder, device="cpu")
+            path.write_bytes(whole)
+    (site / "site.safetensors").write_bytes((other / "site.safetensors").read_bytes())
+    with refused(RunError, site / "site.safetensors"):
+        Adapted.load(site, device="cpu")
+
+
 def test_nothing_else_is_overwritten(
     model: AdaptiveClassifier, features: Manifest, tmp_path: Path
 ) -> None:

@@ -334,24 +334,39 @@ def test_no_redirect_from_outside_to_a_private_address(
         assert fetcher.get(f"{inner}/to/{server}/ok/4") == picture(4)
 
 
+def test_no_redirect_inside_to_another_port(server: str, inner: str) -> None:
+    """A mirror of images has no say over what else listens in the network."""
+    with closing(Downloader(FAST)) as fetcher:
+        assert fetcher.get(f"{server}/to/{server}/ok/1") == picture(1)
+        with pytest.raises(Failed) as caught:
+            fetcher.get(f"{server}/to/{inner}/ok/2")
+        reason = "redirect to another port of a private address"
+        assert (caught.value.reason, caught.value.dead) == (reason, True)
+        assert Handler.asked["/ok/2"] == 0
+
+
 LINK_LOCAL = (
     *("169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "::ffff:169.254.169.254"),
     *("64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "::a9fe:a9fe"),
+    *("192.0.0.192", "168.63.129.16", "fd00:ec2::254", "100.100.100.200"),
+    *("::ffff:168.63.129.16", "::ffff:100.100.100.200", "64:ff9b::a83f:8110"),
+    *("2001:db8::5efe:169.254.169.254", "2600::200:5efe:a9fe:a9fe", "fd00::5efe:168.63.129.16"),
 )
 # Also 127.0.0.1 translated, tunnelled and written in IPv6; a site of old.
 INSIDE = (
     *("127.0.0.1", "10.1.2.3", "::1", "0.0.0.0", "::ffff:10.0.0.1", "224.0.0.1", "100.64.0.1"),
     *("64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::1", "::127.0.0.1", "fec0::1"),
+    *("5f00::1", "3fff::1", "3fff:fff::1", "2600::5efe:10.0.0.1", "2600::200:5efe:7f00:1"),
 )
 
 
 def test_which_addresses_are_private() -> None:
     assert [a for a in (*LINK_LOCAL, *INSIDE) if not download.is_inside(a)] == []
-    assert [a for a in LINK_LOCAL if not download.is_link_local(a)] == []
-    assert [a for a in (*INSIDE, "2002:808:808::1") if download.is_link_local(a)] == []
-    for address in ("8.8.8.8", "2001:4860:4860::8888"):
+    assert [a for a in LINK_LOCAL if not download.is_never_asked(a)] == []
+    assert [a for a in (*INSIDE, "2002:808:808::1") if download.is_never_asked(a)] == []
+    for address in ("8.8.8.8", "2001:4860:4860::8888", "3ffe::1", "168.63.129.17"):
         assert not download.is_inside(address)
-        assert not download.is_link_local(address)
+        assert not download.is_never_asked(address)
 
 
 def test_private_addresses_are_only_asked_when_told(server: str, tmp_path: Path) -> None:
@@ -553,7 +568,7 @@ def test_a_full_disk_stops_the_work_and_the_journal_is_kept(
     monkeypatch.setattr(fetching, "write_atomically", full)
     with pytest.raises(kind):
         fetched(manifest, workers=1)
-    assert set(journal(manifest)) == set(urls)
+    assert set(journal(manifest)) == {*urls, "z.jpg"}  # whose line comes before its file
 
 
 KILLED = """
@@ -590,6 +605,60 @@ def test_killed_in_the_middle_it_goes_on(server: str, tmp_path: Path) -> None:
     assert sum(Handler.asked.values()) <= count + 2  # those under way are asked for again
     for number in range(count):
         assert (manifest.root / f"{number}.jpg").read_bytes() == picture(number)
+
+
+@pytest.mark.parametrize("kills", [(5,), (30, 40, 58)])
+def test_killed_it_ends_with_the_rows_of_one_that_was_not(
+    server: str, tmp_path: Path, kills: tuple[int, ...]
+) -> None:
+    """Twelve of sixty links lead to a picture that says "gone"."""
+    links = {f"{n}.jpg": f"{server}/wait/{n if n % 5 else 0}?photo={n}" for n in range(60)}
+    links = {name: url.replace("/wait/0?", "/wait/0/") for name, url in links.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handler, "on_wait", _slow_photo)
+        whole = fetched(manifest_of({**links}, tmp_path / "whole")).manifest.table["image"]
+        assert len(whole) == 48
+        manifest = manifest_of({**links}, tmp_path)
+        manifest.write(tmp_path / "geo.parquet")
+        Handler.asked.clear()
+        for asked in kills:
+            task = [sys.executable, "-c", KILLED, str(tmp_path / "geo.parquet"), str(manifest.root)]
+            process = subprocess.Popen(task)
+            while sum(Handler.asked.values()) < asked and process.poll() is None:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        report = fetched(manifest)
+    assert report.manifest.table["image"].to_pylist() == whole.to_pylist()
+    assert report.reasons == {"placeholder: one file for many links": 12}
+    assert sorted(path.name for path in manifest.root.glob("*.jpg")) == sorted(whole.to_pylist())
+
+
+def _slow_photo(self: Handler, rest: str) -> None:
+    time.sleep(0.01)
+    self.answer(200, picture(int(rest.partition("/")[0].partition("?")[0])))
+
+
+def test_killed_while_placeholders_are_removed(server: str, tmp_path: Path) -> None:
+    links = {f"{n}.jpg": f"{server}/wait/0/{n}" for n in range(12)}
+    links["own.jpg"] = f"{server}/wait/3"
+    manifest = manifest_of({**links}, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handler, "on_wait", _slow_photo)
+        unlink, left = Path.unlink, [4]
+
+        def killed(self: Path, missing_ok: bool = False) -> None:
+            if self.suffix == ".jpg":
+                left[0] -= 1
+                if not left[0]:
+                    raise KeyboardInterrupt
+            unlink(self, missing_ok=missing_ok)
+
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetched(manifest)
+        assert len(list(manifest.root.glob("*.jpg"))) == 10
+        assert fetched(manifest).manifest.table["image"].to_pylist() == ["own.jpg"]
 
 
 def test_the_command(server: str, tmp_path: Path) -> None:

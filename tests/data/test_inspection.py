@@ -1,5 +1,7 @@
 import json
+import time
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
+from acclimate.data import inspection as inspection_module
 from acclimate.data.inspection import (
     effective_classes,
     imbalance,
     inspect,
     jensen_shannon,
     label_counts,
+    mean_distance,
     tail_share,
     total_variation,
 )
@@ -185,3 +189,32 @@ def test_heat_map_holds_the_counts_and_leaves_empty_cells_empty() -> None:
     cells = heat.images[0].get_array()
     assert isinstance(cells, np.ma.MaskedArray)
     assert cells.filled(0).tolist() == [[0] * 4, [0, 6, 2, 0], [0, 1, 1, 0], [10, 0, 0, 0]]
+
+
+def test_the_mean_distance_is_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    for n, k in ((2, 1), (2, 3), (7, 4), (40, 9)):
+        shares = rng.dirichlet(np.full(k, 0.3), size=n)
+        shares[0] = shares[-1]  # and ties
+        pairs = [total_variation(p, q) for p, q in combinations(shares, 2)]
+        assert mean_distance(shares) == pytest.approx(np.mean(pairs), rel=1e-12, abs=1e-15)
+
+
+def test_of_many_domains_no_pair_is_sought(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["a", "b", "c"] * 4
+    few = Manifest.from_arrays(np.zeros((12, 2)), labels, [*"xxyyyzzzwwww"])
+    whole = inspect(few).pairwise
+    monkeypatch.setattr(inspection_module, "MOST_PAIRED", 3)
+    many = inspect(few).pairwise
+    assert whole is not None and many is not None and whole.largest_pair is not None
+    assert (many.mean, many.largest, many.largest_pair) == (whole.mean, None, None)
+
+
+@pytest.mark.slow
+def test_thousands_of_domains_take_seconds() -> None:
+    domains = np.repeat([f"d{number}" for number in range(5000)], 20)
+    labels = np.random.default_rng(0).integers(0, 1000, len(domains))
+    data = Manifest.from_arrays(np.zeros((len(domains), 1), np.float32), labels, domains)
+    started = time.process_time()
+    assert len(inspect(data).domains) == 5000
+    assert time.process_time() - started < 20  # about 3

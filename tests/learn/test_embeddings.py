@@ -19,7 +19,7 @@ from acclimate.data.batches import Batch, DomainSampler
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS, Embedding, find_embedding
 from acclimate.learn.model import Trained
-from acclimate.records.records import read
+from acclimate.records.folder import RunFolder
 from acclimate.rehearse.training import train
 from acclimate.runs.training import train_embedding
 from fixtures.errors import refused
@@ -151,7 +151,7 @@ def test_a_run_from_training_to_prediction(
 ) -> None:
     config = tiny("da-erm", test_domains=["site-4"], **{"embedding.name": name})
     train(config, features, tmp_path / "run")
-    records = read(tmp_path / "run" / "records.jsonl")
+    records = RunFolder(tmp_path / "run").records()
     steps = [2, 4] if name == "softmax" else [2, 4, 6]  # the others take the steps of `erm`
     assert [loss.step for loss in records.losses if loss.phase == "embedding"] == steps
     methods = {score.method for score in records.scores if score.domain == "site-4"}

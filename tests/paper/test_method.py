@@ -6,7 +6,7 @@ from statistics import fmean
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig, from_dict, nested
 from acclimate.paper.ablations.table import EMBEDDED_SETTINGS, SETTINGS
-from acclimate.records.records import read
+from acclimate.records.folder import RunFolder
 from acclimate.rehearse.training import train
 
 # With seeds 0, 1 and 2: 4.3 to 5.5 points above ERM, 7.6 to 11.0 above the control.
@@ -18,7 +18,7 @@ def accuracy(algorithm: str, out: Path) -> dict[str, float]:
     data = build_digits(DigitsSettings(train_domains=60, test_domains=20, test_images=300))
     settings = {**SETTINGS, **EMBEDDED_SETTINGS, "algorithm": algorithm}
     train(from_dict(RunConfig, nested(settings), where="test"), data, out)
-    scores = [s for s in read(out / "records.jsonl").scores if s.moment == "final"]
+    scores = [s for s in RunFolder(out).records().scores if s.moment == "final"]
     unseen = [s for s in scores if s.role == "test" and s.top1 is not None]
     return {
         method: fmean(s.top1 for s in unseen if s.method == method and s.top1 is not None)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from acclimate.core.errors import ConfigError, RunError
 from acclimate.learn.consistency import mean_radius
 from acclimate.paper.theorems import best_split, images_needed, risk_terms
+from acclimate.records.folder import write_checksums
 from fixtures.command_line import command
 from fixtures.errors import refused
 
@@ -202,6 +203,7 @@ def a_run(folder: Path, *, algorithm: str = "da-erm", measured: object = MEASURE
     if measured is not None:
         text = measured if isinstance(measured, str) else json.dumps(measured)
         (folder / "consistency.json").write_text(text)
+    write_checksums(folder)
     return folder
 
 
@@ -242,6 +244,7 @@ def test_distances_are_those_of_adapt(tmp_path: Path) -> None:
 
     run = a_run(tmp_path / "run")
     save_file({"mu": np.zeros((2, 16), np.float32)}, run / "domains.safetensors")
+    write_checksums(run, finished=True)
     text = theory(run, "--radius", 0.05)
     assert (
         "Training domains lie 0.5 apart; distances are those of `adapt`, divided by 4, the root of "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acclimate.core.errors import DamagedFile, RunError
-from acclimate.records.folder import RunFolder
+from acclimate.records.folder import RunFolder, write_checksums
 from acclimate.records.predictions import COLUMNS, Predictions
 from fixtures.errors import refused
 
@@ -48,8 +48,9 @@ def test_rows_come_back_as_they_were(n: int, tmp_path: Path) -> None:
 def test_damage_is_noticed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert run.predictions() is None
-    rows(2000).write(tmp_path / "predictions.parquet")
-    (path,) = tmp_path.iterdir()
+    path = tmp_path / "predictions.parquet"
+    rows(2000).write(path)
+    write_checksums(tmp_path, finished=True)
     whole = path.read_bytes()
     for place in (len(whole) // 3, len(whole) // 2, len(whole) - 2):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])

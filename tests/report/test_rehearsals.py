@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from acclimate.core.files import write_document
+from acclimate.records.folder import RunFolder, write_checksums
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import illustrations, rehearsal
@@ -44,6 +45,7 @@ def write_run(place: Path, *, seed: int, what: Rehearsal | None) -> Path:
     make_run(place, "erm", seed, scores, settings={"adapt": {"points": 25}})
     if what is not None:
         write_document(place / "rehearsal.json", what.to_dict())
+        write_checksums(place, finished=True)
     return place
 
 
@@ -125,9 +127,12 @@ def test_where_auto_leaves_the_model_alone(tmp_path: Path) -> None:
     kept = [promise for promise in found().promises if promise.chain == "none"]
     alone = replace(found(), promises=(*kept, *lost), chosen=dict.fromkeys((5, 20), "none"))
     place = write_run(tmp_path / "a", seed=0, what=alone)
-    records = place / "records.jsonl"
-    lines = records.read_text().splitlines(keepends=True)
-    records.write_text("".join(line for line in lines if '"role": "test"' not in line))
+    left = [one for one in RunFolder(place).records().all if getattr(one, "role", "") != "test"]
+    for path in place.glob("records.*"):
+        path.unlink()
+    for record in left:
+        RunFolder(place).append(record)
+    write_checksums(place, finished=True)
     report = load_report(tmp_path)
     (one,) = (figure for figure in illustrations(report) if figure.name == "rehearsal")
     assert one.caption.endswith("what auto uses, none with 5, none with 20 (run a).")
@@ -147,5 +152,6 @@ def test_a_page_without_rehearsal_has_no_such_section(tmp_path: Path) -> None:
 def test_a_damaged_rehearsal_is_named(tmp_path: Path) -> None:
     place = write_run(tmp_path / "sites", seed=0, what=found())
     write_document(place / "rehearsal.json", {**found().to_dict(), "promises": [{}]})
+    write_checksums(place, finished=True)
     (view,) = find_runs(tmp_path)
     assert view.problem == "rehearsal.json is damaged; delete it and repeat the training"

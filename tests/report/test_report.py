@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from acclimate.core.text import percent
+from acclimate.records.folder import write_checksums
 from acclimate.records.records import Score
 from acclimate.report import sentences, tables, write_page
 from acclimate.report.export import to_dict
@@ -289,8 +290,10 @@ def test_a_map_that_cannot_be_drawn_is_none(runs: Path) -> None:
     run = next(run for run in find_runs(runs) if run.name == "da-0")
     assert domain_map.read_domain_map(run) is None
     (run.folder / "domains.safetensors").write_bytes(b"junk")
+    write_checksums(run.folder, finished=True)
     assert domain_map.read_domain_map(run) is None
     write_map(run.folder, ["a"], ["b"])
+    write_checksums(run.folder, finished=True)
     found = domain_map.read_domain_map(run)
     assert found is not None and found.roles == ("train", "test") and found.mu.shape == (2, 4)
 

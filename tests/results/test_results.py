@@ -100,6 +100,11 @@ def make_sweep(folder: Path, scores: Scores = SCORES, dataset: str = "toy", **mo
     return folder
 
 
+def forget(run: Path) -> None:
+    for path in run.glob("records.*"):
+        path.unlink()
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     return make_sweep(tmp_path / "sweep")
@@ -189,7 +194,7 @@ def test_words_go_by_the_p_that_is_shown(tmp_path: Path) -> None:
 
 def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
-    (SweepFolder(folder).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
+    forget(SweepFolder(folder).run("toy-da-erm--b-0-1").path)
     report = load_report(folder)
     (found,) = report.results["training-domains"]
     da = row_of(found, DA)
@@ -203,7 +208,7 @@ def test_a_missing_run_is_a_dash_and_leaves_no_average(tmp_path: Path) -> None:
     assert da.worst == Estimate(pytest.approx(0.60), None, 1)
     (remark,) = sentences.notes(report)  # once: its controls lack the same
     assert mentions(remark, "DA-ERM and ERM", "domains that both scored")
-    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
+    forget(SweepFolder(folder).run("toy-da-erm--b-0-0").path)
     da = row_of(table(folder), DA)
     assert da.cells["b"] is None and da.average is None
     assert [cell.text for cell in tables.results_grid(table(folder)).rows[1]] == [
@@ -219,7 +224,7 @@ def mentions(text: str, *facts: str) -> bool:
 
 def test_a_method_without_a_complete_trial_has_no_mean_in_words(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, {("da-erm", 0): {"a": 0.6, "b": 0.7}})
-    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
+    forget(SweepFolder(folder).run("toy-da-erm--b-0-0").path)
     said = headline(load_report(folder))
     assert mentions(said, "No trial of DA-ERM", "no finished ERM run") and "%" not in said
 
@@ -482,7 +487,7 @@ def test_failures_waiting_and_labels(tmp_path: Path) -> None:
     phi = EmbeddingJob(id="phi", dataset="toy", config={})
     folder = make_sweep(tmp_path, embeddings=(phi,))
     lost = "toy-da-erm--b-0-1"
-    (SweepFolder(folder).run(lost).path / "records.jsonl").unlink()
+    forget(SweepFolder(folder).run(lost).path)
     for name in (lost, "toy-erm--a-0-0", "phi"):  # the second succeeded since
         failure = Failure(job=name, error="Boom", traceback="…", time="now", attempts=2)
         SweepFolder(folder).write_failure(failure)
@@ -609,8 +614,8 @@ def test_latex(tmp_path: Path) -> None:
 
 def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path)
-    (SweepFolder(folder).run("toy-da-erm--b-0-0").path / "records.jsonl").unlink()
-    (SweepFolder(folder).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
+    forget(SweepFolder(folder).run("toy-da-erm--b-0-0").path)
+    forget(SweepFolder(folder).run("toy-da-erm--b-0-1").path)
     report = load_report(folder)
     rows = list(csv.DictReader(io.StringIO(export.to_csv(report))))
     assert list(rows[0]) == [
@@ -769,7 +774,7 @@ def test_a_domainbed_trial_without_any_number_is_named(tmp_path: Path) -> None:
 def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"t.{ending}" for ending in ("md", "tex", "csv", "json")]
     wanted = [part for path in files for part in ("--table", path)]
-    (SweepFolder(sweep).run("toy-da-erm--b-0-1").path / "records.jsonl").unlink()
+    forget(SweepFolder(sweep).run("toy-da-erm--b-0-1").path)
     lost = Failure(job="toy-da-erm--b-0-1", error="Boom", traceback="", time="", attempts=1)
     SweepFolder(sweep).write_failure(lost)
     shown = command("report", sweep, *wanted, "--figures", tmp_path / "figures", "--format", "svg")

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core.errors import UnknownName
-from acclimate.records.records import Record, Records, Score, append
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Record, Records, Score
 from acclimate.results.protocol import RULES, targets
 from acclimate.results.selection import (
     RULES_BY_NAME,
@@ -581,7 +582,7 @@ def test_the_finished_runs_of_a_folder(tmp_path: Path) -> None:
         folder = SweepFolder(tmp_path).run(one.id).path
         folder.mkdir(parents=True)
         for record in records:
-            append(folder / "records.jsonl", record)
+            RunFolder(folder).append(record)
     sweep = sweep_of(jobs, rule="oracle")
     found = candidates(tmp_path, sweep)
     assert [one.job.id for one in found] == ["erm-3"]

@@ -10,7 +10,7 @@ import torch
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.models import build_backbone
-from acclimate.records.records import read
+from acclimate.records.folder import RunFolder
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
@@ -68,7 +68,7 @@ def test_several_processes_equal_one(
     for name in one:
         torch.testing.assert_close(several[name], one[name], rtol=1e-4, atol=1e-5, msg=name)
     scores = [
-        [(s.domain, s.method, s.n, s.top1) for s in read(tmp_path / run / "records.jsonl").scores]
+        [(s.domain, s.method, s.n, s.top1) for s in RunFolder(tmp_path / run).records().scores]
         for run in ("one", "several")
     ]
     assert scores[0] == scores[1]

@@ -12,7 +12,8 @@ from acclimate.config import RunConfig
 from acclimate.core.errors import ManifestError, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.records.records import Score, read
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Score
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
 from acclimate.runs.scoring import split_domain
@@ -54,7 +55,7 @@ def with_an_orphan_class(manifest: Manifest) -> Manifest:
 
 
 def final_scores(run: Path) -> list[Score]:
-    return [score for score in read(run / "records.jsonl").scores if score.moment == "final"]
+    return [score for score in RunFolder(run).records().scores if score.moment == "final"]
 
 
 def assert_repeated(run: Path, data: Manifest) -> None:

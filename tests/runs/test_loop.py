@@ -16,7 +16,7 @@ from acclimate.core.errors import ConfigError, UnknownName
 from acclimate.learn.algorithms import choose
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
-from acclimate.records.records import Validated, read
+from acclimate.records.records import Validated
 from acclimate.runs.averages import make_average
 from acclimate.runs.loop import (
     Phase,
@@ -210,7 +210,7 @@ def test_long_gradients_are_clipped(tmp_path: Path) -> None:
 def test_the_rate_follows_the_schedule(tmp_path: Path) -> None:
     settings = OptimiserConfig(lr=0.01, schedule="cosine", warmup=1)
     make_loop(tmp_path, make_erm(), phase(settings, steps=4)).run()
-    found = [record.lr for record in read(tmp_path / "records.jsonl").losses]
+    found = [record.lr for record in RunFolder(tmp_path).records().losses]
     assert found == pytest.approx(rates(settings, 4)[:4])
 
 

@@ -13,6 +13,7 @@ from acclimate.core.errors import RunError
 from acclimate.core.files import write_document
 from acclimate.records import folder as layout
 from acclimate.records.folder import RunFolder
+from acclimate.records.records import Finished, Loss, Score, Started
 from acclimate.results.runs import find_runs
 from fixtures.errors import refused
 
@@ -63,6 +64,7 @@ IDENTITY = {
     "test_domains": ["clip"],
     "weights": "",
 }
+KINDS = {one.kind: one for one in (Started, Loss, Score, Finished)}
 LINES = (
     '{"format": 1, "kind": "started", "time": "t0", "version": "0.9", '
     '"device": "cpu, 1 thread", "processes": 1, "resumed_at": null}',
@@ -79,7 +81,10 @@ LINES = (
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     write_document(tmp_path / "run.json", IDENTITY)
-    (tmp_path / "records.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+    for line in LINES:
+        values = json.loads(line)
+        assert values.pop("format") == 1
+        RunFolder(tmp_path).append(KINDS[values.pop("kind")](**values))
     (tmp_path / "quarantine.jsonl").write_text('{"image": "a.jpg", "reason": "cut off"}\n')
     (tmp_path / "consistency.json").write_text('{"points": [], "domains": []}')
     layout.write_checksums(tmp_path, finished=True)

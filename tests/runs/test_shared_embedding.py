@@ -18,7 +18,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import EMBEDDINGS
 from acclimate.learn.models import build_backbone
 from acclimate.records.folder import RunFolder
-from acclimate.records.records import Started, read
+from acclimate.records.records import Started
 from acclimate.rehearse.training import train
 from acclimate.runs.identity import embedding_identity, weights_digest
 from acclimate.runs.training import train_embedding
@@ -176,7 +176,7 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
         fit(to=run.name, embedding=phi, **UNSEEN)
         assert_same_weights(own, run)
         assert stable(own) == stable(run)
-        assert read(run / "records.jsonl").duplicates == 0
+        assert RunFolder(run).records().duplicates == 0
 
 
 def test_only_what_step_a_depends_on_is_its_identity(tiny: Tiny) -> None:
@@ -301,18 +301,18 @@ def test_a_phi_that_is_not_there_or_not_needed(fit: Fit, fit_phi: Fit, tmp_path:
     assert not run.exists()
     fit(embedding=phi)
     shutil.rmtree(phi)
-    before = read(run / "records.jsonl")
-    assert read(fit(embedding=phi) / "records.jsonl") == before
+    before = RunFolder(run).records()
+    assert RunFolder(fit(embedding=phi)).records() == before
 
 
 def test_a_finished_phi_is_left_alone(fit_phi: Fit) -> None:
     phi = fit_phi().parent
     before = {path.name: path.stat().st_mtime_ns for path in phi.iterdir()}
-    names = ["consistency.json", "embedding.json", "embedding.safetensors", "records.jsonl"]
-    assert sorted(before) == names
+    names = ["consistency.json", "embedding.json", "embedding.safetensors"]
+    assert sorted(before) == [*names, "records.end", "records.jsonl"]
     fit_phi()
     assert before == {path.name: path.stat().st_mtime_ns for path in phi.iterdir()}
-    found = read(phi / "records.jsonl")
+    found = RunFolder(phi, shared=True).records()
     assert [type(record) for record in found.all if record not in found.losses] == [Started]
     steps = [(loss.phase, loss.step) for loss in found.losses]
     assert steps == [("embedding", 2), ("embedding", 4)]
@@ -415,4 +415,4 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
 
     monkeypatch.setattr(module, "Networks", finish_it_first)
     assert train(tiny(), features, run).already
-    assert read(run / "records.jsonl").duplicates == 0
+    assert RunFolder(run).records().duplicates == 0

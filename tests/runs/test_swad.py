@@ -12,7 +12,8 @@ from acclimate.cli.evaluate import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective
-from acclimate.records.records import Validated, read
+from acclimate.records.folder import RunFolder
+from acclimate.records.records import Validated
 from acclimate.rehearse.training import train
 from acclimate.runs.averages import Swad, Valley, find_valley
 from acclimate.runs.loop import Loop, Phase, Position
@@ -167,7 +168,7 @@ def test_a_run_is_the_one_without_but_for_the_weights_it_keeps(
     ]
     assert during[0] == during[1]
     assert any(not torch.equal(one, weights(swad)[name]) for name, one in weights(plain).items())
-    records = read(swad / "records.jsonl")
+    records = RunFolder(swad).records()
     finished = records.finished
     assert finished is not None and finished.kept_from is not None
     assert finished.kept_from < finished.kept_step and finished.kept_by == "validation splits"

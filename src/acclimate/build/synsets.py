@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from acclimate.core.errors import ConfigError, ManifestError
-from acclimate.core.files import parse_json
+from acclimate.core.files import parse_json, read_bytes
 
 _QUOTED = 60  # characters
 _SYNSET = re.compile(r"n\d{8}")
@@ -33,7 +33,7 @@ def ilsvrc12_synsets() -> frozenset[str]:
 def listed(path: Path) -> dict[str, str]:
     """Synset -> its own lemmas, or nothing, of a file of labels."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
         if text.lstrip()[:1] not in ("[", "{"):
             rows = (line for line in map(str.strip, text.splitlines()) if line[:1] not in ("", "#"))
             lines = [line.partition("\t") for line in rows]

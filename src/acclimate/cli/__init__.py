@@ -1,14 +1,20 @@
 """The command line: the only place that prints. Library errors become one line and exit code 1."""
 
 import io
+import os
+import re
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from acclimate import __version__
+from acclimate.core.environment import first_process
 from acclimate.core.errors import AcclimateError
 from acclimate.core.text import printable
 
@@ -23,8 +29,23 @@ GROUPS = {  # by what people do, in the order of work
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
+_NO_MEMORY = re.compile(r"memory|map segment|bad_alloc|start new thread|Resource temporarily")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked for the end."""
+
+    number = signal.SIGINT
+
+
 class _Grouped(TyperGroup):
-    """`--help` under headings."""
+    """`--help` under headings; an interruption is one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise typer.Exit(_stopped(stop)) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, names in GROUPS.items():
@@ -71,17 +92,68 @@ def load_commands() -> None:
 
 def main() -> None:
     """Entry point of the `acclimate` command."""
-    load_commands()
+    _open_streams()
+    _heed_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # whatever the locale cannot write is escaped
             stream.reconfigure(errors="backslashreplace")
     try:
+        load_commands()
         app()
     except AcclimateError as error:
         _fail(str(error))
+    except KeyboardInterrupt as stop:
+        sys.exit(_stopped(stop))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{(error.strerror or str(error)).lower()}; check the path")
+
+    except (MemoryError, RuntimeError, ImportError) as error:
+        looped = str(error).startswith("Symlink loop")
+        if not (looped or isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+            raise
+        _fail(
+            f"{error}; check the path"
+            if looped
+            else f"out of memory ({error}); give it more (ulimit -v), or close other programs"
+        )
+
+
+def _open_streams() -> None:
+    """Where a stream is closed (`2>&-`), what would go there goes nowhere: its number must not
+    become that of a file that is opened, and words on it are no reason to end."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+
+
+def _heed_signals() -> None:
+    """End by SIGTERM as by an interruption, with what has to be put in order; a second signal
+    ends it at once."""
+    here = os.getpid()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != here:  # a process that was forked ends as it would have
+            os.kill(os.getpid(), number)
+        stopped = Stopped()
+        stopped.number = signal.Signals(number)
+        raise stopped
+
+    with suppress(ValueError):  # not in the main thread, where signals are not for us
+        signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
+            signal.signal(signal.SIGINT, stop)
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """Say how to go on; the exit code that shells expect."""
+    if first_process():
+        typer.echo(str(stop) or "interrupted; repeat the command", err=True)
+    return 128 + getattr(stop, "number", signal.SIGINT)
 
 
 def _fail(sentence: str) -> NoReturn:

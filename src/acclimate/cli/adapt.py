@@ -47,7 +47,9 @@ def adapt(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
+    from acclimate.records.outputs import check_out
 
+    check_out(out, "domain state", (run, *images))
     chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))

@@ -46,11 +46,15 @@ def rows() -> "dict[str, Row]":
 def command(name: str) -> TyperCommand:
     """The command of a builder: Typer makes it of a function with a parameter for each option."""
     from acclimate.build import builder
+    from acclimate.records.outputs import check_out
 
     cls = builder(name, rows())
 
     def build(*, json: bool, **options: Any) -> None:
         request = _make_builder(cls, options)
+        if (out := options["out"]) is not None:
+            given = (one for value in options.values() for one in _listed(value))
+            check_out(out, "manifest", (one for one in given if one is not out))
         stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar() as watch:
             built = request.build(watch)
@@ -110,6 +114,12 @@ def _make_builder(cls: Any, options: Mapping[str, Any]) -> Any:
             value = options[one.name]
             values[one.name] = tuple(value or ()) if _is_list(hint) else value
     return cls(**values)
+
+
+def _listed(value: Any) -> list[Path]:
+    """The paths that an option gives."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [one for one in values if isinstance(one, Path)]
 
 
 def _show(built: "Built") -> None:

@@ -40,6 +40,7 @@ def export(
     from acclimate.adapt.export import export_adapted, export_conditioned, write_site_inputs
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
+    from acclimate.records.outputs import check_out
 
     if conditioned and domain is not None:
         raise ConfigError(
@@ -48,6 +49,7 @@ def export(
         )
     if out.suffix == ".npz" and domain is None:
         raise ConfigError("--out SITE.npz holds the inputs of one site; name it with --domain FILE")
+    check_out(out, f"{out.suffix} file", (run, domain))
     trained = Trained.load(run)
     state = None if domain is None else DomainState.load(domain)
     if out.suffix == ".npz" and state is not None:

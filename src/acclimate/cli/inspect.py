@@ -93,11 +93,11 @@ def _show_domains(inspection: "Inspection") -> None:
     say_table(list(rows[0]), [list(row.values()) for row in rows])
     say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
     if inspection.pairwise is not None:
-        one, two = inspection.pairwise.largest_pair
-        say(
-            f"between two domains it is {inspection.pairwise.mean:.2f} on average and "
-            f"{inspection.pairwise.largest:.2f} at most ({one} and {two})"
-        )
+        shift, most = inspection.pairwise, ""
+        if shift.largest_pair is not None:
+            one, two = shift.largest_pair
+            most = f" and {shift.largest:.2f} at most ({one} and {two})"
+        say(f"between two domains it is {shift.mean:.2f} on average{most}")
 
 
 def _round(value: float | None, digits: int) -> str:

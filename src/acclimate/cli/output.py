@@ -1,7 +1,6 @@
 """How commands speak: results on stdout, progress on stderr, JSON when asked."""
 
 import json as json_format
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,17 +11,13 @@ from typing import Any
 
 import typer
 
+from acclimate.core.environment import first_process
 from acclimate.core.progress import Lines, Watch, bar, unwatched
 from acclimate.core.text import printable
 
 MOST = 20  # names in one line
 FEW = 5  # entries of a list, a line each
 _NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
-
-
-def first_process() -> bool:
-    """Under torchrun one process speaks for all."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -107,9 +102,9 @@ def stoppable(words: str = "interrupted; repeat the command to resume") -> Itera
     """For commands that keep what they have: says so when they are interrupted."""
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(words, err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stop:
+        stop.args = (words,)
+        raise
 
 
 @contextmanager

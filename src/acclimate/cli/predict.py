@@ -39,9 +39,11 @@ def predict(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
+    from acclimate.records.outputs import check_out
 
     if adapt and domain is not None:
         raise ConfigError("--adapt makes a state and --domain gives one; use one of them")
+    check_out(out, "table of predictions", (run, domain, *images))
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     state = None if domain is None else DomainState.load(domain)

@@ -27,6 +27,7 @@ from typing import (
 )
 
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.files import read_bytes
 
 T = TypeVar("T")
 
@@ -241,7 +242,7 @@ def parse_assignments(
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bytes(path).decode())
     except OSError as error:
         reason = error.strerror
         raise ConfigError(f"{path}: cannot be read as a settings file ({reason})") from None

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 
+from acclimate.core.environment import launched
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.text import count
 
@@ -86,7 +87,7 @@ class World:
 @contextmanager
 def joined(device: str = "auto") -> Iterator[World]:
     """Join the process group that the launcher's environment describes, and leave it at the end."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = launched("WORLD_SIZE", 1)
     chosen = pick_device(device)
     if size == 1:
         yield World(device=chosen)
@@ -98,7 +99,14 @@ def joined(device: str = "auto") -> Iterator[World]:
         torch.cuda.set_device(chosen)
     # One process rehearses, and builds graphs and packs, while the others wait for it.
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=12))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(hours=12))
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"the {size} processes of WORLD_SIZE do not meet ({reason}); start them with torchrun, "
+            f"or unset WORLD_SIZE"
+        ) from None
     try:
         yield World(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
@@ -112,7 +120,7 @@ def cores() -> int:
 
 def local_processes() -> int:
     """How many processes of this run share the machine."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(launched("LOCAL_WORLD_SIZE", 1), 1)
 
 
 def keep_freed_memory() -> None:
@@ -143,5 +151,5 @@ def pick_device(name: str = "auto") -> torch.device:
             f"device '{name}' was asked for, and torch finds {count(gpus, 'GPU')} here; use auto"
         )
     if name == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", launched("LOCAL_RANK", 0))
     return device

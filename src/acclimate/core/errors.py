@@ -40,6 +40,10 @@ class WriteError(AcclimateError, OSError):
     """A file that could not be written: a full disk, a failing one, or no place for a file."""
 
 
+class NotAFile(AcclimateError):
+    """A pipe, a device or a folder where a file is read, or more than such a file can hold."""
+
+
 class NotFinite(AcclimateError):
     """NaN or infinity where numbers were to be had."""
 

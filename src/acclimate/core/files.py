@@ -18,8 +18,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from acclimate.core.errors import AcclimateError, DamagedFile, RunBusy, SchemaError, WriteError
+from acclimate.core.errors import (
+    AcclimateError,
+    DamagedFile,
+    NotAFile,
+    RunBusy,
+    SchemaError,
+    WriteError,
+)
 
+MOST = 1 << 28  # bytes of a document
 FORMAT = 1  # of everything that we write; files with another number are refused
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -39,11 +47,14 @@ def odd_kind(path: Path) -> str | None:
     return _KINDS.get(stat.S_IFMT(path.stat().st_mode))
 
 
-def require_regular(path: Path) -> None:
-    """Refuse to read a pipe, which may never end, and whatever else is no file."""
+def require_regular(path: Path, most: int | None = None) -> None:
+    """Refuse to read a pipe, which may never end, whatever else is no file, and a file of more than
+    `most` bytes."""
     kind = odd_kind(path)
     if kind is not None:
-        raise AcclimateError(f"{path} is {kind}, not a file; give a file")
+        raise NotAFile(f"{path} is {kind}, not a file; give a file")
+    if most is not None and path.stat().st_size > most:
+        raise NotAFile(f"{path} is larger than {most >> 20} MiB; restore or delete it")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -123,9 +134,8 @@ def write_document(path: Path, values: Mapping[str, Any]) -> None:
 
 def read_document(path: Path) -> dict[str, Any]:
     """The values that `write_document` was given; a missing file is the caller's to explain."""
-    require_regular(path)
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(read_bytes(path))
     except ValueError:
         raise DamagedFile(path) from None
     if not isinstance(values, dict):
@@ -148,21 +158,41 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """The content of a regular file of at most `most` bytes; a missing one is the caller's to
+    explain."""
+    require_regular(path, most)
+    with path.open("rb") as file:
+        return file.read(most)
+
+
 def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
+    """SHA-256 (hex) of the bytes of a regular file."""
+    require_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def append_line(path: Path, line: str) -> None:
-    """One write per line and an fsync: a crash can tear the last line, never an earlier one."""
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
+    """One write per line and an fsync: a crash can tear the last line, never an earlier one.
+    Without `sync` that holds where the process ends, but not where the power does."""
+    _write(path, line + "\n", os.O_APPEND, sync=sync)
+
+
+def overwrite(path: Path, line: str) -> None:
+    """One short line in the place of another as long: there is no moment without either."""
+    _write(path, line)
+
+
+def _write(path: Path, text: str, how: int = 0, *, sync: bool = True) -> None:
     with _disk_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
         try:
-            rest = (line + "\n").encode()
+            rest = text.encode()
             while rest:  # a nearly full disk takes a part, and refuses the rest with an error
                 rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
+            if sync:
+                os.fsync(handle)
         finally:
             os.close(handle)
 

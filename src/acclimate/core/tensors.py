@@ -81,6 +81,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata alone, without looking at the rest of the file."""
+    require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             return parse_metadata(file.metadata())

@@ -344,7 +344,8 @@ class Manifest:
     def require_domains(self, *names: str) -> None:
         """Refuse names that the source does not know."""
         for name in names:
-            require_known(name, self.all_domains, f"{self.source} has no domain '{name}'")
+            if (name, None) not in self._index:
+                require_known(name, self.all_domains, f"{self.source} has no domain '{name}'")
 
     def select(self, rows: np.ndarray) -> Self:
         """The given rows in the given order; the class list stays."""

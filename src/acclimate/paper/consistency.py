@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from acclimate.records.folder import DOMAINS
+from acclimate.records.folder import DOMAINS, RunFolder
 
 _DISTANCES = ("error", "error95", "radius", "bound", "between", "within")
 
@@ -15,8 +15,11 @@ _DISTANCES = ("error", "error95", "radius", "bound", "between", "within")
 def unit_of_adapt(run: Path) -> float | None:
     """What `adapt` divides distances by: the root of μ's dimensions. None where the run has no map
     of its domains."""
+    path = RunFolder(run).listed(DOMAINS)
+    if path is None:
+        return None
     try:
-        with safe_open(run / DOMAINS, "numpy") as file:
+        with safe_open(path, "numpy") as file:
             return math.sqrt(file.get_slice("mu").get_shape()[1])
     except (OSError, SafetensorError, IndexError):
         return None

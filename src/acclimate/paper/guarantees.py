@@ -150,10 +150,9 @@ def read_consistency(run: Path) -> dict[str, Any]:
             f"{run}: {algorithm} has no domain embedding to speak of; "
             f"name a run of an adaptive algorithm, such as {name.adaptive_version}"
         )
-    path = run / CONSISTENCY
-    if not path.exists():
+    path, stored = run / CONSISTENCY, folder.consistency()
+    if stored is None:
         raise RunError(f"{run} has no {path.name}; finish the run by repeating its command")
-    stored = folder.consistency() or {}
     with damage_is(RunError, "restore it, or train again"):
         _require_measured(Fields(stored, path))
     return as_adapt_says(stored, unit_of_adapt(run)) or {}

@@ -13,6 +13,7 @@ from acclimate.paper.figures import FIGURES, contact_sheet
 from acclimate.paper.published import SOURCE, Published, plain
 from acclimate.paper.recipes.plan import PreparedPart
 from acclimate.paper.recipes.table import Recipe
+from acclimate.records.outputs import check_out
 from acclimate.report.figures import illustrations, label_shares
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.report.grid import Cell, Grid, accuracy
@@ -136,6 +137,7 @@ def write_reproduction(page: Reproduction, recipe: Recipe, out: Path) -> list[Pa
     paths = [out / "report.html"]
     grids = beside_grids(page.pairs)
     text = html.render(title=page.title, page=page, grids=grids, addresses=addresses)
+    check_out(paths[0], "page")
     write_text(paths[0], text)
     kinds: tuple[Format, ...] = ("png", "pdf")
     for figure in page.figures:

@@ -14,12 +14,14 @@ from acclimate.core.files import (
     file_digest,
     locked,
     parse_json,
+    read_bytes,
     read_document,
+    require_regular,
     write_document,
 )
 from acclimate.core.text import timestamp
 from acclimate.records.predictions import Predictions
-from acclimate.records.records import Finished, Record, Records, append, read
+from acclimate.records.records import Finished, Record, Records, append, end_of, read, require_all
 
 RUN = "run.json"  # what this run is: settings, data digest, domains, classes
 EMBEDDING = "embedding.json"  # what this Φ is, if it is learned on its own
@@ -43,6 +45,12 @@ BEST = "best-{phase}-{step}.safetensors"
 CHECKSUMS = "checksums.json"  # digests of the others; written last
 SWEEP = "sweep.json"  # of a sweep's folder: the definition and every job
 LOCK = ".lock"
+OWN = (
+    *(RUN, EMBEDDING, RECORDS, PREDICTIONS, QUARANTINE, PHI, CONSISTENCY, MODEL, WEIGHTS, DOMAINS),
+    *(REHEARSAL, CARD, LABELS, SITE, EXAMPLE, PRUNED, CHECKSUMS, SWEEP, LOCK),
+    end_of(Path(RECORDS)).name,
+)
+MOST = 1 << 32  # bytes of a file that is listed
 AGAIN = "restore it, or train again in another folder"
 
 
@@ -53,12 +61,13 @@ def stored(path: Path) -> dict[str, Any]:
 
 
 def write_checksums(folder: Path, *, finished: bool = False) -> None:
-    """List a folder's descriptions with their digests, and the records of a `finished` run, which
-    get no more; where the list is, all is.
+    """List a folder's files with their digests, and what a `finished` run writes at its end; where
+    the list is, all is.
 
-    Files of tensors carry a digest of their own, and the model's description that of its weights.
+    Weights carry a digest of their own, which the model's description has too.
     """
-    listed = (RUN, MODEL, REHEARSAL, LABELS, SWEEP, PICTURES, *([RECORDS] if finished else []))
+    last = (RECORDS, PREDICTIONS, DOMAINS) if finished else ()
+    listed = (RUN, MODEL, REHEARSAL, CONSISTENCY, LABELS, SITE, SWEEP, PICTURES, *last)
     digests = {name: file_digest(folder / name) for name in listed if (folder / name).exists()}
     write_document(folder / CHECKSUMS, {"files": digests})
 
@@ -73,6 +82,7 @@ def check(
             path = folder / Path(name).name
             if not path.exists():
                 raise error(f"{path} is missing; {remedy}")
+            require_regular(path, MOST)
             if file_digest(path) != digest:
                 raise DamagedFile(path)
     return digests
@@ -82,7 +92,7 @@ def read_quarantine(path: Path) -> dict[str, str]:
     """The images in a list of those that could not be read, with their reasons; damaged lines are
     left out."""
     reasons = {}
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    text = read_bytes(path).decode("utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n")[:-1]:
         with suppress(ValueError, KeyError, TypeError):
             entry = parse_json(line)
@@ -122,10 +132,16 @@ class RunFolder:
     def phi(self) -> Path:
         return self.path / PHI
 
+    def listed(self, name: str) -> Path | None:
+        """The file of that name, as the run wrote it; None where a run that is far enough for its
+        checksums has none."""
+        known = check(self.path) if (self.path / CHECKSUMS).exists() else {}
+        return self.path / name if name in known else None
+
     def rehearsal(self) -> dict[str, Any] | None:
         """What a rehearsal measured; None where there was none."""
-        path = self.path / REHEARSAL
-        return stored(path) if path.exists() else None
+        path = self.listed(REHEARSAL)
+        return None if path is None else stored(path)
 
     def checkpoint(self, phase: str) -> Path:
         return self.path / CHECKPOINT.format(phase=phase)
@@ -161,20 +177,25 @@ class RunFolder:
             return Fields(self.identity()["config"], self.identity_file).text("algorithm")
 
     def records(self) -> Records:
-        """All of them; those of a finished run are compared with its checksums first."""
-        if (self.path / CHECKSUMS).exists():
-            check(self.path)
-        return read(self.path / RECORDS)
+        """All of them, as this run wrote them."""
+        self.listed(RECORDS)
+        require_all(self.path / RECORDS)
+        return self._read()
 
     def append(self, record: Record) -> None:
-        append(self.path / RECORDS, record)
+        append(self.path / RECORDS, record, self._whose)
+
+    def _read(self) -> Records:
+        return read(self.path / RECORDS, self._whose)
+
+    @property
+    def _whose(self) -> str:
+        return file_digest(self.identity_file) if self.exists else ""
 
     @property
     def finished(self) -> Finished | None:
         """The end of the run; None as long as it goes on, to the checksums of its records."""
-        if not (self.path / CHECKSUMS).exists() or RECORDS not in check(self.path):
-            return None
-        return read(self.path / RECORDS).finished
+        return None if self.listed(RECORDS) is None else self._read().finished
 
     def complete(self) -> bool:
         """Is what the folder is for there: the end of the run, or Φ?"""
@@ -182,20 +203,18 @@ class RunFolder:
 
     def predictions(self) -> Predictions | None:
         """The rows behind the final scores; None where there are none yet."""
-        path = self.path / PREDICTIONS
+        path = self.listed(PREDICTIONS)
         with damage_is(RunError, AGAIN):
-            return Predictions.read(path) if path.exists() else None
+            return None if path is None else Predictions.read(path)
 
     def quarantined(self) -> tuple[tuple[str, str], ...]:
         """(image, reason) of what could not be read."""
         return tuple(read_quarantine(self.quarantine).items())
 
     def consistency(self) -> dict[str, Any] | None:
-        """What was measured of μ's error; a damaged file is as good as none."""
-        try:
-            return stored(self.path / CONSISTENCY)
-        except (OSError, RunError):
-            return None
+        """What was measured of μ's error; None where nothing was."""
+        path = self.listed(CONSISTENCY)
+        return None if path is None else stored(path)
 
     def refuse_others(self, wanted: dict[str, Any]) -> None:
         """An error where it holds another one of its kind, or something else."""
@@ -214,7 +233,8 @@ class RunFolder:
     def take(self, wanted: dict[str, Any]) -> None:
         """Make it this one's folder; what was left behind without a checkpoint is cleared."""
         if not self._has_progress:
-            for path in (self.path / RECORDS, self.quarantine):
+            records = self.path / RECORDS
+            for path in (records, end_of(records), self.quarantine):
                 path.unlink(missing_ok=True)
             write_document(self.identity_file, wanted)
 
@@ -244,7 +264,9 @@ class RunFolder:
             return config
         began, decided = self.identity()["config"], {}
         if config.model.freeze == "auto":
-            decided["model.freeze"] = began["model"]["freeze"]
+            part = Fields(began["model"], self.identity_file)
+            with damage_is(RunError, AGAIN):
+                decided["model.freeze"] = part.text("freeze")
         if config.adapt.depth == "auto" and "adapt" in began:  # a folder of Φ alone has none
             decided["adapt.depth"] = began["adapt"].get("depth", "auto")
         return with_settings(config, decided)
@@ -253,6 +275,13 @@ class RunFolder:
     def _has_progress(self) -> bool:
         marks = (*self.checkpoints(), self.phi, self.path / CHECKSUMS)
         return any(path.exists() for path in marks)
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a run, a model or a sweep in the folder of `path` calls a file of its own so."""
+    whose = any((path.parent / name).exists() for name in (RUN, EMBEDDING, MODEL, CHECKSUMS))
+    passing = path.match(CHECKPOINT.format(phase="*")) or path.match("best-*-*.safetensors")
+    return whose and (path.name in OWN or passing)
 
 
 def runs_below(folder: Path) -> list[Path]:

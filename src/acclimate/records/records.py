@@ -3,10 +3,16 @@
 A record is one line, written at once and synced. A crash can tear the last line; a resumed run
 writes again what came after its checkpoint. `read` tolerates the first and keeps the last of the
 second, so that a killed and resumed run reads like an undisturbed one.
+
+Each line ends in a digest of itself and the line before it, the first of the run's description. So
+no line can be changed, left out or come from another run. A file beside it holds the last digest:
+lines that were cut off at the end are missed too.
 """
 
 import dataclasses
+import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +20,19 @@ from typing import Any, ClassVar, NamedTuple
 
 from acclimate.config import from_dict
 from acclimate.core.errors import ConfigError, RecordError, UnknownName
-from acclimate.core.files import FORMAT, append_line, parse_json, require_format
+from acclimate.core.files import (
+    FORMAT,
+    append_line,
+    overwrite,
+    parse_json,
+    read_bytes,
+    require_format,
+)
 from acclimate.core.text import count, percent
+
+MOST = 1 << 30  # bytes of all records
+_CHAIN = ', "chain": "{}"}}'
+_LENGTH = len(_CHAIN.format("")) + 64  # of the end of a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +138,43 @@ Record = Started | Loss | Score | Finished
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, record: Record, whose: str = "") -> None:
+    """Write a record of the run whose description has the digest `whose`."""
     values = {"format": FORMAT, "kind": record.kind, **dataclasses.asdict(record)}
     _mend_torn_line(path)
-    append_line(path, json.dumps(values, ensure_ascii=False))
+    text = json.dumps(values, ensure_ascii=False)
+    chain = _link(_last_link(path) or whose, text.encode())
+    append_line(path, text[:-1] + _CHAIN.format(chain))
+    overwrite(end_of(path), chain)
+
+
+def end_of(path: Path) -> Path:
+    """The file that holds the digest of the last record."""
+    return path.with_suffix(".end")
+
+
+def require_all(path: Path) -> None:
+    """Refuse records that were cut off behind a whole line."""
+    end = end_of(path)
+    # Before the records: a run that goes on writes them first.
+    last = read_bytes(end) if end.exists() else b""
+    lines = read_bytes(path, MOST).split(b"\n")[:-1] if path.exists() else []
+    # Of the first record, a crash may have left the line alone.
+    if not (last in [line[-66:-2] for line in lines] if last else len(lines) < 2):
+        raise RecordError(f"{path} is not what the run wrote; restore it and {end.name}")
+
+
+def _link(before: str, line: bytes) -> str:
+    return hashlib.sha256(before.encode() + line).hexdigest()
+
+
+def _last_link(path: Path) -> str:
+    """What the next record is to follow, "" for the first; all lines are whole."""
+    if not path.exists() or not path.stat().st_size:
+        return ""
+    with path.open("rb") as file:
+        file.seek(-min(67, path.stat().st_size), os.SEEK_END)
+        return file.read(64).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -148,26 +198,28 @@ class Records:
         return next((record for record in self.all if isinstance(record, Finished)), None)
 
 
-def read(path: Path) -> Records:
-    """Every record, the last of each key; a torn line is counted, other damage is an error."""
+def read(path: Path, whose: str = "") -> Records:
+    """Every record, the last of each key; a torn line is counted, other damage is an error, and
+    so are records of another run than `append` was told of."""
     if not path.exists():
         return Records(())
-    lines = path.read_bytes().split(b"\n")
+    lines = read_bytes(path, MOST).split(b"\n")
     torn = int(lines[-1] != b"")
-    records = list(_parse(path, lines[:-1]))
+    records = list(_parse(path, lines[:-1], whose))
     latest = {
         (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
     }
     return Records(tuple(latest.values()), torn=torn, duplicates=len(records) - len(latest))
 
 
-def _parse(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
+def _parse(path: Path, lines: Iterable[bytes], link: str) -> Iterable[Record]:
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
             values = parse_json(line)
             version, kind = values.pop("format"), values.pop("kind")
+            chain = values.pop("chain", None)
         except (ValueError, KeyError, AttributeError, TypeError):
             raise RecordError(
                 f"{path}, line {number}: not a record; restore or delete the line"
@@ -179,6 +231,11 @@ def _parse(path: Path, lines: Iterable[bytes]) -> Iterable[Record]:
             raise RecordError(
                 f"{path}, line {number}: no known '{kind}' record; restore or delete the line"
             ) from None
+        link = _link(link, line[:-_LENGTH] + b"}")
+        if chain != link:
+            raise RecordError(
+                f"{path}, line {number}: not what this run wrote there; restore the file"
+            )
         yield record
 
 

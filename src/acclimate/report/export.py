@@ -10,6 +10,7 @@ from typing import Any
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
 from acclimate.core.text import csv_text, markdown
+from acclimate.records.outputs import check_out
 from acclimate.report import tables
 from acclimate.report.sentences import headline, notes
 from acclimate.results.comparison import ALL, AVERAGE, Comparison, Row
@@ -61,6 +62,7 @@ def to_markdown(report: Report) -> str:
             parts.append(f"{markdown(tests_caption(results))}\n")
     if report.notes:
         parts.append("\n".join(f"- {markdown(note)}" for note in report.notes) + "\n")
+    parts.append("<!-- acclimate report -->\n")
     return "\n".join(parts)
 
 
@@ -150,7 +152,9 @@ def _row(row: Row) -> dict[str, Any]:
 
 def write_table(report: Report, path: Path) -> None:
     """In the format that the name ends in."""
-    write_text(path, format_of(path)(report))
+    text = format_of(path)(report)
+    check_out(path, f"{path.suffix.lower()} file")
+    write_text(path, text)
 
 
 def format_of(path: Path) -> Callable[[Report], str]:

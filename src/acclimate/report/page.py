@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from acclimate.core.files import write_text
 from acclimate.core.text import DASH, count, duration
 from acclimate.records.folder import QUARANTINE
+from acclimate.records.outputs import check_out
 from acclimate.records.rehearsal import verdict
 from acclimate.report import sentences, tables
 from acclimate.report.figures import FIGURES, Figures, illustrations
@@ -41,6 +42,7 @@ def write_page(report: Report, out: Path, intro: str = "", figures: Figures = FI
 
     `intro` is plain text, a blank line between paragraphs. The same runs give the same bytes.
     """
+    check_out(out, "page")
     write_text(out, page_of(report, intro, figures))
     return out
 

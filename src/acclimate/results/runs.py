@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from acclimate.config import AlgorithmName, flat
-from acclimate.core.errors import RecordError, RunError, SchemaError
+from acclimate.core.errors import AcclimateError, RunError, SchemaError
 from acclimate.records.folder import REHEARSAL, RunFolder, runs_below
 from acclimate.records.records import Finished, Records, Score, Started
 from acclimate.records.rehearsal import Rehearsal
@@ -167,7 +167,7 @@ def _view(run: RunFolder, root: Path) -> RunView:
     except SchemaError:
         # A table over the runs of one version, without those of another, would mislead.
         raise
-    except (RecordError, RunError) as error:
+    except AcclimateError as error:
         problem = str(error).replace(f"{folder}/", "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         problem = f"{file}: not the description of a run; restore it or delete the folder"

@@ -10,7 +10,7 @@ from typing import Any
 
 from acclimate import __version__
 from acclimate.config import AlgorithmName, RunConfig, as_dict
-from acclimate.core.errors import ConfigError, RunError, WeightsError
+from acclimate.core.errors import ConfigError, NotAFile, RunError, WeightsError
 from acclimate.core.files import file_digest, write_atomically
 from acclimate.data.source import Quarantine
 from acclimate.learn.embeddings import Embedding, FromERM, find_embedding
@@ -31,6 +31,8 @@ def weights_digest(path: str) -> str:
         raise WeightsError(
             f"weights file {path} cannot be read ({error.strerror}); check the path"
         ) from None
+    except NotAFile as error:
+        raise WeightsError(str(error)) from None
 
 
 @lru_cache(maxsize=16)

@@ -31,6 +31,11 @@ _WAYS_INSIDE = tuple(
     ipaddress.IPv6Network(network)
     for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::/96", "fec0::/10")
 )
+# Set aside for documentation and for routers, which not every Python knows.
+_NOWHERE = tuple(ipaddress.IPv6Network(network) for network in ("3fff::/20", "5f00::/16"))
+# Where clouds keep their keys beside link-local addresses: Oracle's, Azure's, Alibaba's, Amazon's.
+_KEYS = ("192.0.0.192", "168.63.129.16", "100.100.100.200", "fd00:ec2::254")
+_ISATAP = (0x00005EFE, 0x02005EFE)  # the third quarter of an address that holds one of IPv4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +113,13 @@ class Downloader:
     def _attempt(self, url: str) -> bytes:
         deadline = time.monotonic() + self.settings.timeout
         inside: bool | None = None  # whether the first host is; known once it was asked
-        target = _target(url)
+        target = first = _target(url)
         for _ in range(self.settings.max_redirects + 1):
             came = time.monotonic()
             turns = threading.BoundedSemaphore(self.settings.per_host)
             with self._hosts.setdefault(target.netloc, turns):
                 deadline += time.monotonic() - came  # waiting for our own turn is not slowness
-                answer = self._exchange(target, deadline, self._refusal(inside))
+                answer = self._exchange(target, deadline, self._refusal(inside, first, target))
             inside = answer.inside if inside is None else inside
             if answer.status == 200:
                 return answer.body
@@ -126,10 +131,12 @@ class Downloader:
             target = _redirected(target, answer)
         raise Failed(f"more than {self.settings.max_redirects} redirects", dead=True)
 
-    def _refusal(self, inside: bool | None) -> str | None:
+    def _refusal(self, inside: bool | None, first: SplitResult, target: SplitResult) -> str | None:
         """Why a private address may not be asked now, or None if it may."""
         if inside is False:
             return "redirect to a private address"
+        if _port(target) != _port(first):
+            return "redirect to another port of a private address"
         return None if self.settings.private else PRIVATE
 
     def _exchange(self, target: SplitResult, deadline: float, refusal: str | None) -> _Answer:
@@ -198,6 +205,10 @@ def _target(url: str) -> SplitResult:
     return target
 
 
+def _port(target: SplitResult) -> int:
+    return target.port or (443 if target.scheme == "https" else 80)
+
+
 def _redirected(target: SplitResult, answer: _Answer) -> SplitResult:
     location = answer.headers.get("Location", "")
     if not location:
@@ -261,7 +272,7 @@ class _Connection(http.client.HTTPConnection):
     """Connects to the very address that was looked at, so that no name can change in between."""
 
     def __init__(self, target: SplitResult, tls: ssl.SSLContext | None) -> None:
-        super().__init__(target.hostname or "", target.port or (80 if tls is None else 443))
+        super().__init__(target.hostname or "", _port(target))
         self._tls = tls
         self._deadline = 0.0
         self._refusal: str | None = None
@@ -288,7 +299,7 @@ class _Connection(http.client.HTTPConnection):
             raise Failed("not a host name", dead=True) from None
         problem: OSError = OSError("no address")
         for family, kind, protocol, _, address in addresses:
-            if is_link_local(str(address[0])):
+            if is_never_asked(str(address[0])):
                 raise Failed("a link-local address, which is never asked", dead=True)
             self.inside = is_inside(str(address[0]))
             self._require_allowed()
@@ -307,10 +318,12 @@ class _Connection(http.client.HTTPConnection):
         raise problem
 
 
-def is_link_local(address: str) -> bool:
-    """Whether it, or the IPv4 address that it stands for, is one where clouds keep their keys."""
+def is_never_asked(address: str) -> bool:
+    """Whether it, or an IPv4 address that it stands for, is link-local or where clouds keep their
+    keys."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
-    return any(one.is_link_local for one in (parsed, *_stood_for(parsed)))
+    every = (parsed, *_stood_for(parsed))
+    return any(one.is_link_local or str(one) in _KEYS for one in every)
 
 
 def _stood_for(
@@ -319,17 +332,24 @@ def _stood_for(
     """IPv4 addresses that a gateway may make of one of IPv6."""
     if isinstance(parsed, ipaddress.IPv4Address):
         return []
+    last = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
     known = [parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ())]
-    if any(parsed in network for network in _WAYS_INSIDE):  # translated, or simply written down
-        known.append(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    if _holds_another(parsed):
+        known.append(last)
     return [address for address in known if address is not None]
+
+
+def _holds_another(parsed: ipaddress.IPv6Address) -> bool:
+    """Whether an IPv4 address is in it: translated, tunnelled, or simply written down."""
+    within = any(parsed in network for network in _WAYS_INSIDE)
+    return within or int(parsed) >> 32 & 0xFFFFFFFF in _ISATAP
 
 
 def is_inside(address: str) -> bool:
     """Whether an address belongs to this machine or to a private network."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
-        if any(parsed in network for network in _WAYS_INSIDE):
+        if _holds_another(parsed) or any(parsed in network for network in _NOWHERE):
             return True
         parsed = parsed.ipv4_mapped or parsed
-    return not parsed.is_global or parsed.is_multicast
+    return not parsed.is_global or parsed.is_multicast or str(parsed) in _KEYS

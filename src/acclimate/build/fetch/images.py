@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import posixpath
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,13 +24,20 @@ from acclimate.build.base import Limited, flag
 from acclimate.build.fetch.download import PRIVATE, Downloader, DownloadSettings, Failed
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
-from acclimate.core.files import append_line, clear_temporary, parse_json, write_atomically
+from acclimate.core.files import (
+    append_line,
+    clear_temporary,
+    parse_json,
+    read_bytes,
+    write_atomically,
+)
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import timestamp
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest
 
 JOURNAL = "fetch.jsonl"
+MOST = 1 << 32  # bytes of the journal, some 200 for each image
 _FLUSH = 64  # lines are written together: a sync for each would take longer than the download
 _HINT = 64  # a JPEG is read to its end at an eighth of its size too, but faster
 # What is wrong with one image's name; a full disk is not its fault, and would be the next one's.
@@ -66,17 +74,19 @@ class Entry:
 
 
 class Journal:
-    """Append-only lines; a line that a crash tore off is cut before the next is written."""
+    """Append-only lines, from several threads; a line that a crash tore off is cut before the next
+    is written. What is waiting is written by `flush`, or with the next line that cannot wait."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: list[str] = []
         self._mended = False
+        self._turn = threading.Lock()
 
     def read(self) -> dict[str, Entry]:
         """Returns the last entry of each image."""
         entries: dict[str, Entry] = {}
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        lines = read_bytes(self.path, MOST).split(b"\n")[:-1] if self.path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
                 entry = Entry(**parse_json(line))
@@ -87,21 +97,26 @@ class Journal:
             entries[entry.image] = entry
         return entries
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, *, now: bool = False) -> None:
         facts = {name: value for name, value in asdict(entry).items() if value is not None}
-        self._waiting.append(json.dumps(facts, ensure_ascii=False))
-        if len(self._waiting) >= _FLUSH:
-            self.flush()
+        with self._turn:
+            self._waiting.append(json.dumps(facts, ensure_ascii=False))
+            if now or len(self._waiting) >= _FLUSH:
+                self._write(sync=not now)
 
     def flush(self) -> None:
+        with self._turn:
+            self._write(sync=True)
+
+    def _write(self, *, sync: bool) -> None:
         if not self._waiting:
             return
         if not self._mended:
             self._mended = True
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
-                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
-        append_line(self.path, "\n".join(self._waiting))
+                os.truncate(self.path, read_bytes(self.path, MOST).rfind(b"\n") + 1)
+        append_line(self.path, "\n".join(self._waiting), sync=sync)
         self._waiting.clear()
 
 
@@ -157,13 +172,14 @@ def fetch_images(
     journal = Journal(root / JOURNAL)
     known = journal.read()
     downloader = Downloader(settings.download)
-    fetcher = _Fetcher(root, urls, known, settings, downloader)
+    fetcher = _Fetcher(root, urls, known, settings, downloader, journal)
     entries: dict[str, Entry] = {}
     status: Counter[str] = Counter()
     try:
         for entry in _in_parallel(fetcher.settle, list(urls), settings.workers, downloader.stop):
             entries[entry.image] = entry
-            if not settings.check_only and entry != known.get(entry.image):
+            noted = entry == known.get(entry.image) or entry.status == "fetched"
+            if not settings.check_only and not noted:
                 journal.add(entry)
             status[fetcher.standing(entry)] += 1
             watch("images", len(entries), len(urls), _note(status, settings))
@@ -206,6 +222,7 @@ class _Fetcher:
     known: Mapping[str, Entry]  # by earlier commands
     settings: FetchSettings
     downloader: Downloader
+    journal: Journal
 
     def settle(self, image: str) -> Entry:
         """Returns what is true of one image now, after trying to fetch it where it is missing."""
@@ -258,9 +275,13 @@ class _Fetcher:
         except Failed as failure:
             status = "dead" if failure.dead else "failed"
             return Entry(image=image, status=status, url=url, reason=failure.reason)
-        write_atomically(path, lambda temporary: temporary.write_bytes(content))
         digest = hashlib.sha256(content).hexdigest()
-        return Entry(image=image, status="fetched", url=url, bytes=len(content), sha256=digest)
+        entry = Entry(image=image, status="fetched", url=url, bytes=len(content), sha256=digest)
+        # First: of a file that nobody wrote down, a repeated command would not know that it came
+        # from here, and could not tell that many links led to it.
+        self.journal.add(entry, now=True)
+        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        return entry
 
     def standing(self, entry: Entry) -> str:
         """The status as of this command: what an earlier one fetched is there."""
@@ -304,7 +325,8 @@ def _placeholders(entries: Mapping[str, Entry], repeats: int) -> list[Entry]:
     """Fetched images that are the same file under many links: a picture that says "gone"."""
     links: dict[str, set[str]] = defaultdict(set)
     for entry in entries.values():
-        if entry.sha256 is not None and entry.url is not None and entry.present:
+        # Also of those that were found out before a command was killed.
+        if entry.sha256 is not None and entry.url is not None:
             links[entry.sha256].add(entry.url)
     reason = "placeholder: one file for many links"
     return [

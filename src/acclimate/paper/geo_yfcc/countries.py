@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acclimate.core.errors import ConfigError, ManifestError, unknown
+from acclimate.core.files import read_bytes
 from acclimate.paper.geo_yfcc.grid import NOWHERE, BorderGrid
 
 if TYPE_CHECKING:  # an extra, which only looking up countries needs
@@ -106,7 +107,7 @@ def read_polygons(path: str | Path, *, name_property: str | None = None) -> Coun
     """
     path = Path(path).expanduser()
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
         features = content["features"] if content["type"] == "FeatureCollection" else [content]
         shaped = [
             (feature.get("properties") or {}, feature["geometry"])

@@ -22,7 +22,7 @@ from acclimate.build.base import (
 )
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError
-from acclimate.core.files import parse_json
+from acclimate.core.files import parse_json, read_bytes
 from acclimate.core.progress import Watch
 from acclimate.data.columns import ROLES, image_codes, seeded_splits
 from acclimate.data.manifest import Manifest
@@ -125,7 +125,7 @@ def _numbered(path: Path) -> dict[int, tuple[str, str]]:
     """Number in ImageNet-5K -> (class name, synset)."""
     names = {label.synset: label.name for label in read_labels(path)}
     try:
-        entries = parse_json(path.read_text(encoding="utf-8-sig"))
+        entries = parse_json(read_bytes(path).decode("utf-8-sig"))
         synsets = {int(entry["label_id"]): str(entry["label_name"]) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
         raise ManifestError(

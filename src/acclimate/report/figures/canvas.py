@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_atomically
+from acclimate.records.outputs import check_out
 from acclimate.results.material import Report
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
@@ -164,6 +165,7 @@ def write_figure(drawing: Drawing, path: Path, kind: Format, *, dpi: int = 300) 
     """One file: text stays text in PDF and SVG; the same figure gives the same file."""
     import matplotlib as mpl
 
+    check_out(path, "figure")
     dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     with mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": path.stem}):
         write_atomically(

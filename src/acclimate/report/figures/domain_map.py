@@ -13,7 +13,7 @@ from acclimate.core.errors import AcclimateError
 from acclimate.core.files import parse_json, parse_metadata
 from acclimate.core.randomness import derive
 from acclimate.core.text import count
-from acclimate.records.folder import DOMAINS
+from acclimate.records.folder import DOMAINS, RunFolder
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
 from acclimate.results.material import Report
@@ -76,8 +76,11 @@ def read_domain_map(run: RunView) -> DomainMap | None:
     """The run's map; `None` where it has none, or none that can be drawn."""
     from safetensors import SafetensorError, safe_open
 
+    path = RunFolder(run.folder).listed(DOMAINS)
+    if path is None:
+        return None
     try:
-        with safe_open(run.folder / DOMAINS, "numpy") as file:
+        with safe_open(path, "numpy") as file:
             metadata = parse_metadata(file.metadata())
             mu, count = file.get_tensor("mu"), file.get_tensor("count")
         names, roles = parse_json(metadata["names"]), parse_json(metadata["roles"])
