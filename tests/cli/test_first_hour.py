@@ -37,8 +37,8 @@ def test_without_an_algorithm_it_is_the_rehearsed_recipe(
     assert (config["algorithm"], config["adapt"]["rehearse"]) == ("erm", True)
     # Two images of a site are none to play a new site with, and no advice leads to an error.
     assert out.splitlines()[-1] == (
-        "Nothing was rehearsed: the sites have too few images to play a new site with; the plain "
-        "model is what `predict` uses."
+        "Nothing was rehearsed: the sites have too few images of their own (a picture that others "
+        "have does not count) to hold one out; the plain model is what `predict` uses."
     )
     assert "--test-domains" not in out
 

@@ -107,7 +107,7 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
     if trained.embedding is not None:
         return MethodChoice("embedding")
     if trained.config.adapt.rehearse:
-        why = "too few sites or images to rehearse with: the plain model is used as it is"
+        why = "too few sites, or images of their own, to rehearse: the plain model is used as it is"
     else:
         why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
     return MethodChoice("none", (why,))

@@ -198,8 +198,8 @@ def unrehearsed(domains: int) -> str:
             "the plain model is what `predict` uses."
         )
     return (
-        "Nothing was rehearsed: the sites have too few images to play a new site with; the plain "
-        "model is what `predict` uses."
+        "Nothing was rehearsed: the sites have too few images of their own (a picture that others "
+        "have does not count) to hold one out; the plain model is what `predict` uses."
     )
 
 
