@@ -24,7 +24,7 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --quiet -m "not slow"
 
-# Hostile inputs, some four minutes on two cores; SEED=1 for others, CASES=500 for fewer.
+# Hostile inputs, some ten minutes on two cores; SEED=1 for others, CASES=500 for fewer.
 fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES))
 

@@ -10,10 +10,11 @@ import pytest
 from fuzz import families
 from fuzz.__main__ import watch
 from fuzz.commands import ANSWERED, Verdict, judged, refused
-from fuzz.families import FAMILIES, Manifests, States
+from fuzz.families import Manifests, States
 from fuzz.mutations import mutated, mutated_json
+from fuzz.table import FAMILIES
 
-FEW = {"images": 10, "states": 10, "models": 10, "pickles": 20}
+FEW = {"images": 10, "states": 10, "models": 10, "pickles": 20, "outs": 20, "swaps": 10}
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Tally:
 
 def work(family: str, folder: Path, seed: int, first: int, end: int) -> None:
     """In the watched process: a line for each case."""
-    from fuzz.families import FAMILIES
+    from fuzz.table import FAMILIES
 
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))  # of a bomb this process dies
     kind, _ = FAMILIES[family]
@@ -110,7 +110,7 @@ def _fail(tally: Tally, outcome: str, why: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, default=5200, help="over all families")
+    parser.add_argument("--cases", type=int, default=8400, help="over all families")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1800, help="stop after these")
     parser.add_argument("--family", help="this one alone")
@@ -121,7 +121,7 @@ def main() -> int:
         family, folder, *numbers = asked.work
         work(family, Path(folder), *map(int, numbers))
         return 0
-    from fuzz.families import FAMILIES
+    from fuzz.table import FAMILIES
 
     shares = {name: share for name, (_, share) in FAMILIES.items()}
     if asked.family:

@@ -408,7 +408,7 @@ class Pickles(Family):
         return ANSWERED
 
 
-def _train_until_killed(data: Manifest, run: Path) -> None:
+def _train_until_killed(data: Manifest, run: Path, **changes: Any) -> None:
     from _pytest.monkeypatch import MonkeyPatch
 
     from fixtures.interruption import Killed, count_writes
@@ -416,7 +416,7 @@ def _train_until_killed(data: Manifest, run: Path) -> None:
     with MonkeyPatch.context() as patch:
         count_writes(patch, die_at=14)
         try:
-            train(settings(), data, run, device="cpu")
+            train(settings(**changes), data, run, device="cpu")
         except Killed:
             return
     raise AssertionError("the run ended before it was killed")
@@ -458,16 +458,3 @@ def _resealed(data: bytes, rng: Random) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         save_tensors(Path(folder) / "a", tensors, metadata)
         return (Path(folder) / "a").read_bytes()
-
-
-FAMILIES: dict[str, tuple[type[Family], int]] = {  # and the share of each in all cases, in 1/1000
-    "images": (Images, 290),
-    "states": (States, 200),
-    "models": (Models, 200),
-    "manifests": (Manifests, 120),
-    "folders": (Folders, 40),
-    "runs": (Runs, 30),
-    "pickles": (Pickles, 60),
-    "sweeps": (Sweeps, 40),
-    "checkpoints": (Checkpoints, 20),
-}

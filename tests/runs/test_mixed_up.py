@@ -8,10 +8,13 @@ import pytest
 
 from acclimate.core.errors import AcclimateError, RecordError, RunError
 from acclimate.core.files import read_bytes, write_document
+from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder, write_checksums
+from acclimate.rehearse.training import train
 from acclimate.results.runs import find_runs
 from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
+from fuzz.families import _rows, _train_until_killed, settings
 
 
 @pytest.fixture
@@ -126,3 +129,20 @@ def test_a_settings_file_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.toml")
     with refused(AcclimateError, "a.toml", "pipe"):
         read_bytes(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize("name", ["checkpoint-*", "embedding.safetensors", "consistency.json"])
+def test_a_run_goes_on_from_its_own_files_alone(tmp_path: Path, name: str) -> None:
+    """Two runs that were killed, and what one keeps to go on is put where the other's was."""
+    data = Manifest.from_arrays(*_rows())
+    for place in ("a", "b"):
+        _train_until_killed(data, tmp_path / place, seed=int(place == "b"))
+    swapped = 0
+    for mine in (tmp_path / "a").glob(name):
+        for theirs in (tmp_path / "b").glob(name):
+            swapped += mine.name == theirs.name
+            shutil.copy(theirs, mine)
+    if not swapped:
+        pytest.skip("none is there when they are killed")
+    with refused(RunError, tmp_path / "a"):
+        train(settings(seed=0), data, tmp_path / "a", device="cpu")

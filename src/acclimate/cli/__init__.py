@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
@@ -97,6 +98,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # whatever the locale cannot write is escaped
             stream.reconfigure(errors="backslashreplace")
+    # Of libraries: in one line, without what steers a terminal. What decoders think of a picture
+    # is in our own list of those that cannot be read.
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
+    warnings.filterwarnings("ignore", module=r"PIL\.|pydicom\.")
     try:
         load_commands()
         app()

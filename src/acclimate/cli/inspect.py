@@ -26,7 +26,7 @@ def inspect(
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.data.columns import summaries
-    from acclimate.data.inspection import find_copies, sampled, try_images
+    from acclimate.data.inspection import find_copies, sampled, several_labels, try_images
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
 
@@ -37,6 +37,7 @@ def inspect(
     with progress_bar() as watch:
         rows = sampled(manifest, read)
         unreadable = try_images(manifest, rows, watch)
+    several = several_labels(manifest)
     copies, tried = find_copies(manifest, rows), len(rows)
     figures = []
     if plots is not None:
@@ -49,6 +50,7 @@ def inspect(
             "problems": [str(problem) for problem in problems],
             "images_read": tried,
             "unreadable": unreadable,
+            "several_labels": several,
             "duplicates": [asdict(group) for group in copies],
             "plots": figures,
         }
@@ -57,6 +59,7 @@ def inspect(
     _show_domains(inspection)
     for line in summaries(problems):
         say(f"problem: {line}")
+    say_some("several labels", several)
     say_some("copies", [" and ".join(one.images) for one in copies if not one.alike])
     say_some("look the same", [" and ".join(one.images) for one in copies if one.alike])
     if shared := manifest.shared_pictures():

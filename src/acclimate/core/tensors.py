@@ -27,12 +27,17 @@ DIGEST = "content digest"  # the key in a file's metadata of the digest of all t
 # The library writes several entries of metadata in no fixed order; in one entry, equal content is
 # equal bytes.
 _ENTRY = "acclimate"
+_OF = "of"
 
 
 def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    of: str = "",
 ) -> None:
-    """A safetensors file, whole or absent, with a digest of its content in its metadata."""
+    """A safetensors file, whole or absent, with a digest of its content in its metadata; `of` says
+    what it belongs to."""
     plain: dict[str, Tensor] = {}
     storages = set()
     for name, tensor in tensors.items():
@@ -41,7 +46,7 @@ def save_tensors(
         # The library refuses tensors that share memory.
         plain[name] = value.clone() if storage in storages else value
         storages.add(storage)
-    facts = {**(metadata or {}), "format": str(FORMAT)}
+    facts = {**(metadata or {}), "format": str(FORMAT), **({_OF: of} if of else {})}
     facts[DIGEST] = _content_digest(plain, facts)
     entry = {_ENTRY: json.dumps(facts, sort_keys=True)}
     write_atomically(path, lambda file: _save(plain, file, entry))
@@ -63,9 +68,9 @@ def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a file of `save_tensors`, compared with their digest; a missing file
-    is the caller's to explain."""
+def read_tensors(path: Path, of: str | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a file of `save_tensors`, compared with their digest, and with what
+    they are to belong to; a missing file is the caller's to explain."""
     require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -74,6 +79,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except Exception:  # whatever the library makes of a damaged header
         raise DamagedFile(path) from None
     if metadata.pop(DIGEST, None) != _content_digest(tensors, metadata):
+        raise DamagedFile(path)
+    if of not in (None, metadata.pop(_OF, "")):
         raise DamagedFile(path)
     require_format(int(metadata.pop("format")), path)
     return tensors, metadata

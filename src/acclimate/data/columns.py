@@ -57,6 +57,7 @@ def conform(table: pa.Table, source: str) -> pa.Table:
             if name == "features":
                 column = _fixed_size(column, source)
             else:
+                require_exact(column, name, source)
                 column = column.cast(pa.large_binary() if name == "bytes" else pa.string())
         except pa.ArrowException as error:
             kind = {"bytes": "encoded images", "features": "lists of numbers"}.get(name, "text")
@@ -68,6 +69,15 @@ def conform(table: pa.Table, source: str) -> pa.Table:
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
         table = table.set_column(table.column_names.index(name), name, column)
     return table.replace_schema_metadata(None)
+
+
+def require_exact(column: pa.ChunkedArray | pa.Array, name: str, source: str) -> None:
+    """Refuse names that are numbers so large that two of them may have become one."""
+    if pa.types.is_floating(column.type) and (pc.max(pc.abs(column)).as_py() or 0) >= 1 << 53:
+        raise ManifestError(
+            f"column '{name}' of {source} holds floating-point numbers of 2^53 or more, which are "
+            f"not exact; save it as text"
+        )
 
 
 def _fixed_size(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
@@ -233,6 +243,8 @@ def find_problems(
     outside = _outside_paths(table)
     for path in outside:
         remedy = "give paths relative to the root and below it"
+        if path.startswith("\\"):
+            remedy = "rename what begins with a backslash, which elsewhere is the root"
         yield Problem(f"path '{path}' is outside the root", remedy)
     if "image" in table.column_names:
         yield from _repeats(table.filter(pc.is_valid(table["image"])))
@@ -290,9 +302,13 @@ def _repeats(named: pa.Table) -> Problems:
 def _spelling(name: str) -> str:
     """Equal for 'Ice-cream', 'ice_cream' and 'IceCream', but not for '-1' and '1' or 'v1-1', 'v11'.
 
-    Names without a letter are codes, in which a dash is a sign or a separator.
+    Names without a letter are codes, in which a dash is a sign or a separator; numbers without a
+    sign are equal by their value.
     """
     folded = unicodedata.normalize("NFKC", name).casefold().strip()
+    if re.fullmatch(r"\d+(\.\d*)?", folded):  # 01, 1 and 1.0
+        whole, _, part = folded.partition(".")
+        return f"{whole.lstrip('0') or '0'}.{part.rstrip('0')}"
     if not any(character.isalpha() for character in folded):
         return folded
     return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"[\s_-]+", " ", folded))

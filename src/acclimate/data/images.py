@@ -5,10 +5,12 @@ thread can: libjpeg-turbo decodes plain JPEGs at DCT scale without the interpret
 resizes. Pillow judges every header, and decodes whatever is not plain or so much as warned about.
 """
 
+import ctypes
+import logging
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +40,21 @@ MOST_WORK = 1_000_000_000  # pixels times scans, beyond: some ten seconds
 _FLOAT_SLACK = 1e-4  # resampling overshoots 0..1 by rounding
 _SCALES = (8, 4, 2)  # those that Pillow uses; libjpeg-turbo has more, which give other pixels
 _BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
+
+
+def _hush_decoders() -> None:
+    """Pictures that cannot be read are told of by an error; what libraries say beside it, on a
+    stream that is not theirs, is not wanted."""
+    for name in ("PIL", "pydicom"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with suppress(OSError, AttributeError):  # elsewhere libtiff is found otherwise, and may speak
+        maps = Path("/proc/self/maps").read_text().split()
+        tiff = ctypes.CDLL(next((name for name in maps if "libtiff" in name), None))
+        tiff.TIFFSetErrorHandler(None)
+        tiff.TIFFSetWarningHandler(None)
+
+
+_hush_decoders()
 
 try:
     DECODER: Any = import_module("simplejpeg").decode_jpeg

@@ -123,6 +123,20 @@ def find_copies(manifest: Manifest, looked_at: np.ndarray) -> list[Copies]:
     return equal + [copies for copies in alike if copies.images not in known]
 
 
+def several_labels(manifest: Manifest) -> list[str]:
+    """Images that a domain shows under more than one label: "a.png: cat and dog in site 1"."""
+    if "image" not in manifest.table.column_names:
+        return []
+    rows = manifest.table.filter(pc.is_valid(manifest.table["image"]))
+    labels = rows.group_by(["image", "domain"]).aggregate([("label", "distinct")])
+    several = labels.filter(pc.greater(pc.list_value_length(labels["label_distinct"]), 1))
+    cells = (
+        (row["image"], sorted(filter(None, row["label_distinct"])), row["domain"])
+        for row in several.to_pylist()
+    )
+    return sorted(f"{image}: {' and '.join(names)} in {domain}" for image, names, domain in cells)
+
+
 def _copies(manifest: Manifest, codes: np.ndarray, *, alike: bool) -> list[Copies]:
     """Files whose rows have one code [n]."""
     pictures, picture = np.unique(codes, return_inverse=True)

@@ -29,7 +29,7 @@ from acclimate.core.files import (
     require_regular,
     write_atomically,
 )
-from acclimate.data.columns import TEXT, conform, require_columns
+from acclimate.data.columns import TEXT, conform, require_columns, require_exact
 
 HEADER = 132  # bytes that tell a format: DICOM says what it is behind 128 that may hold anything
 _INDEX = "DICOMDIR"  # what lies on a disc of DICOM files, and no image
@@ -43,6 +43,8 @@ TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 MANIFEST_KEY = b"acclimate.data.manifest"
 SEAL_KEY = b"acclimate.data.seal"  # its checksum
 SEPARATORS = ",;\t|"
+# By the archiver of macOS, and by Synology's file stations: thumbnails, and what was deleted.
+_LEFT_BEHIND = ("__MACOSX", "@eaDir", "#recycle")
 _LONGEST_ROW = 1 << 26  # bytes
 _ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {"compress_level": 1}}
 _LAYOUT = "put each image under <domain>/<class>/"
@@ -151,8 +153,7 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                # __MACOSX is what the macOS archiver leaves beside a folder.
-                if entry.name.startswith(".") or entry.name == "__MACOSX":
+                if entry.name.startswith(".") or entry.name in _LEFT_BEHIND:
                     continue
                 if _is_folder(entry):
                     folders.append(entry.name)
@@ -335,6 +336,8 @@ def read_arrays(
 
 
 def _text(values: np.ndarray) -> pa.Array:
+    if values.dtype.kind == "f":
+        require_exact(pa.array(values), "of names", "arrays")
     return pa.array([None if v is None else str(v) for v in values.tolist()], pa.string())
 
 

@@ -47,7 +47,7 @@ SWEEP = "sweep.json"  # of a sweep's folder: the definition and every job
 LOCK = ".lock"
 OWN = (
     *(RUN, EMBEDDING, RECORDS, PREDICTIONS, QUARANTINE, PHI, CONSISTENCY, MODEL, WEIGHTS, DOMAINS),
-    *(REHEARSAL, CARD, LABELS, SITE, EXAMPLE, PRUNED, CHECKSUMS, SWEEP, LOCK),
+    *(REHEARSAL, PICTURES, CARD, LABELS, SITE, EXAMPLE, PRUNED, CHECKSUMS, SWEEP, LOCK),
     end_of(Path(RECORDS)).name,
 )
 MOST = 1 << 32  # bytes of a file that is listed
@@ -68,8 +68,13 @@ def write_checksums(folder: Path, *, finished: bool = False) -> None:
     """
     last = (RECORDS, PREDICTIONS, DOMAINS) if finished else ()
     listed = (RUN, MODEL, REHEARSAL, CONSISTENCY, LABELS, SITE, SWEEP, PICTURES, *last)
-    digests = {name: file_digest(folder / name) for name in listed if (folder / name).exists()}
+    digests = {name: _digest(folder / name) for name in listed if (folder / name).exists()}
     write_document(folder / CHECKSUMS, {"files": digests})
+
+
+def _digest(path: Path) -> str:
+    require_regular(path, MOST)
+    return file_digest(path)
 
 
 def check(
@@ -82,8 +87,7 @@ def check(
             path = folder / Path(name).name
             if not path.exists():
                 raise error(f"{path} is missing; {remedy}")
-            require_regular(path, MOST)
-            if file_digest(path) != digest:
+            if _digest(path) != digest:
                 raise DamagedFile(path)
     return digests
 
@@ -183,13 +187,14 @@ class RunFolder:
         return self._read()
 
     def append(self, record: Record) -> None:
-        append(self.path / RECORDS, record, self._whose)
+        append(self.path / RECORDS, record, self.whose)
 
     def _read(self) -> Records:
-        return read(self.path / RECORDS, self._whose)
+        return read(self.path / RECORDS, self.whose)
 
     @property
-    def _whose(self) -> str:
+    def whose(self) -> str:
+        """The digest of its description, by which its files know it."""
         return file_digest(self.identity_file) if self.exists else ""
 
     @property

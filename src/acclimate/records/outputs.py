@@ -1,5 +1,6 @@
 """What a command may write over: an earlier output of the same kind, and nothing else."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,8 +30,9 @@ def check_out(path: Path, kind: str, inputs: Iterable[Path | None] = ()) -> None
     """Refuse a `path` at which a file of this `kind` would replace what nobody meant to lose: one
     of the `inputs`, a file of a run, or anything that is no earlier output of the same kind."""
     path, remedy = path.expanduser(), "choose another file to write"
-    if is_own_file(path):
-        raise ConfigError(f"{path} belongs to what {path.parent} holds; {remedy}")
+    real = Path(os.path.realpath(path))
+    if is_own_file(real):
+        raise ConfigError(f"{path} belongs to what {real.parent} holds; {remedy}")
     if not path.exists():
         return
     if any(one is not None and one.exists() and path.samefile(one) for one in inputs):

@@ -11,7 +11,7 @@ from typing import Any
 from acclimate import __version__
 from acclimate.config import AlgorithmName, RunConfig, as_dict
 from acclimate.core.errors import ConfigError, NotAFile, RunError, WeightsError
-from acclimate.core.files import file_digest, write_atomically
+from acclimate.core.files import file_digest, json_digest, write_atomically
 from acclimate.data.source import Quarantine
 from acclimate.learn.embeddings import Embedding, FromERM, find_embedding
 from acclimate.learn.embeddings.state import load_embedding
@@ -70,6 +70,12 @@ def learned_identity(plan: Plan) -> dict[str, Any]:
         "train_domains": list(plan.train_domains),
         **_weights(plan.config),
     }
+
+
+def phi_digest(plan: Plan) -> str:
+    """Equal for plans that learn the same Φ, wherever their data and weights lie."""
+    identity = learned_identity(plan)
+    return json_digest([identity[key] for key in ("config", "data", "train_domains")])
 
 
 def embedding_identity(
@@ -142,13 +148,13 @@ def check_shared_embedding(shared: RunFolder, plan: Plan) -> None:
 
 
 def adopt_shared_embedding(
-    shared: RunFolder, run: RunFolder, embedding: Embedding, quarantine: Quarantine
+    shared: RunFolder, run: RunFolder, embedding: Embedding, quarantine: Quarantine, of: str
 ) -> None:
     """Give a run the Φ of another folder: its learning curve, quarantined images, measurements.
 
     Φ itself comes last: where it is, the rest is.
     """
-    load_embedding(shared.phi, embedding)  # a damaged file is named where it lies
+    load_embedding(shared.phi, embedding, of)  # a damaged file is named where it lies
     known = {(loss.phase, loss.step) for loss in run.records().losses}
     for loss in shared.records().losses:
         if (loss.phase, loss.step) not in known:

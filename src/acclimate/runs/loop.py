@@ -108,6 +108,7 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer | None,
     position: Position,
     average: Average | None = None,
+    of: str = "",
 ) -> None:
     """Write all that a phase needs to go on, in one safetensors file.
 
@@ -120,17 +121,21 @@ def save_checkpoint(
         for name, value in slots.items():
             if value is not None:  # the momentum of an SGD without any
                 tensors[f"optimiser/{index}/{name}"] = value
-    save_tensors(path, tensors, {"position": json.dumps(asdict(position))})
+    save_tensors(path, tensors, {"position": json.dumps(asdict(position))}, of)
 
 
 def load_checkpoint(
-    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average | None = None
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: Average | None = None,
+    of: str = "",
 ) -> Position:
-    """Fill what was saved; a fresh `Position` where there is no checkpoint."""
+    """Fill what was saved `of` this run; a fresh `Position` where there is no checkpoint."""
     if not path.exists():
         return Position()
     with damage_is(RunError, "delete it to start this phase again"):
-        tensors, metadata = read_tensors(path)
+        tensors, metadata = read_tensors(path, of)
         fill(module, below(tensors, "module/"), path)
         if average is not None:
             average.restore(below(tensors, "average/"), path)
@@ -152,11 +157,11 @@ def seconds_worked(checkpoint: Path) -> float:
         return 0.0
 
 
-def _load_best(path: Path, module: nn.Module) -> None:
+def _load_best(path: Path, module: nn.Module, of: str) -> None:
     remedy = "delete the checkpoint of its phase, and repeat the command"
     try:
         with damage_is(RunError, remedy):
-            fill(module, read_tensors(path)[0], path)
+            fill(module, read_tensors(path, of)[0], path)
     except FileNotFoundError:
         raise RunError(f"{path} is gone; {remedy}") from None
 
@@ -205,7 +210,9 @@ class Loop:
         self._average = None
         if average.kind != "none":
             self._average = make_average(objective, average, phase.steps)
-        position = load_checkpoint(self._checkpoint, objective, self._optimiser, self._average)
+        position = load_checkpoint(
+            self._checkpoint, objective, self._optimiser, self._average, self.folder.whose
+        )
         if 0 < position.step < phase.steps:
             self.say(f"{phase_name(phase.name)}: going on at step {position.step} of {phase.steps}")
         self._module = objective
@@ -252,7 +259,7 @@ class Loop:
         average = self._average
         window = None if average is None else average.window
         if window is None and self.phase.keep == "best" and position.best_step is not None:
-            _load_best(self._best(position.best_step), self.objective)
+            _load_best(self._best(position.best_step), self.objective, self.folder.whose)
         elif average is not None:
             average.apply()
             self._agree()
@@ -357,6 +364,7 @@ class Loop:
                     None if last else self._optimiser,
                     replace(position, micro_batches=self.micro_batches, seconds=self.clock()),
                     self._average,
+                    self.folder.whose,
                 )
                 for path in self.folder.all_best(self.phase.name):
                     if position.best_step is None or path != self._best(position.best_step):
@@ -379,7 +387,9 @@ class Loop:
             if score is not None and score > best and (average is None or average.ready):
                 position = Position(step, step, score)
                 if self.phase.keep == "best" and self.world.main:
-                    save_tensors(self._best(step), self.objective.state_dict())
+                    save_tensors(
+                        self._best(step), self.objective.state_dict(), of=self.folder.whose
+                    )
         if average is not None:
             average.validated(step, validated.loss)
         if self.world.main:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
+from acclimate.core.errors import RunError
 from acclimate.core.files import write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import derive
@@ -37,15 +38,17 @@ from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
     DOMAINS,
+    PHI,
     PICTURES,
     PREDICTIONS,
     RunFolder,
+    stored,
     write_checksums,
 )
 from acclimate.records.predictions import Predictions
 from acclimate.records.records import Finished, Validated
 from acclimate.records.rehearsal import Rehearsal
-from acclimate.runs.identity import adopt_shared_embedding, check_shared_embedding
+from acclimate.runs.identity import adopt_shared_embedding, check_shared_embedding, phi_digest
 from acclimate.runs.loop import Phase, Position, Validate
 from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.scoring import Subject, final_scores, validate
@@ -144,18 +147,22 @@ def learn_embedding(
 ) -> DomainTable:
     """Learn Φ and the training domains' μ, take them over from the folder `shared`, or load what
     was learned before: the folder keeps both in one file."""
-    folder, world = session.folder, session.world
-    if not folder.phi.exists():
+    folder, world, of = session.folder, session.world, phi_digest(session.plan)
+    if folder.phi.exists():
+        path = folder.path / CONSISTENCY
+        if world.main and path.exists() and stored(path).get("of") != of:
+            raise RunError(f"{path} is another run's; restore it, or delete it with {PHI}")
+    else:
         if shared is None:
             _learn(session, embedding)
             table = _embed_domains(session, embedding)
             session.quarantine.refresh()
             if world.main:
-                save_embedding(folder.phi, embedding, table)
+                save_embedding(folder.phi, embedding, table, of)
         elif world.main:
-            adopt_shared_embedding(shared, folder, embedding, session.quarantine)
+            adopt_shared_embedding(shared, folder, embedding, session.quarantine, of)
         world.wait()
-    return load_embedding(folder.phi, embedding)
+    return load_embedding(folder.phi, embedding, of)
 
 
 def _learn(session: Session, embedding: Embedding) -> None:
@@ -201,6 +208,7 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         consistency = measure({name: rows.numpy() for name, rows in points.items()}, seed)
+        consistency["of"] = phi_digest(plan)
         write_document(session.folder.path / CONSISTENCY, consistency)
     return DomainTable(states)
 

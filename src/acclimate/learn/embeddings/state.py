@@ -355,18 +355,18 @@ class DomainTable:
         return cls(states)
 
 
-def save_embedding(path: Path, embedding: Embedding, table: DomainTable) -> None:
-    """Φ and the training domains' states: what Step A leaves to Step B."""
+def save_embedding(path: Path, embedding: Embedding, table: DomainTable, of: str = "") -> None:
+    """Φ and the training domains' states: what Step A leaves to Step B. `of`: its identity."""
     tensors = {f"embedding/{key}": value for key, value in embedding.state_dict().items()}
     tensors |= {f"domains/{key}": value for key, value in table.tensors().items()}
-    save_tensors(path, tensors, {"names": json.dumps(table.names)})
+    save_tensors(path, tensors, {"names": json.dumps(table.names)}, of)
 
 
-def load_embedding(path: Path, embedding: Embedding) -> DomainTable:
-    """Fill Φ from a file of `save_embedding`, and return the training domains' states."""
+def load_embedding(path: Path, embedding: Embedding, of: str = "") -> DomainTable:
+    """Fill Φ from a file of `save_embedding` of that identity; the training domains' states."""
     try:
         with damage_is(RunError, "delete it to repeat Step A"):
-            tensors, metadata = read_tensors(path)
+            tensors, metadata = read_tensors(path, of)
             names = _facts(metadata, path, "names").texts("names")
             states = below(tensors, "domains/")
             table = DomainTable.from_tensors(names, states, "", embedding.dim, path)
