@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image
 
 from acclimate.adapt.saved import save_model
-from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
 from fixtures.interruption import weights
+from fixtures.sites import five_sites
 from fuzz.commands import ANSWERED, Refused, Verdict, command
-from fuzz.families import Family, _OfAModel, _rows, _train_until_killed, settings
+from fuzz.families import Family, _OfAModel, _train_until_killed, settings
 from fuzz.mutations import Random
 
 
@@ -28,7 +28,7 @@ class _OfRuns(Family):
     """Cases that end with what commands say of a run, or with the weights of one that goes on."""
 
     def prepare(self) -> None:
-        self.data = Manifest.from_arrays(*_rows())
+        self.data = five_sites()
         for seed in (0, 1):
             train(settings(seed=seed), self.data, self.folder / f"whole-{seed}", device="cpu")
         _train_until_killed(self.data, self.folder / "killed-0")
