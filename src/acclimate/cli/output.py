@@ -72,7 +72,7 @@ def say_facts(facts: Mapping[str, Any], *, json: bool = False, err: bool = False
         if isinstance(value, bool):
             value = "yes" if value else "no"
         elif isinstance(value, float):
-            value = f"{value:.2g}"
+            value = f"{value:.2g}" if abs(value) < 100 else round(value)
         elif isinstance(value, dict):
             value = [f"{key} {one}" for key, one in value.items()]
         if isinstance(value, list | tuple):
