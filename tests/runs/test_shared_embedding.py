@@ -142,7 +142,7 @@ def test_interrupted_at_every_write_the_shared_phi_is_the_same(
     with monkeypatch.context() as patch:
         writes = count_writes(patch)
         whole = fit_phi(to="whole", **UNSEEN)
-    assert len(writes) == 8  # identity, start, two losses and checkpoints, consistency, Φ
+    assert len(writes) == 11  # identity, start, two losses and checkpoints, consistency, Φ; ends
     for fatal in range(1, len(writes) + 1):
         out = tmp_path / f"killed-{fatal}"
         with monkeypatch.context() as patch:
@@ -163,7 +163,7 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
     def dying_link(source: Path, path: Path) -> None:
         raise Killed
 
-    for fatal in range(6):  # 0 stands for the links, which come after the fourth write
+    for fatal in range(9):  # 0 stands for the links, which come after the seventh write
         run = tmp_path / f"killed-{fatal}"
         with monkeypatch.context() as patch:
             writes = count_writes(patch, die_at=fatal)
@@ -171,8 +171,8 @@ def test_interrupted_while_it_takes_over_phi_a_run_ends_the_same(
                 patch.setattr(os, "link", dying_link)
             with pytest.raises(Killed):
                 fit(to=run.name, embedding=phi, **UNSEEN)
-        assert len(writes) == (fatal or 4)
-        assert (run / "embedding.safetensors").exists() == (fatal == 5)
+        assert len(writes) == (fatal or 7)
+        assert (run / "embedding.safetensors").exists() == (fatal == 8)
         fit(to=run.name, embedding=phi, **UNSEEN)
         assert_same_weights(own, run)
         assert stable(own) == stable(run)

@@ -176,19 +176,10 @@ def file_digest(path: Path) -> str:
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """One write per line and an fsync: a crash can tear the last line, never an earlier one.
     Without `sync` that holds where the process ends, but not where the power does."""
-    _write(path, line + "\n", os.O_APPEND, sync=sync)
-
-
-def overwrite(path: Path, line: str) -> None:
-    """One short line in the place of another as long: there is no moment without either."""
-    _write(path, line)
-
-
-def _write(path: Path, text: str, how: int = 0, *, sync: bool = True) -> None:
     with _disk_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            rest = text.encode()
+            rest = f"{line}\n".encode()
             while rest:  # a nearly full disk takes a part, and refuses the rest with an error
                 rest = rest[os.write(handle, rest) :]
             if sync:

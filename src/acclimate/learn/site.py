@@ -34,6 +34,7 @@ from acclimate.learn.models import Backbone, Predictor, build_backbone
 from acclimate.learn.models.backbones import row_statistics
 from acclimate.learn.models.predictors import ConditionedHead, LinearHead, Sizes, identity_backbone
 from acclimate.learn.objective import Objective
+from acclimate.records.folder import PHI
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
@@ -186,7 +187,7 @@ def fit_site(
     shown = None if rows.shown is None else rows.shown.cpu().numpy()
     sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed, shown)
     embedding.to(rows.x.device)
-    _fit(embedding, sampler, rows, config, seed, kept=kept and kept / "embedding.safetensors")
+    _fit(embedding, sampler, rows, config, seed, kept=kept and kept / PHI)
     table = _embed(embedding.eval(), rows, names)
     objective = _erm(predictor.to(rows.x.device), rows, seed)
     means = table.means.float().to(rows.x.device)

@@ -23,10 +23,10 @@ from acclimate.core.errors import ConfigError, RecordError, UnknownName
 from acclimate.core.files import (
     FORMAT,
     append_line,
-    overwrite,
     parse_json,
     read_bytes,
     require_format,
+    write_text,
 )
 from acclimate.core.text import count, percent
 
@@ -145,7 +145,7 @@ def append(path: Path, record: Record, whose: str = "") -> None:
     text = json.dumps(values, ensure_ascii=False)
     chain = _link(_last_link(path) or whose, text.encode())
     append_line(path, text[:-1] + _CHAIN.format(chain))
-    overwrite(end_of(path), chain)
+    write_text(end_of(path), chain)
 
 
 def end_of(path: Path) -> Path:

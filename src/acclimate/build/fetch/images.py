@@ -112,12 +112,13 @@ class Journal:
         if not self._waiting:
             return
         if not self._mended:
-            self._mended = True
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 os.truncate(self.path, read_bytes(self.path, MOST).rfind(b"\n") + 1)
+        self._mended = False  # until the line is whole: another thread may write after a failure
         append_line(self.path, "\n".join(self._waiting), sync=sync)
         self._waiting.clear()
+        self._mended = True
 
 
 @dataclass(frozen=True, kw_only=True)
