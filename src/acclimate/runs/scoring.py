@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import adapt_by_choice, chain_for
+from acclimate.adapt.choice import adapt_by, chain_for
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.core.distributed import World
@@ -237,7 +237,7 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
                 "nothing was rehearsed, so there is no 'auto' to score; train with "
                 "--set adapt.rehearse=true, or name a method"
             )
-        predictor, choice = adapt_by_choice(trained, images, config, adapt)
+        predictor, choice = adapt_by(method, trained, images, config, adapt)
         used = choice.method
     else:
         rehearsal = None if trained is None else trained.rehearsal
