@@ -23,10 +23,10 @@ from acclimate.data.batches import (
     DomainSampler,
     Sampler,
     fit_ratios,
-    label_counts,
     label_prior,
     label_shifts,
 )
+from acclimate.data.columns import label_counts
 from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
