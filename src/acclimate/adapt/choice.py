@@ -71,10 +71,10 @@ def chain_for(
     """The chain `method` for so many images: THE way to its settings, named or chosen. `settings`
     go before those in `config`, and these before what rehearsal found for the method."""
     own = merged(config.components, nested(settings or {}))
-    found = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
+    rehearsed = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
     if "strength" in own.get("prior", {}):
-        found.get("prior", {}).pop("expect", None)  # which would have no use for a strength
-    return find_chain(method, replace(config, components=merged(found, own)))
+        rehearsed.get("prior", {}).pop("expect", None)  # which would have no use for a strength
+    return find_chain(method, replace(config, components=merged(rehearsed, own)))
 
 
 def _about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterator[str]:

@@ -21,9 +21,9 @@ from acclimate.data.pictures import Seen
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
+from acclimate.learn.models.backbones import SMALL
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
-SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
