@@ -54,7 +54,13 @@ def define(
     datasets = _datasets(config, manifests)
     later = {name for names in drawn.values() for name in names} - set(drawn)
     held = {name: held_out(config, large[name], rule) for name in datasets if name not in later}
-    _refuse_other_groups(config, large, drawn, held, rule)
+    for name, draws in drawn.items():
+        for one in draws:  # trials are averaged domain by domain
+            if held_out(config, large[one], rule) != held[name]:
+                raise ConfigError(
+                    f"the draws '{name}' and '{one}' hold out different domains; give the unseen "
+                    f"domains of each draw the same names"
+                )
     cells = [
         _Cell(tuple(datasets[one] for one in drawn.get(name, (name,))), groups, contender)
         for name, all_groups in held.items()
@@ -172,23 +178,6 @@ def _datasets(config: SweepConfig, manifests: Mapping[str, Manifest]) -> dict[st
                 )
         datasets[name] = DataSet(name=name, digest=digest, source=source, domains=manifest.domains)
     return datasets
-
-
-def _refuse_other_groups(
-    config: SweepConfig,
-    manifests: Mapping[str, Manifest],
-    drawn: Mapping[str, Sequence[str]],
-    held: Mapping[str, list[tuple[Group, ...]]],
-    rule: str,
-) -> None:
-    """Trials are averaged domain by domain, so that each draw needs the same unseen domains."""
-    for name, draws in drawn.items():
-        for one in draws:
-            if held_out(config, manifests[one], rule) != held[name]:
-                raise ConfigError(
-                    f"the draws '{name}' and '{one}' hold out different domains; give the unseen "
-                    f"domains of each draw the same names"
-                )
 
 
 def _with_embeddings(
