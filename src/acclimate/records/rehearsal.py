@@ -82,9 +82,6 @@ class Rehearsal:
         """Those that were rehearsed, the simpler first."""
         return tuple(sorted({promise.chain for promise in self.promises}, key=simplicity))
 
-    def has(self, frequencies: Frequencies) -> bool:
-        return any(promise.frequencies == frequencies for promise in self.promises)
-
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""
         return _rehearsed(self.chosen, n) or "none"
@@ -221,7 +218,7 @@ def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
     if chain == "none":
         return f"Rehearsed on {sites}: `adapt` uses {uses}."
     promise, anew = rehearsal.promise(chain, most), ""
-    if rehearsal.has("drawn anew"):
+    if any(promise.frequencies == "drawn anew" for promise in rehearsal.promises):
         shifted = difference(rehearsal.promise(chain, most, "drawn anew"))
         anew = f" ({shifted} where label frequencies are drawn anew)"
     came = f"{chain} {'made' if promise.nothing else 'gained'} {difference(promise)}"
@@ -247,16 +244,3 @@ def gain_text(promise: Promise) -> str:
     """`+1.2 ± 0.3`, in points."""
     error = "" if promise.error is None else f" ± {percent(promise.error)}"
     return signed(promise.gain) + error
-
-
-def rows(rehearsal: Rehearsal) -> Iterable[tuple[str, ...]]:
-    """The table of a rehearsal: what, images, label frequencies, accuracy, gain."""
-    for promise in rehearsal.promises:
-        chosen = " *" if rehearsal.chosen[promise.n] == promise.chain else ""
-        yield (
-            promise.chain + chosen,
-            str(promise.n),
-            promise.frequencies,
-            percent(promise.accuracy),
-            gain_text(promise),
-        )
