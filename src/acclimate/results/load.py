@@ -31,8 +31,6 @@ def load_report(folder: Path, *, title: str | None = None, baseline: Key | None 
 
     `baseline` is the sweep's own, or ERM, unless given.
     """
-    if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
     load = _of_sweep if SweepFolder(folder).exists else _of_runs
     report = load(folder, baseline)
     return replace(report, title=title or report.title)

@@ -27,6 +27,7 @@ from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
+SAMPLE = 32  # images whose sides tell the size of all
 FEW_TO_TRAIN = 5  # domains, for whole models to be rehearsed unasked
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
 
@@ -293,20 +294,18 @@ def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> M
     )
 
 
-def _typical_side(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
-) -> int | None:
+def _typical_side(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> int | None:
     """The median longer side of a few readable training images; None for rows of features."""
     if manifest.has_features:
         return None
     rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
-    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
+    rows = stream(0, "typical-side").permutation(rows)[: 4 * SAMPLE]
     sides: list[int] = []
     for row in rows:
         with suppress(ImageError):
             image = decode(manifest.image_source(int(row)), max_pixels=config.data.max_pixels)
             sides.append(max(image.size))
-        if len(sides) == sample:
+        if len(sides) == SAMPLE:
             break
     if not sides:
         raise ManifestError(

@@ -236,7 +236,7 @@ def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
         # domains the rows alone decide.
         plan = _plan(job, manifest, check_files=images not in seen)
         if network not in seen:
-            _check_backbone(plan, manifest)
+            _check_backbone(plan)
         seen |= {network, images, rows}
 
 
@@ -254,14 +254,14 @@ def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
         ) from None
 
 
-def _check_backbone(plan: Plan, manifest: Manifest) -> None:
+def _check_backbone(plan: Plan) -> None:
     """That it can be built, and adapted by the methods that are to score it."""
     model = plan.config.model
     backbone = build_backbone(
         model.backbone,
         pretrained=model.pretrained,
         weights=model.weights or None,
-        in_features=manifest.features().shape[1] if manifest.has_features else None,
+        in_features=plan.in_features,
     )
     for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
         chain.require(backbone, frozen=plan.frozen)
