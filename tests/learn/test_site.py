@@ -45,7 +45,7 @@ def test_an_image_that_many_rows_show_is_there_once() -> None:
     rows = convention(per_domain=20)
     rng = np.random.default_rng(1)
     shown = torch.from_numpy(rng.integers(0, 40, len(rows.y)))  # of 40 images
-    once = replace(rows, x=rows.x[:40], shown=shown)
+    once = replace(rows, x=rows.x[:40], image=shown)
     copies = replace(rows, x=rows.x[:40][shown])
     assert torch.equal(once.at(rows.domains[3]), copies.x[rows.domains[3]])
     expected = copies.x[np.concatenate(rows.domains)].double()

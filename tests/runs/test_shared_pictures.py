@@ -127,7 +127,7 @@ def test_validation_rows_are_not_trained_on_elsewhere(
         for row in plan.scorable(name, "val"):
             assert not manifest.same_picture(np.array([row]), trained).any()
     drawn = replace(manifest, table=manifest.table.drop_columns(["split"]))
-    splits = Manifest._of(drawn.table, tree, "drawn", val_share=0.25, seed=0)
+    splits = Manifest.from_rows(drawn.table, tree, "drawn", val_share=0.25, seed=0)
     whole = make_plan(tiny("erm"), splits)
     assert all(len(whole.scorable(name, "val")) == 24 for name in whole.train_domains)
 

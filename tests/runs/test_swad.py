@@ -40,13 +40,15 @@ Tiny = Callable[..., RunConfig]
     ],
 )
 def test_the_valley_by_hand(losses: list[float], expected: Valley | None) -> None:
-    assert find_valley(losses, patience=3, tolerance=4, ratio=1.5) == expected
+    assert find_valley(losses, AverageConfig(patience=3, tolerance=4, ratio=1.5)) == expected
 
 
 def test_what_is_above_the_limit_in_the_beginning_counts() -> None:
     """The limit is their mean, 3: the last two are above it already."""
-    assert find_valley([1, 2, 4, 5], patience=4, tolerance=3, ratio=1.0) == Valley(0, 1, open=True)
-    assert find_valley([1, 2, 4, 5, 6], patience=4, tolerance=3, ratio=1.0) == (
+    assert find_valley([1, 2, 4, 5], AverageConfig(patience=4, tolerance=3, ratio=1.0)) == Valley(
+        0, 1, open=True
+    )
+    assert find_valley([1, 2, 4, 5, 6], AverageConfig(patience=4, tolerance=3, ratio=1.0)) == (
         Valley(0, 1, open=False)
     )
 
@@ -76,7 +78,7 @@ def test_the_valley_is_that_of_the_paper_s_algorithm() -> None:
         n_e, r = int(rng.integers(n_s, 7)), 1 + 0.4 * float(rng.random())
         along = np.linspace(1, rng.uniform(0.3, 3), int(rng.integers(1, 25)))
         losses = (along * rng.uniform(0.6, 1.4, len(along))).tolist()
-        valley = find_valley(losses, patience=n_s, tolerance=n_e, ratio=r)
+        valley = find_valley(losses, AverageConfig(patience=n_s, tolerance=n_e, ratio=r))
         expected = algorithm_1(losses, n_s, n_e, r)
         assert (valley is None) == (expected is None)
         if valley is not None and expected is not None:

@@ -4,7 +4,7 @@ from acclimate.core.exports import lazy_exports
 
 __getattr__, __all__ = lazy_exports(
     __name__,
-    choice="adapt_by_choice choose_method",
+    choice="adapt_by choose_method",
     classifier="Adapted adapt apply_state predictions unadapted",
     export="export_adapted",
     many="ManyDomains",

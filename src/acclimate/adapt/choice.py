@@ -71,13 +71,13 @@ def chain_for(
     """The chain `method` for so many images: THE way to its settings, named or chosen. `settings`
     go before those in `config`, and these before what rehearsal found for the method."""
     own = merged(config.components, nested(settings or {}))
-    found = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
+    rehearsed = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
     if "strength" in own.get("prior", {}):
-        found.get("prior", {}).pop("expect", None)  # which would have no use for a strength
-    return find_chain(method, replace(config, components=merged(found, own)))
+        rehearsed.get("prior", {}).pop("expect", None)  # which would have no use for a strength
+    return find_chain(method, replace(config, components=merged(rehearsed, own)))
 
 
-def about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterator[str]:
+def _about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterator[str]:
     """What rehearsal says of a chain that the user has named, in sentences."""
     if rehearsal is None or chain == "none" or chain not in rehearsal.chains:
         return
@@ -145,7 +145,8 @@ def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     return f"{reason}; predictions are the plain model's"
 
 
-def adapt_by_choice(
+def adapt_by(
+    method: str,
     trained: Trained,
     images: Images,
     config: AdaptConfig,
@@ -154,14 +155,19 @@ def adapt_by_choice(
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
 ) -> tuple[Result, MethodChoice]:
-    """Adapt as rehearsal chose, and by less for as long as the images speak against a part of it.
+    """Adapt by `method`; for "auto" as rehearsal chose, and by less for as long as the images speak
+    against a part of it.
 
     `adapt` turns a chain into a result and the domain's state. `settings` go before those that
-    rehearsal chose. A state that is gone on with (`into`) keeps its chain: an objection is then a
-    note. Returns the last result and the choice that made it.
+    rehearsal chose. A method that was named, and that of a state that is gone on with (`into`),
+    stays: an objection is then a note. Returns the last result and the choice that made it.
     """
-    choice = choose_method(trained, len(images), into)
     known = len(images) + (0 if into is None else into.count)
+    named = method != "auto"
+    if named:
+        choice = MethodChoice(method, tuple(_about_named(trained.rehearsal, method, known)))
+    else:
+        choice = choose_method(trained, len(images), into)
     while True:
         chain = chain_for(trained.rehearsal, choice.method, known, config, settings)
         result, state = adapt(chain)
@@ -169,8 +175,9 @@ def adapt_by_choice(
         if objection is None:
             return result, choice
         name, reason = objection
-        if into is not None:
-            why = f"but {reason}: adapt anew on all the images, which leaves out {name}"
+        if named or into is not None:
+            anew = f"but {reason}: adapt anew on all the images, which leaves out {name}"
+            why = f"note: {reason}" if named else anew
             return result, replace(choice, why=(*choice.why, why))
         rest = "+".join(other for other in choice.method.split("+") if other != name) or "none"
         choice = MethodChoice(rest, (*choice.why, f"but {reason}: adapted without {name}"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import about_named, adapt_by_choice, chain_for, object_to, outlook
+from acclimate.adapt.choice import adapt_by, outlook
 from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
 from acclimate.adapt.trust import Trust, judge
@@ -271,10 +271,8 @@ def adapt(
     seen = Images(torch.cat(batches), trained.device) if batches else None
     if seen is None:
         site = apply_state(trained, state)
-    elif chain is not None:
-        site = _adapt_by_name(trained, seen, chain.name, settings, into)
     else:
-        site = _adapt_by_choice(trained, seen, settings, into)
+        site = _adapt_to(trained, seen, "auto" if chain is None else chain.name, settings, into)
     assert site.state is not None
     if not settings and not trained.config.adapt.components:  # which promises are not about
         site = replace(site, trust=outlook(trained, site.predictor, site.state, seen))
@@ -284,44 +282,23 @@ def adapt(
     return _remember_images(site, hashes)
 
 
-def _adapt_by(
-    trained: Trained, images: Images, chain: Chain, into: DomainState | None
-) -> "Adapted":
-    """The classifier that `chain` makes of images."""
-    start = trained.start(embedding=chain.embedding)
-    state = embed(start, images, chain, _begin(trained, chain, into))
-    return apply_state(trained, adapt_model(start, images, chain, state)[1])
-
-
-def _adapt_by_name(
+def _adapt_to(
     trained: Trained,
     images: Images,
     method: str,
     settings: Mapping[str, Any] | None,
     into: DomainState | None,
-) -> "Adapted":
-    """The classifier by the method that the user named, with what speaks against it."""
-    rehearsal, n = trained.rehearsal, len(images) + (0 if into is None else into.count)
-    chain = chain_for(rehearsal, method, n, trained.config.adapt, settings)
-    site = _adapt_by(trained, images, chain, into)
-    assert site.state is not None
-    objection = object_to(trained, chain, site.state, images)
-    against = () if objection is None else (f"note: {objection[1]}",)
-    return replace(site, notes=(*about_named(rehearsal, method, n), *against))
-
-
-def _adapt_by_choice(
-    trained: Trained, images: Images, settings: Mapping[str, Any] | None, into: DomainState | None
-) -> "Adapted":
-    """The classifier that rehearsal chose, unless the images speak against it."""
+) -> Adapted:
+    """The classifier that `method` makes of images, with the reasons and what speaks against it."""
 
     def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
-        site = _adapt_by(trained, images, chain, into)
-        assert site.state is not None
-        return site, site.state
+        start = trained.start(embedding=chain.embedding)
+        state = embed(start, images, chain, _begin(trained, chain, into))
+        state = adapt_model(start, images, chain, state)[1]
+        return apply_state(trained, state), state
 
     config = trained.config.adapt
-    site, choice = adapt_by_choice(trained, images, config, adapt, settings=settings, into=into)
+    site, choice = adapt_by(method, trained, images, config, adapt, settings=settings, into=into)
     return replace(site, notes=choice.why)
 
 

@@ -197,7 +197,7 @@ def _states(trained: Trained) -> Iterator[DomainState | None]:
     rows = torch.from_numpy(_examples(trained)[0])
     images = Images(rows, trained.device)
     steps: list[dict[str, Method]] = [{}]
-    for name, kind in {name: row.method for name, row in METHODS.items()}.items():
+    for name, (kind, _) in METHODS.items():
         if kind is not None and kind.changes == "bias":
             # As rehearsal sets it, or a handful of images might leave one class alone.
             settings = dict([{}, *kind.rehearsed(many_domains=False)][-1])

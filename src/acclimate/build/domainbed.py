@@ -27,7 +27,6 @@ from acclimate.core.errors import ManifestError, unknown
 from acclimate.core.progress import Watch
 from acclimate.core.text import DASH, count, listed
 from acclimate.data import readers
-from acclimate.data.columns import seeded_splits
 from acclimate.data.manifest import Manifest
 
 
@@ -212,7 +211,7 @@ class DomainBed(Builder):
         table = table.filter(pa.array(stays))
         reasons = {"drop list": sum(on_list), "not a domain of the data set": sum(extra)}
         edition, domains = _check_domains(expected, folders, table)
-        manifest = _manifest(table, root, source, self.splits)
+        manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()
         return manifest, FolderCheck(
             title=expected.title,
@@ -286,10 +285,3 @@ def _drop_list(path: Path, expected: Benchmark) -> set[str]:
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     split = (line.removeprefix("./").partition("/") for line in lines if line)
     return {f"{expected.domain(folder)}/{rest}" for folder, _, rest in split}
-
-
-def _manifest(table: pa.Table, root: Path, source: str, drawn: SplitSettings) -> Manifest:
-    classes = tuple(sorted(set(table["label"].to_pylist())))
-    whole = Manifest(table, classes, root.resolve(), source)
-    splits = seeded_splits(table, whole.unit_ids, val_share=drawn.val_share, seed=drawn.seed)
-    return replace(whole, table=table.append_column("split", splits))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data import readers
-from acclimate.data.columns import SPLITS, grouped, image_codes
+from acclimate.data.columns import SPLITS, first_rows, grouped
 from acclimate.data.manifest import Manifest
 
 _KEYS = 1 << 40
@@ -75,10 +75,8 @@ def pools_of_splits(base: Manifest) -> dict[str, np.ndarray]:
 def _images(base: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labelled rows, each (image, label) once; where each image is first, and each row's image."""
     usable = np.flatnonzero(base.label_index >= 0)
-    images = image_codes(base.table, "bytes", "image")
-    pairs = images[usable] * len(base.classes) + base.label_index[usable]
-    rows = usable[np.sort(np.unique(pairs, return_index=True)[1])]  # each (image, label) once
-    _, first, image = np.unique(images[rows], return_index=True, return_inverse=True)
+    rows = first_rows(usable, base.image_ids * len(base.classes) + base.label_index)
+    _, first, image = np.unique(base.image_ids[rows], return_index=True, return_inverse=True)
     return rows, first, image
 
 

@@ -107,13 +107,13 @@ def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested:
 
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
-    from acclimate.records.rehearsal import Rehearsal, rows, verdict
+    from acclimate.records.rehearsal import Rehearsal, verdict
+    from acclimate.report.tables import promises_grid
 
     rehearsal = Rehearsal.from_dict(stored, where=str(folder))
-    header = ("adapted by", "images", "label frequencies", "top-1", "gain")
+    header, *rows = promises_grid(rehearsal).texts
     say()
-    title = "Rehearsal: training sites held out in turn (* chosen)"
-    say_table(header, rows(rehearsal), title=title)
+    say_table(header, rows, title="Rehearsal: training sites held out in turn")
     say()
     for sentence in verdict(rehearsal):
         say(sentence)

@@ -17,7 +17,7 @@ from acclimate.core.text import printable
 
 MOST = 20  # names in one line
 FEW = 5  # entries of a list, a line each
-_NUMBER = re.compile(r"[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
+_NUMBER = re.compile(r"\*?[-+−]?[\d.]+( ± [\d.]+)?( %.*)?|–")
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from acclimate.cli import app, paper
-from acclimate.cli.options import Json
+from acclimate.cli.options import Json, names
 from acclimate.cli.output import say, say_facts, say_json
 from acclimate.core.exports import load
 
@@ -51,7 +51,7 @@ def report(
     from acclimate.results.load import load_domainbed, load_report
     from acclimate.results.runs import Key
 
-    formats = cast("list[Format]", [kind.strip() for kind in kinds.split(",") if kind.strip()])
+    formats = cast("tuple[Format, ...]", names([kinds]))
     check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written

@@ -147,11 +147,7 @@ def from_dict(cls: type[T], values: Any, *, where: str, prefix: str = "") -> T:
             raise ConfigError(f"{where}: there is no setting '{name}', or any other of its kind")
         if key not in fields:
             raise unknown(f"{where}: there is no setting '{name}'", key, fields, prefix=prefix)
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            checked[key] = from_dict(hint, value, where=where, prefix=f"{name}.")  # type: ignore[arg-type]
-        else:
-            checked[key] = _check(value, hint, fields[key].metadata, name, where)
+        checked[key] = _check(value, hints[key], fields[key].metadata, name, where)
     return cls(**checked)
 
 
@@ -297,15 +293,21 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _convert(value: Any, hint: Any, name: str, where: str) -> Any:
     """`value` as the annotated type; integers pass as floats, nothing else is converted."""
     origin, options = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(cast(Any, hint), value, where=where, prefix=f"{name}.")
     if origin in (Union, UnionType):
         inner = next(option for option in options if option is not type(None))
         return None if value is None else _convert(value, inner, name, where)
     if origin is Literal:
         fits, kind = value in options, f"one of {', '.join(map(str, options))}"
     elif origin is tuple:
-        names = [value] if isinstance(value, str) else value
-        fits = isinstance(names, list | tuple) and all(isinstance(one, str) for one in names)
-        value, kind = tuple(names) if fits else value, "a list of names"
+        several, of = [value] if isinstance(value, str) else value, options[0]
+        kind = "a list of names" if of is str else "a list"
+        fits = isinstance(several, list | tuple)
+        if fits and of is str:
+            fits = all(isinstance(one, str) for one in several)
+        if fits:
+            value = tuple(_convert(one, of, name, where) for one in several)
     elif origin in (dict, Mapping):
         fits, kind = isinstance(value, Mapping), "a table"
         if fits and options[1] is not Any:

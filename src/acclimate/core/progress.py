@@ -22,11 +22,7 @@ def unwatched(phase: str, done: int, total: int, note: str) -> None:
 
 def prefixed(watch: Watch, prefix: str) -> Watch:
     """Tells `watch` of phases by names that begin with `prefix`."""
-
-    def with_prefix(phase: str, done: int, total: int, note: str) -> None:
-        watch(prefix + phase, done, total, note)
-
-    return with_prefix
+    return lambda phase, done, total, note: watch(prefix + phase, done, total, note)
 
 
 PHASES = {

@@ -19,6 +19,7 @@ from acclimate.core.distributed import World
 from acclimate.core.errors import ManifestError
 from acclimate.core.randomness import stream
 from acclimate.data.augment import augment, draw
+from acclimate.data.columns import first_rows
 from acclimate.data.source import Source, sent, to_float
 from acclimate.records.folder import QUARANTINE
 
@@ -56,11 +57,6 @@ class Batch:
 
         parts = (self.x, self.y, self.domain, self.mu, self.shift)
         return Batch(*(None if part is None else some(part) for part in parts))  # type: ignore[arg-type]
-
-
-def label_counts(labels: np.ndarray, domains: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """Rows of each class in each domain, whose rows `domains` lists: [N, C]"""
-    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in domains])
 
 
 def label_prior(counts: np.ndarray) -> np.ndarray:
@@ -188,12 +184,6 @@ class EpisodeSampler:
         cut = support_size(len(rows), self.support / self.per_domain)
         query = self.per_domain - self.support
         return np.concatenate([np.resize(rows[:cut], self.support), np.resize(rows[cut:], query)])
-
-
-def first_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The first of `rows` with each of the `ids`, which are by row, in the order of `rows`."""
-    _, first = np.unique(ids[rows], return_index=True)
-    return np.asarray(rows[np.sort(first)])
 
 
 def support_size(count: int, share: float) -> int:

@@ -161,6 +161,18 @@ def image_codes(table: pa.Table, *names: str) -> np.ndarray:
     return codes
 
 
+def first_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The first of `rows` with each of the `ids`, which are by row, in the order of `rows`."""
+    _, first = np.unique(ids[rows], return_index=True)
+    return np.asarray(rows[np.sort(first)])
+
+
+def label_counts(labels: np.ndarray, domains: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """Rows of each class in each domain, whose rows `domains` lists; -1 is no class: [N, C]"""
+    rows = (labels[own] for own in domains)
+    return np.stack([np.bincount(own[own >= 0], minlength=classes) for own in rows])
+
+
 def digest(table: pa.Table, classes: Sequence[str]) -> str:
     """SHA-256 over the class list and the core columns in row order, however they are chunked."""
     sha = hashlib.sha256()

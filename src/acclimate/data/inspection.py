@@ -7,11 +7,11 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
+from acclimate.data import columns
 from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.duplicates import joined, near_copies
 from acclimate.data.manifest import Manifest
@@ -80,7 +80,7 @@ def inspect(manifest: Manifest) -> Inspection:
         **_statistics(manifest.splits, pooled),
         source=manifest.source,
         digest=manifest.digest(),
-        images=_images(manifest),
+        images=len(np.unique(manifest.image_ids)),
         classes=len(manifest.classes),
         unused_classes=_without_rows(manifest, pooled),
         pairwise=_pairwise(counts, names),
@@ -153,12 +153,8 @@ def _copies(manifest: Manifest, codes: np.ndarray, *, alike: bool) -> list[Copie
 
 def label_counts(manifest: Manifest) -> np.ndarray:
     """int64 [all domains, classes]: rows of each class in each domain."""
-    place = np.searchsorted(manifest.all_domains, manifest.domains)
-    known = manifest.label_index >= 0
-    cells = place[manifest.domain_index[known]], manifest.label_index[known]
-    counts = np.zeros((len(manifest.all_domains), len(manifest.classes)), dtype=np.int64)
-    np.add.at(counts, cells, 1)
-    return counts
+    rows = [manifest.rows(domain=name) for name in manifest.all_domains]
+    return columns.label_counts(manifest.label_index, rows, len(manifest.classes))
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> float:
@@ -248,13 +244,6 @@ def mean_distance(shares: np.ndarray) -> float:
 
 def _without_rows(manifest: Manifest, counts: np.ndarray) -> tuple[str, ...]:
     return tuple(compress(manifest.classes, (counts == 0).tolist()))
-
-
-def _images(manifest: Manifest) -> int:
-    if "image" not in manifest.table.column_names:
-        return len(manifest)
-    column = manifest.table["image"]
-    return int(pc.count_distinct(column, mode="only_valid").as_py()) + int(column.null_count)
 
 
 def sampled(manifest: Manifest, limit: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from acclimate.data.columns import (
     encode,
     feature_blocks,
     find_problems,
+    first_rows,
     grouped,
     image_codes,
     require_columns,
@@ -86,7 +87,7 @@ class Manifest:
         table, domains = readers.read_folder(folder, source, only_domain)
         if group:
             table = table.append_column(GROUP, groups_in_paths(table["image"], group, source))
-        return cls._of(
+        return cls.from_rows(
             table, folder, source,
             domains=domains, val_share=val_share, seed=seed, alike=alike, watch=watch,
         )  # fmt: skip
@@ -113,7 +114,7 @@ class Manifest:
         table = readers.read_rows(path)
         require_columns(table, path.name)
         folder = path.parent if root is None else Path(root).expanduser()
-        return cls._of(
+        return cls.from_rows(
             table, folder, path.name, val_share=val_share, seed=seed, alike=alike, watch=watch
         )
 
@@ -130,7 +131,9 @@ class Manifest:
     ) -> Self:
         """X: uint8 images [n, h, w] or [n, h, w, 3], or features [n, f]; the rest is [n]."""
         table, classes = readers.read_arrays(X, y, domains, splits)
-        return cls._of(table, Path.cwd(), "arrays", classes=classes, val_share=val_share, seed=seed)
+        return cls.from_rows(
+            table, Path.cwd(), "arrays", classes=classes, val_share=val_share, seed=seed
+        )
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -164,7 +167,7 @@ class Manifest:
         return manifest
 
     @classmethod
-    def _of(
+    def from_rows(
         cls,
         table: pa.Table,
         root: Path,
@@ -177,6 +180,7 @@ class Manifest:
         alike: bool = False,
         watch: Watch = unwatched,
     ) -> Self:
+        """From rows as they come; splits are drawn where there are none."""
         table = conform(table, source)
         if classes is None:
             labels = pc.unique(pc.drop_null(table["label"])).to_pylist()
@@ -286,8 +290,7 @@ class Manifest:
 
     def one_row_each(self, rows: np.ndarray) -> np.ndarray:
         """The first of `rows`, which ascend, for each of their images, ascending."""
-        _, first = np.unique(self.image_ids[rows], return_index=True)
-        return np.asarray(rows[np.sort(first)])
+        return first_rows(rows, self.image_ids)
 
     def same_picture(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
         """bool: which of `rows` show a picture that a row of `as_in` shows."""

@@ -112,15 +112,13 @@ def numbers(keys: np.ndarray) -> np.ndarray:
 def content_digests(images: Sequence[str | bytes], watch: Watch = unwatched) -> list[bytes]:
     """SHA-256 of each image's content, files by path; what cannot be read is known by its name."""
     paths = [image for image in images if isinstance(image, str)]
-    of_files = iter(zip(paths, file_digests(paths, watch), strict=True))
+    of_files = iter(file_digests(paths, watch))
     return [
-        hashlib.sha256(image).digest() if isinstance(image, bytes) else _of_file(*next(of_files))
+        hashlib.sha256(image).digest()
+        if isinstance(image, bytes)
+        else next(of_files) or _digest(f"path:{image}")
         for image in images
     ]
-
-
-def _of_file(path: str, digest: bytes | None) -> bytes:
-    return digest or _digest(f"path:{path}")
 
 
 def _digest(text: str) -> bytes:
@@ -165,10 +163,10 @@ def _read_digest(path: str) -> bytes | None:
         return None
 
 
-def _store() -> sqlite3.Connection | None:
+def _store() -> sqlite3.Connection:
     folder = user_cache("digests")
     if folder is None:
-        return None
+        raise FileNotFoundError("no folder for caches")
     folder.mkdir(parents=True, exist_ok=True)
     store = sqlite3.connect(folder / "files.sqlite", timeout=30, isolation_level=None)
     store.execute(
@@ -182,29 +180,24 @@ def _recall(paths: Sequence[str]) -> dict[str, tuple[str, bytes]]:
     """What the cache says of files: their state then, and their digest. It may be gone or damaged:
     then files are read again."""
     known: dict[str, tuple[str, bytes]] = {}
-    with suppress(sqlite3.Error, OSError):
-        store = _store()
-        if store is None:
-            return known
-        with closing(store):
-            for start in range(0, len(paths), AT_ONCE):
-                part = [os.fsencode(path) for path in paths[start : start + AT_ONCE]]
-                marks = ",".join("?" * len(part))
-                rows = store.execute(f"SELECT * FROM files WHERE path IN ({marks})", part)
-                known |= {
-                    os.fsdecode(path): (str(state), digest)
-                    for path, state, digest in rows
-                    if isinstance(digest, bytes) and len(digest) == SIZE
-                }
+    with suppress(sqlite3.Error, OSError), closing(_store()) as store:
+        for start in range(0, len(paths), AT_ONCE):
+            part = [os.fsencode(path) for path in paths[start : start + AT_ONCE]]
+            marks = ",".join("?" * len(part))
+            rows = store.execute(f"SELECT * FROM files WHERE path IN ({marks})", part)
+            known |= {
+                os.fsdecode(path): (str(state), digest)
+                for path, state, digest in rows
+                if isinstance(digest, bytes) and len(digest) == SIZE
+            }
     return known
 
 
 def _remember(files: Sequence[tuple[str, str, bytes | None]]) -> None:
+    rows = [(os.fsencode(path), state, digest) for path, state, digest in files]
     with suppress(sqlite3.Error, OSError):
-        store = _store() if files else None
-        if store is not None:
-            rows = [(os.fsencode(path), state, digest) for path, state, digest in files]
-            with closing(store):
+        if rows:
+            with closing(_store()) as store:
                 store.execute("BEGIN IMMEDIATE")
                 store.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", rows)
                 store.execute("COMMIT")

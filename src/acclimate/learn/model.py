@@ -102,7 +102,7 @@ class Trained:
     test_domains: tuple[str, ...] = ()
     site: Site | None = None  # a rehearsed plain model's second path, over features
     rehearsal: Rehearsal | None = None
-    label_ratios: tuple[float, ...] | None = None  # how frequencies vary: see `fit_ratios`
+    label_ratios: tuple[float, ...] = ()  # how frequencies vary: see `fit_ratios`; (): not known
     confusion: Tensor | None = None  # [C predicted, C true] of a rehearsed model, on new images
     _digest: str = field(init=False, repr=False)
 
@@ -118,7 +118,7 @@ class Trained:
 
     def start(self, *, embedding: bool) -> Model:
         """The model to start from with the domain's embedding, or without it."""
-        known = self.label_prior, self.label_ratios
+        known = self.label_prior, self.label_ratios or None
         if embedding and self.site is not None:
             site = self.site
             pair = PairHead(self.predictor.head, site.predictor, site.scale).eval()
@@ -195,7 +195,9 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
         site = Site.from_tensors(parts, domains, len(classes), config.adapt.site, digest, path).to(
             device
         )
-    prior, ratios = _frequencies(described, len(classes))
+    prior, ratios = map(described.numbers, ("label_prior", "label_ratios"))
+    whole = len(prior) == len(classes) and len(ratios) in (0, len(RATIOS))
+    _require(whole and min((*prior, *ratios)) >= 0, described.path)
     trained = Trained(
         config,
         classes,
@@ -225,17 +227,6 @@ def _require(condition: bool, path: Path) -> None:
     """Refuse a file that says what no training would have written."""
     if not condition:
         raise DamagedFile(path)
-
-
-def _frequencies(
-    described: Fields, classes: int
-) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
-    """Class frequencies over the training domains, and how they vary where that is known."""
-    prior = described.numbers("label_prior")
-    ratios = described.numbers("label_ratios") if "label_ratios" in described else None
-    whole = len(prior) == classes and (ratios is None or len(ratios) == len(RATIOS))
-    _require(whole and min((*prior, *(ratios or ()))) >= 0, described.path)
-    return prior, ratios
 
 
 def _size(described: Fields, predictor: Predictor) -> int:

@@ -23,10 +23,10 @@ from acclimate.data.batches import (
     DomainSampler,
     Sampler,
     fit_ratios,
-    label_counts,
     label_prior,
     label_shifts,
 )
+from acclimate.data.columns import label_counts
 from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
@@ -34,7 +34,6 @@ from acclimate.learn.models import Backbone, Predictor, build_backbone
 from acclimate.learn.models.backbones import row_statistics
 from acclimate.learn.models.predictors import ConditionedHead, LinearHead, Sizes, identity_backbone
 from acclimate.learn.objective import Objective
-from acclimate.records.folder import PHI
 
 LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
@@ -52,11 +51,11 @@ class Features:
     y: Tensor  # [n]
     domains: Sequence[np.ndarray]  # rows of each domain
     classes: int
-    shown: Tensor | None = None  # [n]: the image of each row; None: each has its own
+    image: Tensor | None = None  # [n]: that of each row; None: each has its own
 
     def at(self, rows: np.ndarray | Tensor) -> Tensor:
         """Their features: [k, f]."""
-        return self.x[rows] if self.shown is None else self.x[self.shown[rows]]
+        return self.x[rows] if self.image is None else self.x[self.image[rows]]
 
     def among(self, chosen: Sequence[int], allowed: np.ndarray | None = None) -> "Features":
         """Only these domains, and only their rows that are `allowed` [n]."""
@@ -146,12 +145,12 @@ def fit_plain(
     prior_aware: bool = False,
     dropout: float = 0.0,
     seed: int,
-    kept: Path | None = None,
+    store: Path | None = None,
 ) -> Predictor:
     """ERM on features: what a plain model would be without some of its domains.
 
     `layers`: whether it learns layers of its own on the features, as one on a frozen backbone.
-    `kept`: a folder that keeps what was fitted; what it has is not fitted again.
+    `store`: a folder that keeps what was fitted; what it has is not fitted again.
     """
     with own_weights(derive(seed, "plain head")):
         backbone = rows.backbone(layers=layers)
@@ -159,15 +158,8 @@ def fit_plain(
     plain.to(rows.x.device)
     shift = rows.shifts() if prior_aware else None
     objective, sampler = _erm(plain, rows, seed), _sampler(rows, config, seed)
-    _fit(
-        objective,
-        sampler,
-        rows,
-        config,
-        seed,
-        shift=shift,
-        kept=kept and kept / "plain.safetensors",
-    )
+    file = store and store / "plain.safetensors"
+    _fit(objective, sampler, rows, config, seed, shift=shift, file=file)
     return plain.eval()
 
 
@@ -177,22 +169,22 @@ def fit_site(
     config: SiteConfig,
     *,
     seed: int,
-    kept: Path | None = None,
+    store: Path | None = None,
 ) -> Site:
-    """Φ by prototypes, then F(x, μ) in prior-aware training; `kept` as of `fit_plain`."""
+    """Φ by prototypes, then F(x, μ) in prior-aware training; `store` as of `fit_plain`."""
     with own_weights(derive(seed, "site")):
         embedding, predictor = build_site(
             rows.backbone(), len(names), rows.classes, config, seed=derive(seed, "embedding")
         )
-    shown = None if rows.shown is None else rows.shown.cpu().numpy()
-    sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed, shown)
+    pictures = None if rows.image is None else rows.image.cpu().numpy()
+    sampler = embedding.sampler(rows.domains, embedding.config, embedding.seed, pictures)
     embedding.to(rows.x.device)
-    _fit(embedding, sampler, rows, config, seed, kept=kept and kept / PHI)
+    _fit(embedding, sampler, rows, config, seed, file=store and store / "phi.safetensors")
     table = _embed(embedding.eval(), rows, names)
     objective = _erm(predictor.to(rows.x.device), rows, seed)
     means = table.means.float().to(rows.x.device)
-    sampler, file = _sampler(rows, config, seed), kept and kept / "conditioned.safetensors"
-    _fit(objective, sampler, rows, config, seed, mu=means, shift=rows.shifts(), kept=file)
+    sampler, file = _sampler(rows, config, seed), store and store / "conditioned.safetensors"
+    _fit(objective, sampler, rows, config, seed, mu=means, shift=rows.shifts(), file=file)
     return Site(embedding, table, predictor.eval())
 
 
@@ -251,12 +243,12 @@ def _fit(
     *,
     mu: Tensor | None = None,
     shift: Tensor | None = None,
-    kept: Path | None = None,
+    file: Path | None = None,
 ) -> None:
-    """`config.steps` of AdamW; `mu` and `shift` are those of each domain. Where the file `kept` is
-    there, its weights are taken; otherwise it is written."""
-    if kept is not None and kept.exists():
-        fill(objective, read_tensors(kept)[0], kept)
+    """`config.steps` of AdamW; `mu` and `shift` are those of each domain. Where `file` is there,
+    its weights are taken; otherwise it is written."""
+    if file is not None and file.exists():
+        fill(objective, read_tensors(file)[0], file)
         return
     device = rows.x.device
     optimiser = torch.optim.AdamW(
@@ -281,5 +273,5 @@ def _fit(
         total.backward()
         optimiser.step()
         schedule.step()
-    if kept is not None:
-        save_tensors(kept, objective.state_dict())
+    if file is not None:
+        save_tensors(file, objective.state_dict())

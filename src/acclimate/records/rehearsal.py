@@ -7,11 +7,13 @@ promises at an unseen domain, and the words for all of it.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from acclimate.core.errors import RunError
+from acclimate.config import from_dict
+from acclimate.core.errors import AcclimateError, RunError
 from acclimate.core.text import count, percent, signed
 
+T = TypeVar("T")
 LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 TELLS_NOTHING = 0.6  # the width from which an interval of accuracies does
@@ -80,13 +82,9 @@ class Rehearsal:
         """Those that were rehearsed, the simpler first."""
         return tuple(sorted({promise.chain for promise in self.promises}, key=simplicity))
 
-    def has(self, frequencies: Frequencies) -> bool:
-        return any(promise.frequencies == frequencies for promise in self.promises)
-
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""
-        known = [size for size in self.chosen if size <= n]
-        return self.chosen[max(known)] if known else "none"
+        return _rehearsed(self.chosen, n) or "none"
 
     def settings_for(self, chain: str, n: int | None = None) -> dict[str, Any]:
         """The settings of the chain's methods, as `adapt` takes them: those that each had after the
@@ -109,8 +107,7 @@ class Rehearsal:
 
     def least_explained(self, n: int) -> float | None:
         """As rehearsed with the most images that were not more than `n`."""
-        known = [size for size in self.explained if size <= n]
-        return self.explained[max(known)] if known else None
+        return _rehearsed(self.explained, n)
 
     def promise(self, chain: str, n: int, frequencies: Frequencies = "as they are") -> Promise:
         """What it gained, as rehearsed with the most images that were not more than `n`."""
@@ -130,18 +127,17 @@ class Rehearsal:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
         try:
-            return cls(
-                promises=tuple(Promise(**promise) for promise in stored["promises"]),
-                chosen={int(one["n"]): str(one["chain"]) for one in stored["chosen"]},
-                settings={chain: dict(own) for chain, own in stored["settings"].items()},
-                temperatures=dict(stored["temperatures"]),
-                domains=int(stored["domains"]),
-                exact=bool(stored["exact"]),
-                explained={int(one["n"]): float(one["share"]) for one in stored["explained"]},
-                plain_scale=float(stored["plain_scale"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError):
+            values = {key: value for key, value in stored.items() if key != "verdict"}
+            values["chosen"] = {int(one["n"]): one["chain"] for one in stored["chosen"]}
+            values["explained"] = {int(one["n"]): one["share"] for one in stored["explained"]}
+            return from_dict(cls, values, where=where)
+        except (AcclimateError, KeyError, TypeError, ValueError, AttributeError):
             raise RunError(f"{where} is damaged; delete it and repeat the training") from None
+
+
+def _rehearsed(by_size: Mapping[int, T], n: int) -> T | None:
+    """What belongs to the largest size that is not more than `n`."""
+    return by_size.get(max((size for size in by_size if size <= n), default=0))
 
 
 def quantile(domains: int, share: float) -> float:
@@ -222,7 +218,7 @@ def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
     if chain == "none":
         return f"Rehearsed on {sites}: `adapt` uses {uses}."
     promise, anew = rehearsal.promise(chain, most), ""
-    if rehearsal.has("drawn anew"):
+    if any(promise.frequencies == "drawn anew" for promise in rehearsal.promises):
         shifted = difference(rehearsal.promise(chain, most, "drawn anew"))
         anew = f" ({shifted} where label frequencies are drawn anew)"
     came = f"{chain} {'made' if promise.nothing else 'gained'} {difference(promise)}"
@@ -248,16 +244,3 @@ def gain_text(promise: Promise) -> str:
     """`+1.2 ± 0.3`, in points."""
     error = "" if promise.error is None else f" ± {percent(promise.error)}"
     return signed(promise.gain) + error
-
-
-def rows(rehearsal: Rehearsal) -> Iterable[tuple[str, ...]]:
-    """The table of a rehearsal: what, images, label frequencies, accuracy, gain."""
-    for promise in rehearsal.promises:
-        chosen = " *" if rehearsal.chosen[promise.n] == promise.chain else ""
-        yield (
-            promise.chain + chosen,
-            str(promise.n),
-            promise.frequencies,
-            percent(promise.accuracy),
-            gain_text(promise),
-        )

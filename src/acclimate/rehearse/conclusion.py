@@ -140,8 +140,8 @@ class _Cell(NamedTuple):
     """Means over the draws of a domain."""
 
     accuracy: float
-    confidence: float | None
-    scatter: float  # of accuracy less confidence, between draws: see `_hidden_variance`
+    beyond: float | None  # accuracy less confidence
+    scatter: float  # of the variance of that between draws, what their mean leaves out
     scored: int
 
 
@@ -230,7 +230,7 @@ class _Table:
             # Few domains can agree by chance, and none tells more than one image of those scored.
             images = (1 / cell.scored for cell in cells if cell.scored)
             error = max(error, LEAST_ERROR, math.hypot(*images) / len(gains))
-        beyond = [cell.accuracy - cell.confidence for cell in cells if cell.confidence is not None]
+        beyond = [cell.beyond for cell in cells if cell.beyond is not None]
         known = len(beyond) == len(cells)
         hidden = fmean(cell.scatter for cell in cells)
         low, high = _interval(accuracies)
@@ -255,14 +255,9 @@ def _cell(draws: Sequence[Trial]) -> _Cell:
     if len(sure) < len(draws):
         return _Cell(accuracy, None, 0.0, scored)
     beyond = [trial.accuracy - own for trial, own in zip(draws, sure, strict=True)]
-    return _Cell(accuracy, fmean(sure), _hidden_variance(beyond), scored)
-
-
-def _hidden_variance(beyond: Sequence[float]) -> float:
-    """Of the variance of accuracy less confidence between draws of a domain, the part that their
-    mean leaves out: a new site is one draw."""
-    draws = len(beyond)
-    return stdev(beyond) ** 2 * (1 - 1 / draws) if draws > 1 else 0.0
+    # A new site is one draw, and varies by more than the mean of several.
+    scatter = stdev(beyond) ** 2 * (1 - 1 / len(draws)) if len(draws) > 1 else 0.0
+    return _Cell(accuracy, accuracy - fmean(sure), scatter, scored)
 
 
 def _interval(accuracies: Sequence[float]) -> tuple[float, float]:

@@ -53,7 +53,7 @@ class RehearsalData:
         rows = np.concatenate([self.held_out(domain) for domain in domains])
         return np.asarray(rows[~self.fitted[rows]])
 
-    def shown(self, domain: int) -> np.ndarray:
+    def pictures(self, domain: int) -> np.ndarray:
         """The different pictures or groups that a domain shows when it is held out."""
         return np.unique(self.units[self.held_out(domain)])
 
@@ -89,7 +89,7 @@ def make_folds(data: RehearsalData, seed: int) -> tuple[RehearsalData, list[Fold
 
 def _fold(data: RehearsalData, number: int, part: Sequence[int]) -> Fold | None:
     """None where nothing is left to hold out or to learn from."""
-    held_out = [d for d in part if sizes(len(data.shown(d)))]
+    held_out = [d for d in part if sizes(len(data.pictures(d)))]
     if not held_out:
         return None
     apart = _apart(data, held_out)
@@ -100,7 +100,7 @@ def _fold(data: RehearsalData, number: int, part: Sequence[int]) -> Fold | None:
 
 def _apart(data: RehearsalData, held_out: Sequence[int]) -> np.ndarray:
     """Rows [n] that show no image of the held-out domains."""
-    theirs = np.concatenate([data.shown(d) for d in held_out])
+    theirs = np.concatenate([data.pictures(d) for d in held_out])
     return ~np.isin(data.units, theirs)
 
 
@@ -115,7 +115,7 @@ def _keep_apart(data: RehearsalData, parts: Sequence[Sequence[int]]) -> Rehearsa
         return data
     fitted_on = np.isin(data.units, data.units[data.fitted])
     unseen = replace(data, scored=data.scored & ~fitted_on)
-    able = sum(len(unseen.shown(d)) >= ENOUGH_UNSEEN for d in range(len(data.names)))
+    able = sum(len(unseen.pictures(d)) >= ENOUGH_UNSEEN for d in range(len(data.names)))
     return unseen if 2 * able >= len(data.names) else None
 
 
@@ -171,7 +171,7 @@ def extract_features(now: Session, predictor: Predictor) -> tuple[Features, np.n
     rows = np.concatenate(domains)
     # Rows of features are each their own, whatever image they are said to be of.
     own = plan.manifest.has_features
-    first, image = numbered(np.arange(len(rows)) if own else plan.manifest.image_ids[rows])
+    first, places = numbered(np.arange(len(rows)) if own else plan.manifest.image_ids[rows])
     x = torch.zeros(len(first), predictor.backbone.features, device=device)
     there = np.zeros(len(first), dtype=bool)
 
@@ -179,10 +179,10 @@ def extract_features(now: Session, predictor: Predictor) -> tuple[Features, np.n
         now.watch("features", done, total, note)
 
     watching = unwatched if plan.on_features else watch
-    for places, stored in readable(now.source, rows[first], watching):
-        x[places], there[places] = predictor.backbone(to_float(stored, device)).float(), True
+    for some, stored in readable(now.source, rows[first], watching):
+        x[some], there[some] = predictor.backbone(to_float(stored, device)).float(), True
     count = len(plan.manifest)
-    shown, read = torch.zeros(count, dtype=torch.int64, device=device), np.zeros(count, dtype=bool)
-    shown[rows], read[rows] = torch.from_numpy(image).to(device), there[image]
+    image, read = torch.zeros(count, dtype=torch.int64, device=device), np.zeros(count, dtype=bool)
+    image[rows], read[rows] = torch.from_numpy(places).to(device), there[places]
     y = torch.from_numpy(plan.manifest.label_index).to(device)
-    return Features(x, y, domains, len(plan.classes), shown), read
+    return Features(x, y, domains, len(plan.classes), image), read

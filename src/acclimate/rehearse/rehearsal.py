@@ -90,7 +90,7 @@ def rehearse_run(
     """
     plan, config = now.plan, now.plan.config
     weights = tensors_digest(predictor.state_dict().items())
-    kept = folder / json_digest([run_identity(plan), weights])[:16]
+    store = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     logits = _logits(predictor.head, features)
     data = replace(rehearsal_data(plan, features, read), logits=logits)
@@ -98,7 +98,7 @@ def rehearse_run(
     new, site = data.new_rows(every), None
     if data.second and len(every) > LEAST_DOMAINS:
         part = features.among(every, data.fitted)
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, kept=kept)
+        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
@@ -106,7 +106,7 @@ def rehearse_run(
         scaled = predictor.head.with_last(last.weight * scale, last.bias * scale)
         retrained = lambda fold: (features.x, scaled)  # noqa: E731
     rehearsal = rehearse(
-        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, kept=kept
+        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, store=store
     )
     if rehearsal is None:
         return Rehearsed()
@@ -124,18 +124,18 @@ def rehearse(
     seed: int,
     watch: Watch = unwatched,
     retrained: Retrained | None = None,
-    kept: Path | None = None,
+    store: Path | None = None,
 ) -> Rehearsal | None:
     """Hold out each domain in turn; None where there are too few domains or images for that.
 
-    The folder `kept` has the heads and the trials that are finished.
+    The folder `store` has the heads and the trials that are finished.
     """
     data, folds = make_folds(data, seed)
     held_out: list[HeldOutDomain] = []
     for done, fold in enumerate(folds):
         names = ", ".join(data.names[domain] for domain in fold.held_out)
         watch("rehearsal", done, len(folds), names[:40])
-        part = kept and kept / f"fold-{fold.number + 1}"
+        part = store and store / f"fold-{fold.number + 1}"
         models = _fit_models(data, fold, config, seed, retrained, part)
         held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
     watch("rehearsal", len(folds), len(folds), "")
@@ -154,7 +154,7 @@ def rehearse(
             for start, own in losses.items()
         }
         watch("trials", place, len(held_out), domain.name)
-        file = kept and kept / f"trials-{place + 1}.json"
+        file = store and store / f"trials-{place + 1}.json"
         trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
     watch("trials", len(held_out), len(held_out), "")
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
@@ -208,7 +208,7 @@ def _fit_models(
     config: SiteConfig,
     seed: int,
     retrained: Retrained | None,
-    kept: Path | None,
+    store: Path | None,
 ) -> FoldModels:
     features = data.features
     if retrained is not None:
@@ -223,7 +223,7 @@ def _fit_models(
             prior_aware=data.prior_aware,
             dropout=data.dropout,
             seed=seed,
-            kept=kept,
+            store=store,
         )
     many = len(fold.others) >= LEAST_DOMAINS
     known = part.prior.tolist(), part.ratios.tolist() if many else None
@@ -231,7 +231,7 @@ def _fit_models(
     models = {"none": Model(Predictor(backbone, head), None, None, True, *known)}
     if data.second and many:
         names = [data.names[d] for d in fold.others]
-        site = fit_site(part, names, config, seed=seed, kept=kept)
+        site = fit_site(part, names, config, seed=seed, store=store)
         pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known)
     rows = data.new_rows(fold.others)
@@ -279,7 +279,7 @@ class HeldOutDomain:
                 rng = stream(seed, "rehearsal", self.name, kind, draw)
                 seen, scored = self._split(rng, anew=kind == "drawn anew")
                 for n in self.sizes:
-                    trials = list(self._adapt(seen[:n], scored, n, kind, temperatures))
+                    trials = list(self._adapt(seen[:n], scored, kind, temperatures))
                     if kind == "as they are" and draw == 0 and confusion is not None:
                         share = self._explained(seen[:n], temperatures["none"], confusion)
                         trials[0] = replace(trials[0], explained=share)
@@ -312,7 +312,6 @@ class HeldOutDomain:
         self,
         seen: np.ndarray,
         scored: np.ndarray,
-        n: int,
         kind: Frequencies,
         temperatures: Mapping[str, float],
     ) -> Iterator[Trial]:
@@ -324,9 +323,9 @@ class HeldOutDomain:
             return Trial(
                 domain=self.name,
                 chain=chain,
-                n=n,
+                n=len(seen),
                 frequencies=kind,
-                accuracy=_accuracy(calibrated[scored], labels),
+                accuracy=float((calibrated[scored].argmax(1) == labels).double().mean()),
                 scored=len(np.unique(self.units[scored])),
                 confidence=float(calibrated[seen].softmax(1).amax(1).mean()),
                 settings=settings,
@@ -408,10 +407,6 @@ def _louder(data: RehearsalData, known: Sequence[FoldModels]) -> float:
     own = fmean(_spread(data.logits[fold.rows]) for fold in known)
     stood_in = fmean(_spread(fold.logits) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> float:
-    return float((logits.argmax(1) == labels).double().mean())
 
 
 def _bounded(scale: float) -> float:

@@ -7,6 +7,7 @@ when the run is finished: what it showed is in `rehearsal.json`.
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from acclimate.learn.model import Trained
 from acclimate.learn.models import Head, Predictor
 from acclimate.records.folder import RunFolder
 from acclimate.rehearse.folds import Fold, extract_features, make_folds, rehearsal_data
-from acclimate.rehearse.rehearsal import Retrained, rehearse_run
+from acclimate.rehearse.rehearsal import rehearse_run
 from acclimate.runs import training as runs
 from acclimate.runs.identity import run_identity
 from acclimate.runs.plan import Plan, make_plan
@@ -91,19 +92,15 @@ def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> No
 
 def _rehearse(now: Session, predictor: Predictor) -> runs.Rehearsed:
     whole = now.plan.config.adapt.depth == "whole"
-    kept = now.folder.path / FOLDER
-    return rehearse_run(now, predictor, _load_folds(now) if whole else None, kept)
+    retrained = partial(_load_fold, now) if whole else None
+    return rehearse_run(now, predictor, retrained, now.folder.path / FOLDER)
 
 
-def _load_folds(now: Session) -> Retrained:
-    """The models of the folds, which are finished, as the rehearsal takes them."""
-
-    def load(fold: Fold) -> tuple[Tensor, Head]:
-        predictor = Trained.load(fold_folder(now.folder.path, fold), now.world.device).predictor
-        features, _ = extract_features(now, predictor)
-        return features.x, predictor.head
-
-    return load
+def _load_fold(now: Session, fold: Fold) -> tuple[Tensor, Head]:
+    """The finished model of a fold, as the rehearsal takes it."""
+    predictor = Trained.load(fold_folder(now.folder.path, fold), now.world.device).predictor
+    features, _ = extract_features(now, predictor)
+    return features.x, predictor.head
 
 
 def fold_folder(run: Path, fold: Fold) -> Path:

@@ -131,16 +131,15 @@ def by_method(scored: Iterable[Observation]) -> dict[Key, Scores]:
     alike: dict[Key, dict[tuple[Trial, str], list[Observation]]] = defaultdict(dict)
     for one in scored:
         alike[one.key].setdefault(((one.data, one.trial), one.domain), []).append(one)
+
+    def mean(same: Sequence[Observation]) -> Observation:
+        top5 = [one.top5 for one in same if one.top5 is not None]
+        top1 = fmean(one.top1 for one in same)
+        return replace(same[0], top1=top1, top5=fmean(top5) if top5 else None)
+
     return {
-        key: {place: _mean_observation(same) for place, same in places.items()}
-        for key, places in alike.items()
+        key: {place: mean(same) for place, same in places.items()} for key, places in alike.items()
     }
-
-
-def _mean_observation(same: Sequence[Observation]) -> Observation:
-    top5 = [one.top5 for one in same if one.top5 is not None]
-    top1 = fmean(one.top1 for one in same)
-    return replace(same[0], top1=top1, top5=fmean(top5) if top5 else None)
 
 
 def by_trial(scores: Scores) -> dict[Trial, list[Observation]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from acclimate.core.errors import RunError, require_known
 from acclimate.records.folder import RUN
 from acclimate.results.comparison import (
-    Comparison,
     Expected,
     Observation,
     compare,
@@ -32,8 +31,6 @@ def load_report(folder: Path, *, title: str | None = None, baseline: Key | None 
 
     `baseline` is the sweep's own, or ERM, unless given.
     """
-    if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; give the folder that holds the runs")
     load = _of_sweep if SweepFolder(folder).exists else _of_runs
     report = load(folder, baseline)
     return replace(report, title=title or report.title)
@@ -102,7 +99,10 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
         f"{name}: {domain} has nothing to score, and is in no average."
         for name, domain in sorted(without_rows(runs))
     ]
-    alike = _repeating(results)
+    # With one draw there is nothing to choose: tables are those of the first rule.
+    bare = {rule: [replace(one, rule="") for one in tables] for rule, tables in results.items()}
+    first, *others = bare
+    alike = [rule for rule in others if bare[rule] == bare[first]]
     if alike:
         notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
@@ -137,13 +137,6 @@ def _select(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) ->
             rows = rows | {score.method for score in run.final}.difference([usual, *further])
         if rows:
             yield replace(run, rows=frozenset(rows))
-
-
-def _repeating(results: Mapping[str, Sequence[Comparison]]) -> list[str]:
-    """The rules with the same tables as the first: with one draw there is nothing to choose."""
-    bare = {rule: [replace(one, rule="") for one in tables] for rule, tables in results.items()}
-    first, *others = bare
-    return [rule for rule in others if bare[rule] == bare[first]]
 
 
 def _list_unfinished(

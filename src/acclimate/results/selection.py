@@ -77,8 +77,7 @@ def by_one_setting(contest: Contest) -> dict[int, float]:
     for target, runs in contest.by_target.items():
         usable = _means(runs, target)
         means.append(_finite({draw: runs[draw].training for draw in usable}))
-    complete = set(means[0]).intersection(*means[1:])
-    return {draw: fmean(mean[draw] for mean in means) for draw in complete}
+    return _mean_of_complete(means)
 
 
 def by_validation_domains(contest: Contest) -> dict[int, float]:
@@ -90,11 +89,7 @@ def by_cross_validation(contest: Contest) -> dict[int, float]:
 
     A draw takes part only if it has every fold: a mean over fewer is no fair comparison.
     """
-    if not contest.folds:
-        return {}
-    means = [_means(runs, fold) for fold, runs in contest.folds.items()]
-    complete = set(means[0]).intersection(*means[1:])
-    return {draw: fmean(mean[draw] for mean in means) for draw in complete}
+    return _mean_of_complete([_means(runs, fold) for fold, runs in contest.folds.items()])
 
 
 def by_oracle(contest: Contest) -> dict[int, float]:
@@ -266,6 +261,12 @@ def _means(runs: Mapping[int, Candidate], domains: Group) -> dict[int, float]:
         for draw, values in scores.items()
     }
     return _finite(means)
+
+
+def _mean_of_complete(means: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The mean of each draw that all of `means` have; none of nothing."""
+    complete = set.intersection(*map(set, means)) if means else ()
+    return {draw: fmean(mean[draw] for mean in means) for draw in complete}
 
 
 def _finite(values: Mapping[int, float | None]) -> dict[int, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from acclimate.core.text import DASH, percent, signed
+from acclimate.records.rehearsal import quantile
 
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3  # two may agree by chance, and their interval is then next to nothing
@@ -37,9 +38,7 @@ class Estimate:
         """Student's interval over seeds; `None` where they are too few to tell."""
         if self.se is None or self.n < ENOUGH_SEEDS:
             return None
-        from scipy.special import stdtrit
-
-        reach = float(stdtrit(self.n - 1, 0.5 + CONFIDENCE / 2)) * self.se
+        reach = quantile(self.n, 0.5 + CONFIDENCE / 2) * self.se
         return self.mean - reach, self.mean + reach
 
     @property

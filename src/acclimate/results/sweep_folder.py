@@ -11,11 +11,11 @@ SWEEP/
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
+from acclimate.config import from_dict
 from acclimate.core.errors import AcclimateError, DamagedFile, SweepError, damage_is
 from acclimate.core.files import clear_temporary, locked, read_document, write_document
 from acclimate.records.folder import CHECKSUMS, LOCK, RunFolder, check, write_checksums
@@ -123,7 +123,7 @@ class SweepFolder:
         with damage_is(SweepError, remedy):
             try:
                 return _sweep(stored)
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (AcclimateError, KeyError, TypeError, ValueError, AttributeError):
                 raise DamagedFile(path) from None
 
     def failure(self, job: str) -> Failure | None:
@@ -162,7 +162,7 @@ class SweepFolder:
         """Label counts of each data set. Unreadable files are skipped: only a plot needs them."""
         for path in sorted(self._labels.glob("*.json")):
             with suppress(AcclimateError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                yield _convert(read_document(path), LabelCounts)
+                yield from_dict(LabelCounts, read_document(path), where=path.name)
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out."""
@@ -185,34 +185,16 @@ def sweeps_below(folder: Path) -> list[Path]:
 
 
 def _sweep(stored: Mapping[str, Any]) -> Sweep:
-    """A stored sweep, or `TypeError`, `KeyError`, `ValueError` or `AttributeError` for damage."""
-    sweep: Sweep = _convert(stored, Sweep)
+    """A stored sweep; whatever it raises else is damage."""
+    sweep = from_dict(Sweep, stored, where=DEFINITION)
     everything: list[Job | EmbeddingJob] = [*sweep.embeddings, *sweep.jobs]
     for one in everything:
         # A name that is safe as that of a folder: no way leads out of the sweep.
         if not one.id.strip(".") or "/" in one.id or "\0" in one.id:
             raise ValueError(one.id)
-        _convert(one.config.get("adapt", {}).get("methods", []), tuple[str, ...])  # rows of tables
+        methods = one.config.get("adapt", {}).get("methods", [])  # rows of tables
+        if not (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
+            raise TypeError(methods)
     if not {job.dataset for job in sweep.jobs} <= {data.name for data in sweep.datasets}:
         raise KeyError("dataset")
     return sweep
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """`value`, as JSON holds it, as the type `kind` of a field of a sweep."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is Any or (value is None and type(None) in parts):
-        return value
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        made: Any = kind
-        return made(**{name: _convert(part, hints[name]) for name, part in value.items()})
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(part, parts[0]) for part in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {name: _convert(part, parts[1]) for name, part in value.items()}
-    if origin is UnionType:  # of something and None
-        return _convert(value, parts[0])
-    if type(value) is not kind and (type(value), kind) != (int, float):
-        raise TypeError(f"{value!r} is no {kind}")
-    return value

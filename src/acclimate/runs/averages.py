@@ -117,25 +117,23 @@ class Valley:
     open: bool
 
 
-def find_valley(
-    losses: Sequence[float], *, patience: int, tolerance: int, ratio: float
-) -> Valley | None:
+def find_valley(losses: Sequence[float], config: AverageConfig) -> Valley | None:
     """Algorithm 1 of the SWAD paper, on the losses so far; None as long as no valley has begun.
 
     It begins at the first validation that none of the `patience` − 1 after it goes below; their
     mean times `ratio` is the limit. It ends before the first `tolerance` in a row above the limit.
     """
-    for first in range(len(losses) - patience + 1):
-        beginning = losses[first : first + patience]
+    for first in range(len(losses) - config.patience + 1):
+        beginning = losses[first : first + config.patience]
         if losses[first] == min(beginning):
             break
     else:
         return None
-    limit, last = ratio * fmean(beginning), first
+    limit, last = config.ratio * fmean(beginning), first
     for place, loss in enumerate(losses[first:], start=first):
         if loss <= limit:
             last = place
-        elif place - last == tolerance:
+        elif place - last == config.tolerance:
             return Valley(first, last, open=False)
     return Valley(first, last, open=True)
 
@@ -159,10 +157,7 @@ class Swad(Average):
 
     @property
     def valley(self) -> Valley | None:
-        config = self.config
-        return find_valley(
-            self.losses, patience=config.patience, tolerance=config.tolerance, ratio=config.ratio
-        )
+        return find_valley(self.losses, self.config)
 
     @property
     def window(self) -> tuple[int, int] | None:  # type: ignore[override]

@@ -93,11 +93,7 @@ def _features(
     if not plan.frozen or world.size > 1 or not all(chain.head_only for chain in chains):
         return None
     extraction = Extraction(trained.predictor.backbone, config.model.backbone, trained.size)
-    # Of domains that were trained on, all but what they were trained on.
-    of, seen = plan.manifest.rows, plan.train_domains
-    parts = [of(domain=name, split=split) for name in seen for split in ("val", "test")]
-    parts += [of(domain=name) for name in (*plan.val_domains, *plan.test_domains)]
-    rows = np.sort(np.concatenate(parts))
+    rows = np.setdiff1d(plan.rows, np.concatenate([plan.rows[:0], *plan.train_rows]))
     try:
         return extraction.extract(
             plan.manifest, rows, config.data, quarantine, beside=run, world=world, watch=watch

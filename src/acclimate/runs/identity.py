@@ -43,15 +43,10 @@ def _digest_of(path: str, size: int, changed: int, inode: int) -> str:
 def run_identity(plan: Plan) -> dict[str, Any]:
     """What makes a run the same run; the rest of it is for people."""
     return {
-        "version": __version__,
-        "config": as_dict(plan.config),
-        "data": plan.manifest.digest(),
-        "source": plan.manifest.source,
+        **_identity(plan, as_dict(plan.config), plan.manifest.digest()),
         "classes": list(plan.classes),
-        "train_domains": list(plan.train_domains),
         "val_domains": list(plan.val_domains),
         "test_domains": list(plan.test_domains),
-        **_weights(plan.config),
     }
 
 
@@ -62,13 +57,19 @@ def learned_identity(plan: Plan) -> dict[str, Any]:
             f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
             f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
         )
+    return _identity(plan, _step_a(plan.config), plan.data_digest)
+
+
+def _identity(plan: Plan, settings: dict[str, Any], data: str) -> dict[str, Any]:
+    """The digest of weights is left out where the file is gone: a finished run may outlive it."""
+    path = plan.config.model.weights
     return {
         "version": __version__,
-        "config": _step_a(plan.config),
-        "data": plan.data_digest,
+        "config": settings,
+        "data": data,
         "source": plan.manifest.source,
         "train_domains": list(plan.train_domains),
-        **_weights(plan.config),
+        **({"weights": weights_digest(path)} if not path or Path(path).is_file() else {}),
     }
 
 
@@ -92,12 +93,6 @@ def embedding_identity(
         "held_out": sorted(held_out),
         "weights": weights_digest(config.model.weights),
     }
-
-
-def _weights(config: RunConfig) -> dict[str, str]:
-    """Left out where the file is gone: a finished run may outlive it."""
-    path = config.model.weights
-    return {"weights": weights_digest(path)} if not path or Path(path).is_file() else {}
 
 
 def _step_a(config: RunConfig) -> dict[str, Any]:

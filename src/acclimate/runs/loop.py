@@ -210,9 +210,8 @@ class Loop:
         self._average = None
         if average.kind != "none":
             self._average = make_average(objective, average, phase.steps)
-        position = load_checkpoint(
-            self._checkpoint, objective, self._optimiser, self._average, self.folder.whose
-        )
+        checkpoint, whose = self.folder.checkpoint(phase.name), self.folder.whose
+        position = load_checkpoint(checkpoint, objective, self._optimiser, self._average, whose)
         if 0 < position.step < phase.steps:
             self.say(f"{phase_name(phase.name)}: going on at step {position.step} of {phase.steps}")
         self._module = objective
@@ -259,7 +258,8 @@ class Loop:
         average = self._average
         window = None if average is None else average.window
         if window is None and self.phase.keep == "best" and position.best_step is not None:
-            _load_best(self._best(position.best_step), self.objective, self.folder.whose)
+            best = self.folder.best(self.phase.name, position.best_step)
+            _load_best(best, self.objective, self.folder.whose)
         elif average is not None:
             average.apply()
             self._agree()
@@ -272,13 +272,6 @@ class Loop:
             for score in validated.scores:
                 self.folder.append(replace(score, moment="averaged"))
         return Position(position.step, window[1], validated.top1, window)
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.folder.checkpoint(self.phase.name)
-
-    def _best(self, step: int) -> Path:
-        return self.folder.best(self.phase.name, step)
 
     def _divide(self, count: int) -> None:
         """Let backbones see batches in `count` micro-batches."""
@@ -359,15 +352,16 @@ class Loop:
             self._record(done)
             if self.world.main:
                 save_checkpoint(
-                    self._checkpoint,
+                    self.folder.checkpoint(self.phase.name),
                     self.objective,
                     None if last else self._optimiser,
                     replace(position, micro_batches=self.micro_batches, seconds=self.clock()),
                     self._average,
                     self.folder.whose,
                 )
+                best = self.folder.best(self.phase.name, position.best_step or 0)
                 for path in self.folder.all_best(self.phase.name):
-                    if position.best_step is None or path != self._best(position.best_step):
+                    if path != best:
                         path.unlink()
             self.world.wait()
             self._since = time.perf_counter()  # nor is that of a checkpoint training time
@@ -387,9 +381,8 @@ class Loop:
             if score is not None and score > best and (average is None or average.ready):
                 position = Position(step, step, score)
                 if self.phase.keep == "best" and self.world.main:
-                    save_tensors(
-                        self._best(step), self.objective.state_dict(), of=self.folder.whose
-                    )
+                    file = self.folder.best(self.phase.name, step)
+                    save_tensors(file, self.objective.state_dict(), of=self.folder.whose)
         if average is not None:
             average.validated(step, validated.loss)
         if self.world.main:

@@ -14,19 +14,20 @@ from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
 from acclimate.core.randomness import stream
 from acclimate.core.text import count
-from acclimate.data.batches import label_counts
+from acclimate.data.columns import label_counts
 from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.data.pictures import Seen
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
+from acclimate.learn.models.backbones import SMALL
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
-SMALL = 64  # pixels: at or below, images are trained from scratch and not augmented
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
 # On frozen features a small one: what learns on them fits a few training domains at once.
 RATES = {"scratch": 1e-3, "frozen": 1e-4, "pretrained": 5e-5}
+SAMPLE = 32  # images whose sides tell the size of all
 FEW_TO_TRAIN = 5  # domains, for whole models to be rehearsed unasked
 PASSES, STEPS_A, STEPS_B = 50, (200, 1000), (300, 5000)
 
@@ -140,12 +141,11 @@ def make_plan(
     plan = Plan(config, algorithm, manifest, train, val, test, data_digest=data_digest)
     _check_unseen_domains(plan)
     side = _typical_side(config, manifest, train) if check_files else None
-    config, freezing = _resolve(config, manifest, train, side, device)
-    config, rehearsing = _resolve_rehearsal(config, algorithm, manifest, train, device)
-    _check_training(config, algorithm)
+    plan, freezing = _resolve(plan, side, device)
+    plan, rehearsing = _resolve_rehearsal(plan, device)
+    _check_training(plan.config, algorithm)
     lines = (left_out, _shared_line(plan), freezing, rehearsing)
-    decided = tuple(line for line in lines if line)
-    return replace(plan, config=config, decided=decided)
+    return replace(plan, decided=tuple(line for line in lines if line))
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:
@@ -294,20 +294,18 @@ def _learnable(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> M
     )
 
 
-def _typical_side(
-    config: RunConfig, manifest: Manifest, train: Sequence[str], sample: int = 32
-) -> int | None:
+def _typical_side(config: RunConfig, manifest: Manifest, train: Sequence[str]) -> int | None:
     """The median longer side of a few readable training images; None for rows of features."""
     if manifest.has_features:
         return None
     rows = np.concatenate([manifest.rows(domain=name, split="train") for name in train])
-    rows = stream(0, "typical-side").permutation(rows)[: 4 * sample]
+    rows = stream(0, "typical-side").permutation(rows)[: 4 * SAMPLE]
     sides: list[int] = []
     for row in rows:
         with suppress(ImageError):
             image = decode(manifest.image_source(int(row)), max_pixels=config.data.max_pixels)
             sides.append(max(image.size))
-        if len(sides) == sample:
+        if len(sides) == SAMPLE:
             break
     if not sides:
         raise ManifestError(
@@ -366,15 +364,10 @@ def choose_model(
     return replace(model, freeze=freeze), why
 
 
-def _resolve(
-    config: RunConfig,
-    manifest: Manifest,
-    train: Sequence[str],
-    side: int | None,
-    device: str | None,
-) -> tuple[RunConfig, str]:
-    """The settings with all but rehearsal decided for images of `side` px (None: rows of
+def _resolve(plan: Plan, side: int | None, device: str | None) -> tuple[Plan, str]:
+    """The plan with all settings but rehearsal's decided for images of `side` px (None: rows of
     features), and why the backbone learns or not."""
+    config, domains = plan.config, len(plan.train_domains)
     data, phi, main = config.data, config.embedding, config.train
     model, why = choose_model(config, side, device)
     frozen = model.freeze == "backbone"
@@ -389,11 +382,11 @@ def _resolve(
         augment = "none"  # an image has one vector of features
     mixup = phi.mixup
     if mixup == "auto":
-        mixup = "on" if len(train) < FEW_DOMAINS else "off"
-    rows = sum(len(manifest.rows(domain=name, split="train")) for name in train)
+        mixup = "on" if domains < FEW_DOMAINS else "off"
+    rows = sum(map(len, plan.train_rows))
     # Never 1, which is no setting: a plain run of one domain must load again.
-    slots_a = max(2, min(phi.domains_per_step, len(train)))
-    slots_b = min(main.domains_per_step or MOST_DOMAINS_PER_STEP, len(train))
+    slots_a = max(2, min(phi.domains_per_step, domains))
+    slots_b = min(main.domains_per_step or MOST_DOMAINS_PER_STEP, domains)
     batch = slots_b * main.per_domain
     steps = main.steps or _passes(rows, batch, STEPS_B)
     if main.epochs:
@@ -412,7 +405,7 @@ def _resolve(
     }
     for name, optimiser in (("embedding", phi.optimiser), ("train", main.optimiser)):
         decided[f"{name}.optimiser.lr"] = rate if optimiser.lr is None else optimiser.lr
-    return with_settings(config, decided), why
+    return replace(plan, config=with_settings(config, decided)), why
 
 
 def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
@@ -421,20 +414,15 @@ def _passes(rows: int, batch: int, limits: tuple[int, int]) -> int:
     return min(max(PASSES * rows // batch, least), most)
 
 
-def _resolve_rehearsal(
-    config: RunConfig,
-    algorithm: ChosenAlgorithm,
-    manifest: Manifest,
-    train: Sequence[str],
-    device: str | None,
-) -> tuple[RunConfig, str]:
-    """The settings with the depth of rehearsal decided, and what it means.
+def _resolve_rehearsal(plan: Plan, device: str | None) -> tuple[Plan, str]:
+    """The plan with the depth of rehearsal decided, and what it means.
 
     A backbone that learns has seen the domains that are held out, unless it is trained without
     them. That takes as much time again for each, and tells most where domains are few and differ
     much.
     """
-    adapt, others, least = config.adapt, len(train) - 1, algorithm.build.least_domains
+    adapt, algorithm, domains = plan.config.adapt, plan.algorithm, len(plan.train_domains)
+    others, least = domains - 1, algorithm.build.least_domains
     if adapt.rehearse and algorithm.adaptive:
         raise ConfigError(
             f"{algorithm.name} adapts by its own embedding and is not rehearsed; leave out "
@@ -442,19 +430,19 @@ def _resolve_rehearsal(
         )
     depth = adapt.depth
     if depth == "auto":
-        learns = not manifest.has_features and config.model.freeze != "backbone"
-        fits = adapt.rehearse and learns and others >= max(least, 2) and len(train) <= FEW_TO_TRAIN
+        few = max(least, 2) < domains <= FEW_TO_TRAIN
+        fits = adapt.rehearse and few and not plan.on_features
         fast = device is not None and pick_device(device).type == "cuda"
         depth = "whole" if fits and fast else "heads"
-    config = with_settings(config, {"adapt.depth": depth})
+    plan = replace(plan, config=with_settings(plan.config, {"adapt.depth": depth}))
     if not adapt.rehearse or depth == "heads" or others < 1:
-        return config, ""
+        return plan, ""
     if others < least:
         raise ConfigError(
             f"{algorithm.name} needs {least} training domains, and whole rehearsal would train on "
             f"{others}; use --set adapt.depth=heads"
         )
-    return config, (
-        f"rehearsal retrains the model for each fold of the {len(train)} sites; to refit heads "
+    return plan, (
+        f"rehearsal retrains the model for each fold of the {domains} sites; to refit heads "
         f"only, --set adapt.depth=heads"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import adapt_by_choice, chain_for
+from acclimate.adapt.choice import adapt_by, chain_for
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, embed
 from acclimate.core.distributed import World
@@ -145,15 +145,12 @@ def _rows(plan: Plan, splits: Mapping[str, str]) -> np.ndarray:
 # Adapting.
 
 
-def adapting_images(subject: Subject, domain: str) -> Images:
-    """The readable images that adapt to an unseen domain."""
-    stored, good = subject.source.take(split_domain(subject.plan, domain)[0])
-    return Images(stored if good.all() else stored[torch.from_numpy(good)], subject.world.device)
-
-
 def _candidates(subject: Subject, domain: str, methods: Sequence[str]) -> Iterator[Candidate]:
     """What an unseen domain is scored by: the model as it was trained, a control, and `methods`."""
-    images = adapting_images(subject, domain) if methods else None
+    images = None
+    if methods:
+        stored, good = subject.source.take(split_domain(subject.plan, domain)[0])
+        images = Images(stored[torch.from_numpy(good)], subject.world.device)
     yield _as_trained(subject, domain, images)
     if subject.model.embedding is not None:
         yield _with_wrong_embedding(subject, domain)
@@ -196,18 +193,14 @@ def _with_wrong_embedding(subject: Subject, domain: str) -> Candidate:
     """A control: with the embedding of a random other unseen domain, or of a training domain where
     there is no other."""
     plan, table = subject.plan, subject.model.table
-    others = [name for name in (*plan.val_domains, *plan.test_domains) if name != domain]
-    rng = stream(plan.config.seed, "wrong", domain)
-    if others:
-        state, on = (
-            state_of(subject, others[int(rng.integers(len(others)))]),
-            plan.config.adapt.source,
-        )
-        assert state is not None
-        return _with_state(subject, "wrong-embedding", state, on)
     assert table is not None
-    state = table.states[table.names[int(rng.integers(len(table.names)))]]
-    return _with_state(subject, "wrong-embedding", state, "training")
+    others = [name for name in (*plan.val_domains, *plan.test_domains) if name != domain]
+    names = others or table.names
+    name = names[int(stream(plan.config.seed, "wrong", domain).integers(len(names)))]
+    state = state_of(subject, name) if others else table.states[name]
+    assert state is not None
+    on = plan.config.adapt.source if others else "training"
+    return _with_state(subject, "wrong-embedding", state, on)
 
 
 def _with_true_prior(subject: Subject, domain: str) -> Candidate:
@@ -237,7 +230,7 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
                 "nothing was rehearsed, so there is no 'auto' to score; train with "
                 "--set adapt.rehearse=true, or name a method"
             )
-        predictor, choice = adapt_by_choice(trained, images, config, adapt)
+        predictor, choice = adapt_by(method, trained, images, config, adapt)
         used = choice.method
     else:
         rehearsal = None if trained is None else trained.rehearsal
@@ -305,9 +298,9 @@ def remember_shared(subject: Subject, passes: Sequence[np.ndarray]) -> FeatureMe
     """A memory of images, where several of the `passes` (rows each) show the same ones and it fits:
     an image of a long-tailed set then passes the network once."""
     backbone, image = subject.model.predictor.backbone, subject.source.image
-    shown = [np.unique(image[rows]) for rows in passes]
-    images = np.unique(np.concatenate(shown)) if shown else np.zeros(0, dtype=np.int64)
-    shared = sum(map(len, shown)) > len(images)
+    parts = [np.unique(image[rows]) for rows in passes]
+    images = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+    shared = sum(map(len, parts)) > len(images)
     if not shared or len(images) * backbone.features * 4 > MOST_REMEMBERED:
         return None
     try:
@@ -360,10 +353,10 @@ def predict_rows(
     by_image = np.argsort(image, kind="stable")
     start = np.searchsorted(image[by_image], np.arange(len(first) + 1))
     for images, batch in _passes(subject, rows[first], memory) if predictors else ():
-        shown = np.concatenate([by_image[start[one] : start[one + 1]] for one in images])
+        order = np.concatenate([by_image[start[one] : start[one + 1]] for one in images])
         which = np.repeat(np.arange(len(images)), start[images + 1] - start[images])
-        for part in in_parts(np.arange(len(shown))):
-            places, own = shown[part], None
+        for part in in_parts(np.arange(len(order))):
+            places, own = order[part], None
             labels = sent(torch.from_numpy(source.labels[rows[places]]), device)
             seen = sent(torch.from_numpy(which[part]), device)
             if mu is not None and group is not None:

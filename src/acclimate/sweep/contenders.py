@@ -6,7 +6,7 @@ Random settings go by name: draw `h` of trial `t` depends on the algorithm, the 
 them. A further setting does not shift the others, and `da-coral` gets what `coral` gets.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -72,39 +72,28 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
         _check_hparams(name, settings, config.algorithms)
     searches = parse_search(config.search, config.algorithms)
     chains = _chains(config)
-    competing = [
-        _contender(config, algorithm, label, changes, searches, chains)
-        for label, changes in (variants or {"": {}}).items()
-        for algorithm in config.algorithms
-    ]
+    named = preset(config.preset) if config.preset else {}
+    competing = []
+    for label, changes in (variants or {"": {}}).items():
+        for algorithm in config.algorithms:
+            settings = layered(
+                _applicable(config.settings, algorithm),
+                config.per_algorithm.get(algorithm, {}),
+                _applicable(changes, algorithm),
+            )
+            searched = ranges(
+                algorithm, preset=config.preset, fixed=flat(settings), searches=searches
+            )
+            methods = _methods_setting(chains, algorithm)
+            settings = layered(_applicable(named, algorithm), settings, methods)
+            draws = config.draws if searched else 1
+            competing.append(Contender(algorithm, label, settings, searched, draws))
     if config.draws > 1 and all(one.draws == 1 for one in competing):
         raise ConfigError(
             f"draws = {config.draws}, but every setting that could be drawn is fixed; name ranges "
             f"under search, or use draws = 1"
         )
     return competing
-
-
-def _contender(
-    config: SweepConfig,
-    algorithm: str,
-    label: str,
-    changes: Mapping[str, Any],
-    searches: Mapping[str, Search],
-    chains: Sequence[Chain],
-) -> Contender:
-    """The algorithm under the variant `label`, which makes these changes to the settings."""
-    settings = layered(
-        _applicable(config.settings, algorithm),
-        config.per_algorithm.get(algorithm, {}),
-        _applicable(changes, algorithm),
-    )
-    fixed = flat(settings)
-    searched = ranges(algorithm, preset=config.preset, fixed=fixed, searches=searches)
-    base = _applicable(preset(config.preset) if config.preset else {}, algorithm)
-    methods = _methods_setting(chains, algorithm)
-    draws = config.draws if searched else 1
-    return Contender(algorithm, label, layered(base, settings, methods), searched, draws)
 
 
 def _chains(config: SweepConfig) -> list[Chain]:

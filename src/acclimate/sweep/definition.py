@@ -183,23 +183,22 @@ def held_out(config: SweepConfig, manifest: Manifest, rule: str) -> list[tuple[G
     """
     groups = scored_groups(config, manifest)
     pool = open_domains(config, manifest)
-    further: list[tuple[Group, ...]] = []
+    further: Sequence[tuple[Group, ...]] = ()
     if rule in CROSS_VALIDATED:
         pairs = list(combinations(groups, 2))
         shared_out = sorted(name for group in groups for name in group) == sorted(pool)
         by_folds = rule == "k-fold" and len(pairs) > len(groups) * config.folds
-        if shared_out and not by_folds:
-            further = [*pairs]
-        else:
-            further = _beside(config, manifest, groups, pool, rule)
-    for held in (*((group,) for group in groups), *further):
+        alone = shared_out and not by_folds
+        further = pairs if alone else _beside(config, manifest, groups, pool, rule)
+    every = [*((group,) for group in groups), *further]
+    for held in every:
         if set(pool) <= {name for group in held for name in group}:
             names = ", ".join(name for group in held for name in group)
             raise ConfigError(
                 f"{manifest.source} has no training domain left once {names} are held out; "
                 f"hold out fewer, or add domains"
             )
-    return [*((group,) for group in groups), *further]
+    return every
 
 
 def open_domains(config: SweepConfig, manifest: Manifest) -> tuple[str, ...]:

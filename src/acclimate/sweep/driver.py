@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -231,23 +231,21 @@ def _clear_done(here: SweepFolder, sweep: Sweep, queue: Queue) -> None:
         clear_temporary(place.path)
 
 
+@dataclass
 class _Session:
     """One launcher, from the first task to the last."""
 
-    def __init__(
-        self,
-        folder: SweepFolder,
-        sweep: Sweep,
-        data: Mapping[str, Path],
-        queue: Queue,
-        launcher: Launcher,
-        listener: Listener,
-    ) -> None:
-        self.folder, self.sweep, self.data = folder, sweep, data
-        self.queue, self.launcher, self.listener = queue, launcher, listener
-        self.jobs: dict[str, Job | EmbeddingJob] = {job.id: job for job in sweep.jobs}
-        self.jobs |= {phi.id: phi for phi in sweep.embeddings}
-        self.deaths: Counter[str] = Counter()
+    folder: SweepFolder
+    sweep: Sweep
+    data: Mapping[str, Path]
+    queue: Queue
+    launcher: Launcher
+    listener: Listener
+    deaths: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        jobs: list[Job | EmbeddingJob] = [*self.sweep.jobs, *self.sweep.embeddings]
+        self.jobs = {job.id: job for job in jobs}
 
     def run(self) -> None:
         while self.queue.unfinished():
@@ -262,9 +260,8 @@ class _Session:
             if id is None:
                 return
             task = self._task(id)
-            state = (
-                self.folder.embedding_state if task.kind == "embedding" else self.folder.job_state
-            )
+            shared = task.kind == "embedding"
+            state = self.folder.embedding_state if shared else self.folder.job_state
             if state(id) == "done":  # by the process that kept it busy
                 self._settle(id, "done")
                 continue

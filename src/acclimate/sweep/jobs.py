@@ -54,7 +54,13 @@ def define(
     datasets = _datasets(config, manifests)
     later = {name for names in drawn.values() for name in names} - set(drawn)
     held = {name: held_out(config, large[name], rule) for name in datasets if name not in later}
-    _refuse_other_groups(config, large, drawn, held, rule)
+    for name, draws in drawn.items():
+        for one in draws:  # trials are averaged domain by domain
+            if held_out(config, large[one], rule) != held[name]:
+                raise ConfigError(
+                    f"the draws '{name}' and '{one}' hold out different domains; give the unseen "
+                    f"domains of each draw the same names"
+                )
     cells = [
         _Cell(tuple(datasets[one] for one in drawn.get(name, (name,))), groups, contender)
         for name, all_groups in held.items()
@@ -174,23 +180,6 @@ def _datasets(config: SweepConfig, manifests: Mapping[str, Manifest]) -> dict[st
     return datasets
 
 
-def _refuse_other_groups(
-    config: SweepConfig,
-    manifests: Mapping[str, Manifest],
-    drawn: Mapping[str, Sequence[str]],
-    held: Mapping[str, list[tuple[Group, ...]]],
-    rule: str,
-) -> None:
-    """Trials are averaged domain by domain, so that each draw needs the same unseen domains."""
-    for name, draws in drawn.items():
-        for one in draws:
-            if held_out(config, manifests[one], rule) != held[name]:
-                raise ConfigError(
-                    f"the draws '{name}' and '{one}' hold out different domains; give the unseen "
-                    f"domains of each draw the same names"
-                )
-
-
 def _with_embeddings(
     config: SweepConfig,
     jobs: list[Job],
@@ -247,7 +236,7 @@ def _check_runs(jobs: Sequence[Job], manifests: Mapping[str, Manifest]) -> None:
         # domains the rows alone decide.
         plan = _plan(job, manifest, check_files=images not in seen)
         if network not in seen:
-            _check_backbone(plan, manifest)
+            _check_backbone(plan)
         seen |= {network, images, rows}
 
 
@@ -265,14 +254,14 @@ def _plan(job: Job, manifest: Manifest, *, check_files: bool) -> Plan:
         ) from None
 
 
-def _check_backbone(plan: Plan, manifest: Manifest) -> None:
+def _check_backbone(plan: Plan) -> None:
     """That it can be built, and adapted by the methods that are to score it."""
     model = plan.config.model
     backbone = build_backbone(
         model.backbone,
         pretrained=model.pretrained,
         weights=model.weights or None,
-        in_features=manifest.features().shape[1] if manifest.has_features else None,
+        in_features=plan.in_features,
     )
     for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
         chain.require(backbone, frozen=plan.frozen)

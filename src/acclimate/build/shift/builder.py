@@ -18,7 +18,7 @@ import pyarrow as pa
 from acclimate.build.base import OUT, Builder, Built, argument, in_short, required
 from acclimate.build.pools import choose_classes, open_pool, split_into_pools
 from acclimate.build.shift.draws import Domain, ShiftSettings, draw_domains
-from acclimate.build.shift.images import Pair, choose_pairs, repainted
+from acclimate.build.shift.images import Pair, class_means, nearest_pairs, repainted
 from acclimate.core.errors import ManifestError
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count, listed
@@ -78,7 +78,9 @@ def _plan_family(base: Manifest, settings: ShiftSettings, workers: Executor) -> 
     shares, seed = (settings.val_share, settings.test_share), settings.seed
     rows = split_into_pools(base, shares, seed)
     classes, pools, too_small = choose_classes(base, rows, count=settings.classes, seed=seed)
-    pairs = choose_pairs(base, pools["train"], classes, settings, workers)
+    pairs: list[Pair] = []
+    if number := settings.pair_count(len(classes)):
+        pairs = nearest_pairs(class_means(base, pools["train"], seed, workers), number)
     family = Family(base, settings, classes, pairs, draw_domains(pools, settings), too_small)
     _require_every_class(family)
     return family

@@ -6,7 +6,7 @@ nothing, since that of images of one domain differs three times as much as that 
 domain; of a hundred images the average says all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor
 
 import numpy as np
@@ -65,19 +65,6 @@ _SAMPLE = 32  # images of a class
 Pair = tuple[int, int]  # classes, by their places in the list
 
 
-def choose_pairs(
-    base: Manifest,
-    pool: Pool,
-    classes: Sequence[str],
-    settings: ShiftSettings,
-    workers: Executor,
-) -> list[Pair]:
-    count = settings.pair_count(len(classes))
-    if not count:
-        return []
-    return nearest_pairs(_class_means(base, pool, settings.seed, workers), count)
-
-
 def nearest_pairs(means: np.ndarray, count: int) -> list[Pair]:
     """The nearest two of the classes, the nearest two of the others, and so on. means: [C, d]"""
     squares = (means**2).sum(1)
@@ -95,7 +82,7 @@ def nearest_pairs(means: np.ndarray, count: int) -> list[Pair]:
     return sorted(pairs)
 
 
-def _class_means(base: Manifest, pool: Pool, seed: int, workers: Executor) -> np.ndarray:
+def class_means(base: Manifest, pool: Pool, seed: int, workers: Executor) -> np.ndarray:
     """[C, d]: the average thumbnail of some training images of each class."""
     rng = stream(seed, "look-alikes")
     drawn = pool.draw(np.minimum(pool.sizes, _SAMPLE), rng)

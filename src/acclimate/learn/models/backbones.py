@@ -42,7 +42,8 @@ from acclimate.learn.models.weights import (
 if TYPE_CHECKING:
     from acclimate.learn.graph import Engine
 
-SMALL = 64  # pixels: at or below, the activations of an image take little memory
+# Pixels: at or below, images are trained on from scratch, and their activations take little memory.
+SMALL = 64
 BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take more memory
 TORCH = "torch"  # the engine that computes all features but those of accelerated backbones
 
@@ -248,7 +249,7 @@ def default_backbone(side: int | None) -> str:
     """The backbone for images of `side` pixels, or for feature vectors (None)."""
     if side is None:
         return "mlp"
-    return "small-cnn" if side <= 64 else "efficientnet-lite0"
+    return "small-cnn" if side <= SMALL else "efficientnet-lite0"
 
 
 def list_backbones() -> list[dict[str, str]]:
