@@ -7,6 +7,7 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
 from acclimate.core.progress import Watch, unwatched
