@@ -125,7 +125,7 @@ def test_validation_rows_are_not_trained_on_elsewhere(
     for name in plan.train_domains:
         trained = np.concatenate([manifest.rows(domain=d, split="train") for d in manifest.domains])
         for row in plan.scorable(name, "val"):
-            assert not manifest.same_picture(np.array([row]), trained).any()
+            assert not manifest.same_image(np.array([row]), trained).any()
     drawn = replace(manifest, table=manifest.table.drop_columns(["split"]))
     splits = Manifest.from_rows(drawn.table, tree, "drawn", val_share=0.25, seed=0)
     whole = make_plan(tiny("erm"), splits)

@@ -292,10 +292,9 @@ class Manifest:
         """The first of `rows`, which ascend, for each of their images, ascending."""
         return first_rows(rows, self.image_ids)
 
-    def same_picture(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
-        """bool: which of `rows` show a picture that a row of `as_in` shows."""
-        pictures = self.picture_ids
-        return np.isin(pictures[rows], pictures[as_in])
+    def same_image(self, rows: np.ndarray, as_in: np.ndarray) -> np.ndarray:
+        """bool: which of `rows` show an image that a row of `as_in` shows."""
+        return np.isin(self.image_ids[rows], self.image_ids[as_in])
 
     def roles(self) -> dict[str, str]:
         """The role of each domain that has one."""

@@ -108,14 +108,14 @@ def split_domain(plan: Plan, domain: str) -> tuple[np.ndarray, np.ndarray]:
     split, every = _scored_split(plan, domain), plan.scorable(domain)
     rows = every if split == "all" else plan.scorable(domain, split)
     held_out = adapt.source == "held-out"
-    others = every[~manifest.same_picture(every, rows)]
+    others = every[~manifest.same_image(every, rows)]
     apart = held_out and len(others) > 0
     images = manifest.one_row_each(others if apart else rows)  # one of several labels has more rows
     # Small domains give at most half of the images that could be scored away.
     points = min(adapt.points, len(images) // 2 if held_out and not apart else len(images))
     chosen = sample_rows(images, points, plan.config.seed, domain)
     # Plain models leave the same images out, so that both are scored on the same ones.
-    return chosen, rows[~manifest.same_picture(rows, chosen)] if held_out else rows
+    return chosen, rows[~manifest.same_image(rows, chosen)] if held_out else rows
 
 
 def _scored_split(plan: Plan, domain: str) -> str:
