@@ -168,7 +168,11 @@ def readme() -> str:
 def results_table() -> list[str]:
     """The main columns of the benchmark's table in docs/results.md."""
     text = section((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "digits")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| ") and "---" not in line
+    ]
     columns = [rows[0].index(name) for name in SHOWN]
     kept = ["| " + " | ".join(row[i] for i in columns) + " |" for row in rows]
     return [kept[0], "|---|---:|---:|---:|", *kept[1:]]

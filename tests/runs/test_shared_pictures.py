@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.config import RunConfig
 from acclimate.core.errors import ManifestError
 from acclimate.data.manifest import Manifest
@@ -17,6 +18,7 @@ from acclimate.records.records import Score, shared_notes
 from acclimate.rehearse.training import train
 from acclimate.runs.evaluate import evaluate_run
 from acclimate.runs.plan import make_plan
+from acclimate.runs.scoring import split_domain
 from fixtures.command_line import command
 from fixtures.errors import refused
 
@@ -159,6 +161,19 @@ def test_a_group_that_was_trained_on_is_not_scored(tree: Path, tiny: Tiny) -> No
     assert {names[row] for row in ignored} == {
         f"north/{label}/{number}.jpg" for label in ("red", "blue") for number in ("00", "01")
     }
+
+
+def test_a_base_image_that_adapts_may_be_scored_as_another_image(tiny: Tiny) -> None:
+    """Without labels nothing is learned of it. Set apart by base image, frequent classes, which
+    repeat theirs most often, would be missing from the scored half."""
+    data = build_digits(DigitsSettings(train_domains=3, test_domains=1, test_images=300))
+    unseen = data.domains[0]
+    plan = make_plan(tiny("erm", test_domains=[unseen], **{"adapt.points": 100}), data)
+    adapting, scored = split_domain(plan, unseen)
+    assert len(adapting) == 100 and len(scored) == 200
+    assert not set(adapting.tolist()) & set(scored.tolist())
+    bases = data.table["base_image"].to_numpy()
+    assert set(bases[adapting]) & set(bases[scored])
 
 
 @pytest.mark.slow
