@@ -166,7 +166,9 @@ def test_a_group_that_was_trained_on_is_not_scored(tree: Path, tiny: Tiny) -> No
 def test_a_base_image_that_adapts_may_be_scored_as_another_image(tiny: Tiny) -> None:
     """Without labels nothing is learned of it. Set apart by base image, frequent classes, which
     repeat theirs most often, would be missing from the scored half."""
-    data = build_digits(DigitsSettings(train_domains=3, test_domains=1, test_images=300))
+    data = build_digits(
+        DigitsSettings(train_domains=4, test_domains=1, test_images=300, concentration=1)
+    )
     unseen = data.domains[0]
     plan = make_plan(tiny("erm", test_domains=[unseen], **{"adapt.points": 100}), data)
     adapting, scored = split_domain(plan, unseen)

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from acclimate.config import flat
@@ -145,7 +144,7 @@ def promises_grid(rehearsal: Rehearsal) -> Grid:
             number(promise.n),
             Cell(promise.frequencies),
             share(promise.accuracy),
-            replace(_promise(promise), best=(promise.n, promise.chain) in chosen),
+            _promise(promise),
         )
         for promise in rehearsal.promises
     )
