@@ -414,7 +414,7 @@ def _train_until_killed(data: Manifest, run: Path, **changes: Any) -> None:
     from fixtures.interruption import Killed, count_writes
 
     with MonkeyPatch.context() as patch:
-        count_writes(patch, die_at=14)
+        count_writes(patch, die_at=20)
         try:
             train(settings(**changes), data, run, device="cpu")
         except Killed:

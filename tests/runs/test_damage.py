@@ -125,7 +125,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_noticed(
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        writes = count_writes(patch, die_at=14)
+        writes = count_writes(patch, die_at=20)
         train(tiny(), features, run)
     assert any("checkpoint-main" in path.name for path in writes)
     (checkpoint,) = run.glob("checkpoint-main*")

@@ -8,13 +8,13 @@ import pytest
 
 from acclimate.core.errors import AcclimateError, RecordError, RunError
 from acclimate.core.files import read_bytes, write_document
-from acclimate.data.manifest import Manifest
 from acclimate.records.folder import RunFolder, write_checksums
 from acclimate.rehearse.training import train
 from acclimate.results.runs import find_runs
 from fixtures.errors import refused
 from fixtures.run_folders import make_run, score
-from fuzz.families import _rows, _train_until_killed, settings
+from fixtures.sites import five_sites
+from fuzz.families import _train_until_killed, settings
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_settings_file_that_is_a_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["checkpoint-*", "embedding.safetensors", "consistency.json"])
 def test_a_run_goes_on_from_its_own_files_alone(tmp_path: Path, name: str) -> None:
     """Two runs that were killed, and what one keeps to go on is put where the other's was."""
-    data = Manifest.from_arrays(*_rows())
+    data = five_sites()
     for place in ("a", "b"):
         _train_until_killed(data, tmp_path / place, seed=int(place == "b"))
     swapped = 0
