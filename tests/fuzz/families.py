@@ -454,8 +454,8 @@ def _resealed(data: bytes, rng: Random) -> bytes:
             tensors[name] = value[:1] if length < 0 else torch.cat([value, value[:1]])
     else:
         texts = mutated_values(metadata, rng)
-        pairs = texts.items() if isinstance(texts, dict) else enumerate(texts)
-        metadata = {str(key): str(value) for key, value in pairs}
+        whole = texts if isinstance(texts, dict) else {"": texts}
+        metadata = {str(key): str(value) for key, value in whole.items()}
     with tempfile.TemporaryDirectory() as folder:
         save_tensors(Path(folder) / "a", tensors, metadata)
         return (Path(folder) / "a").read_bytes()
