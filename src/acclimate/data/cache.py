@@ -176,11 +176,9 @@ def open_pack(
     if root is None or not (keep or config.pack_gib):
         return None
     images = list(manifest.image_sources(rows))
-    identities = content_digests(images)
-    names = [  # a file keeps its name when it is changed
-        hashlib.sha256(os.fsencode(image)).digest() if isinstance(image, str) else identity
-        for image, identity in zip(images, identities, strict=True)
-    ]
+    # A file keeps its name when it is changed.
+    encoded = (os.fsencode(image) if isinstance(image, str) else image for image in images)
+    names = [hashlib.sha256(one).digest() for one in encoded]
     order = sorted(range(len(names)), key=names.__getitem__)
     slot = np.empty(len(names), dtype=np.int64)
     slot[order] = np.arange(len(names))
@@ -202,7 +200,8 @@ def open_pack(
         if keep:  # whoever asks for it is to know
             raise write_error(folder, error) from None
         return None
-    return Pack(folder, identities, slot, file, 3 * size**2)
+    # Only now: without a pack, nobody has to know what is in the files.
+    return Pack(folder, content_digests(images), slot, file, 3 * size**2)
 
 
 def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
