@@ -32,12 +32,14 @@ from speeds.inputs import decoding, samplers
 from speeds.scoring import features, long_tail, scoring
 from speeds.steps import memory, penalties, waits
 from speeds.training import compiled, training
+from speeds.whole import whole_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "decoding": decoding,
     "training": training,
     "compiled": compiled,
+    "whole runs": whole_runs,
     "scoring": scoring,
     "long tail": long_tail,
     "features": features,
@@ -49,7 +51,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Row]]] = {
     "engines": engines,
     "start-up": start_up,
 }
-WHOLE = {"training", "compiled"}  # which take all images that there are
+WHOLE = {"training", "compiled", "whole runs"}  # which take all images that there are
 
 
 def shown(value: Any) -> str:

@@ -37,9 +37,9 @@ def rates_beside(
     }
 
 
-def training(bench: Bench) -> list[Row]:
+def incumbent_run(bench: Bench, *, steps: int, validate_every: int) -> dict[str, float]:
+    """DomainBed's way on the images, network and batches of `bench`."""
     scale, manifest = bench.scale, bench.manifest
-    rows: list[Row] = []
 
     def files(domain: str, split: str | None, *, augmented: bool) -> incumbent.Files:
         chosen = manifest.rows(domain=domain, split=split)
@@ -48,7 +48,7 @@ def training(bench: Bench) -> list[Row]:
         return incumbent.Files(paths, manifest.label_index[chosen].tolist(), transform)
 
     seen = [domain for domain in manifest.domains if domain != bench.test]
-    theirs = incumbent.measure(
+    return incumbent.measure(
         [files(domain, "train", augmented=True) for domain in seen],
         [files(domain, "val", augmented=False) for domain in seen],
         files(bench.test, None, augmented=False),
@@ -56,11 +56,17 @@ def training(bench: Bench) -> list[Row]:
         classes=len(manifest.classes),
         device=bench.device,
         per_domain=scale.per_domain,
-        steps=scale.steps,
+        steps=steps,
         warm=scale.warm,
-        validate_every=scale.validate_every,
+        validate_every=validate_every,
         workers=scale.workers,
     )
+
+
+def training(bench: Bench) -> list[Row]:
+    scale, manifest = bench.scale, bench.manifest
+    rows: list[Row] = []
+    theirs = incumbent_run(bench, steps=scale.steps, validate_every=scale.validate_every)
     say("incumbent", theirs)
     bench.incumbent.update(theirs)
     # As the library comes: everything decoded once, and on the GPU where it fits. The time of

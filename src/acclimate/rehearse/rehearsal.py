@@ -147,12 +147,14 @@ def rehearse(
         if all(start in domain.logits for domain in held_out)
     }
     trials: list[Trial] = []
+    calibration: list[dict[str, float]] = []  # of each held-out domain, by start
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
         others = {
             start: _temperature(own.sum(0) - own[place] if len(held_out) > 1 else own.sum(0))
             for start, own in losses.items()
         }
+        calibration.append(others)
         watch("trials", place, len(held_out), domain.name)
         file = store and store / f"trials-{place + 1}.json"
         trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
@@ -277,7 +279,7 @@ class HeldOutDomain:
         for kind in kinds:
             for draw in range(1 if many else 3):
                 rng = stream(seed, "rehearsal", self.name, kind, draw)
-                seen, scored = self._split(rng, anew=kind == "drawn anew")
+                seen, scored = self.split(rng, anew=kind == "drawn anew")
                 for n in self.sizes:
                     trials = list(self._adapt(seen[:n], scored, kind, temperatures))
                     if kind == "as they are" and draw == 0 and confusion is not None:
@@ -292,7 +294,9 @@ class HeldOutDomain:
         posteriors = (self.logits["none"].double().cpu() / temperature).softmax(1)
         return explained_by_em(posteriors[seen], prior, confusion)
 
-    def _split(self, rng: np.random.Generator, *, anew: bool) -> tuple[np.ndarray, np.ndarray]:
+    def split(
+        self, rng: np.random.Generator, *, anew: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Images to adapt on, in random order and one row each, and the rows of all others."""
         units, first = np.unique(self.units, return_index=True)
         order = rng.permutation(len(units))
@@ -332,18 +336,31 @@ class HeldOutDomain:
             )
 
         for start, temperature in temperatures.items():
-            predictor, output = self._start(start, seen)
-            yield trial(start, output.logits, temperature)
-            # Methods look at the hidden layer and change nothing below it.
-            model = self.fold.models[start]
-            last = model._replace(predictor=on_hidden(predictor), embedding=None, table=None)
-            hidden = Images(output.hidden[seen], self.x.device)
+            model, hidden = self._on_hidden(start, seen)
+            yield trial(start, model.predictor(hidden).logits, temperature)
+            images = Images(hidden[seen], hidden.device)
             for chain, settings, left in _candidates(
                 temperature, many_domains=model.ratios is not None
             ):
-                logits = adapt_model(last, hidden, chain)[0](output.hidden).logits
+                logits = adapt_model(model, images, chain)[0](hidden).logits
                 name = chain.name if start == "none" else f"{start}+{chain.name}"
                 yield trial(name, logits, left, settings)
+
+    @torch.no_grad()
+    def adapted(self, chain: Chain, seen: np.ndarray) -> tuple[Predictor, Tensor]:
+        """What `chain` makes of the images `seen`: a classifier of the hidden layer, and that layer
+        of all rows [rows, h]."""
+        model, hidden = self._on_hidden("embedding" if chain.embedding else "none", seen)
+        methods = replace(chain, embedding=False)
+        return adapt_model(model, Images(hidden[seen], hidden.device), methods)[0], hidden
+
+    def _on_hidden(self, start: str, seen: np.ndarray) -> tuple[Model, Tensor]:
+        """The model that chains from `start` begin with, on the hidden layer [rows, h]: methods
+        look at that layer, and change nothing below it."""
+        predictor, output = self._start(start, seen)
+        model = self.fold.models[start]
+        last = model._replace(predictor=on_hidden(predictor), embedding=None, table=None)
+        return last, output.hidden
 
 
 def _candidates(temperature: float, *, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
