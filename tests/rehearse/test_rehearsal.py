@@ -108,7 +108,7 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
     """Every image has two labels: what was adapted on is not scored under the other one."""
     given = make_data(4)
     doubled = replace(given, units=given.units // 2)
-    split = module.HeldOutDomain._split
+    split = module.HeldOutDomain.split
     seen_twice = []
 
     def watched(domain: Any, rng: Any, *, anew: bool) -> Any:
@@ -116,7 +116,7 @@ def test_rows_of_one_image_are_on_one_side(monkeypatch: pytest.MonkeyPatch) -> N
         seen_twice.append(np.isin(domain.units[scored], domain.units[seen]).any())
         return seen, scored
 
-    monkeypatch.setattr(module.HeldOutDomain, "_split", watched)
+    monkeypatch.setattr(module.HeldOutDomain, "split", watched)
     found = rehearse(doubled, SMALL, seed=0)
     assert found is not None
     assert max(found.chosen) == 20  # 40 images, of which 20 can adapt
