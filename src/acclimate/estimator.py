@@ -93,15 +93,22 @@ class AdaptiveClassifier(DomainClassifier):
         return loaded._knowing(trained, trained.classes if labels is None else labels)
 
     def adapt(
-        self, images: Any, *, method: str | None = None, settings: dict[str, Any] | None = None
+        self,
+        images: Any,
+        *,
+        labels: Sequence[Any] | None = None,
+        method: str | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
+        `labels`: what is known of their classes, one entry for each image, None where nothing is.
         `method`: "auto" as rehearsed, or a row of `acclimate list methods`, or several, as in
         "embedding+prior"; left out, the constructor's.
         `settings`: of the methods, as in {"tent.steps": 3}.
         """
-        site = adapt(self.trained, images, method=method or self.method, settings=settings)
+        used = method or self.method
+        site = adapt(self.trained, images, method=used, labels=labels, settings=settings)
         return replace(site, labels=self._labels)
 
     def for_domain(self, state: DomainState | str | Path | None) -> Adapted:

@@ -29,20 +29,28 @@ OTHER = {
         "strength": 50.0,
         "expect": "learned",
     },
+    "shift": {"amount": 1.0},
+    "labels": {"strength": 0.1},
     "bn": {"weight": 0.5},
     "t3a": {"keep": 1},
     "tent": {"steps": 3, "lr": 0.1, "batch": 7},
 }
 
 
-MODEL = Model(batch_normed(), label_prior=[1 / 3] * 3, ratios=UNIFORM.ratios.tolist())
+MODEL = Model(
+    batch_normed(),
+    label_prior=[1 / 3] * 3,
+    ratios=UNIFORM.ratios.tolist(),
+    centre=torch.zeros(batch_normed().last.in_features, dtype=torch.float64),
+)
 
 
 def adapted(
     name: str, images: Images, predictor: Predictor | None = None, **settings: Any
 ) -> tuple[Predictor, DomainState]:
     chain = find_chain(name, AdaptConfig(components={name: settings}))
-    return adapt_model(MODEL._replace(predictor=predictor or batch_normed()), images, chain)
+    model = MODEL._replace(predictor=predictor or batch_normed())
+    return adapt_model(model, images, chain, labels=torch.arange(len(images)) % 3)
 
 
 @pytest.mark.parametrize("name", NAMES)

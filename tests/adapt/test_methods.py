@@ -435,8 +435,10 @@ def test_gradient_free_methods_record_no_gradient(monkeypatch: pytest.MonkeyPatc
             return o(self, *a)
 
         monkeypatch.setattr(row.method, "observe", watched)
-        adapt_model(MODEL, pixels(8), find_chain(name))
-    assert seen == {"prior": False, "bn": False, "t3a": False, "tent": True}
+        centre = torch.zeros(MODEL.predictor.last.in_features)
+        labels = torch.zeros(8, dtype=torch.int64)
+        adapt_model(MODEL._replace(centre=centre), pixels(8), find_chain(name), labels=labels)
+    assert seen == {name: name == "tent" for name, row in METHODS.items() if row.method}
 
 
 def test_copies_share_what_does_not_change() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.methods import Chain, chain_of, find_chain
+from acclimate.adapt.methods.labels import labelled, with_labels
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig, merged, nested
@@ -67,14 +68,26 @@ def chain_for(
     images: int,
     config: AdaptConfig,
     settings: Mapping[str, Any] | None = None,
+    labels: int = 0,
 ) -> Chain:
-    """The chain `method` for so many images: THE way to its settings, named or chosen. `settings`
-    go before those in `config`, and these before what rehearsal found for the method."""
+    """The chain `method` for so many images and labels: THE way to its settings, named or chosen.
+    `settings` go before those in `config`, and these before what rehearsal found for the method."""
     own = merged(config.components, nested(settings or {}))
     rehearsed = {} if rehearsal is None else nested(rehearsal.settings_for(method, images))
+    if rehearsal is not None and (strength := rehearsal.label_strength(labels)) is not None:
+        rehearsed["labels"] = {"strength": strength}
     if "strength" in own.get("prior", {}):
         rehearsed.get("prior", {}).pop("expect", None)  # which would have no use for a strength
     return find_chain(method, replace(config, components=merged(rehearsed, own)))
+
+
+def _about_labels(rehearsal: Rehearsal | None, labels: int) -> Iterator[str]:
+    """What rehearsal says of so many labels, in a sentence."""
+    promise = None if rehearsal is None else rehearsal.with_labels(labels)
+    if promise is not None:
+        yield f"{count(promise.n, 'label')} in rehearsal: {difference(promise)} more"
+    elif labels:
+        yield f"what {count(labels, 'label')} gain was not rehearsed"
 
 
 def _about_named(rehearsal: Rehearsal | None, chain: str, images: int) -> Iterator[str]:
@@ -118,7 +131,8 @@ def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodCho
     if rehearsal is None:
         return MethodChoice(begun)
     due, why = rehearsal.chain_for(images), f"with {count(images, 'image')} rehearsal would choose"
-    notes = () if due == begun else (f"{why} {due}; adapt anew on all of them",)
+    same = begun in (due, with_labels(due))
+    notes = () if same else (f"{why} {due}; adapt anew on all of them",)
     return MethodChoice(begun, notes)
 
 
@@ -154,9 +168,10 @@ def adapt_by(
     *,
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
+    labels: int = 0,
 ) -> tuple[Result, MethodChoice]:
     """Adapt by `method`; for "auto" as rehearsal chose, and by less for as long as the images speak
-    against a part of it.
+    against a part of it. Where some images have `labels`, these are used, too.
 
     `adapt` turns a chain into a result and the domain's state. `settings` go before those that
     rehearsal chose. A method that was named, and that of a state that is gone on with (`into`),
@@ -168,8 +183,12 @@ def adapt_by(
         choice = MethodChoice(method, tuple(_about_named(trained.rehearsal, method, known)))
     else:
         choice = choose_method(trained, len(images), into)
+    labels += 0 if into is None else labelled(into)
+    if labels:
+        said = (*choice.why, *_about_labels(trained.rehearsal, labels))
+        choice = MethodChoice(with_labels(choice.method), said)
     while True:
-        chain = chain_for(trained.rehearsal, choice.method, known, config, settings)
+        chain = chain_for(trained.rehearsal, choice.method, known, config, settings, labels)
         result, state = adapt(chain)
         objection = object_to(trained, chain, state, images)
         if objection is None:

@@ -13,10 +13,11 @@ from torch import Tensor
 from acclimate.adapt.choice import adapt_by, outlook
 from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
+from acclimate.adapt.methods.labels import with_labels
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import ConfigError, ImageError, StateMismatch
+from acclimate.core.errors import ConfigError, ImageError, StateMismatch, unknown
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
 from acclimate.core.text import count, csv_text, percent
@@ -222,12 +223,23 @@ class Adapted:
     ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
         """Batches of the readable of `images`: their places, and logits of this classifier and of
         those `beside` it."""
+        for places, *outputs in self.outputs(images, quarantine, watch, *beside):
+            require_finite(outputs[0].logits, "a prediction")
+            yield places, [output.logits for output in outputs]
+
+    @torch.no_grad()
+    def outputs(
+        self,
+        images: Any,
+        quarantine: Quarantine,
+        watch: Watch = unwatched,
+        *beside: Predictor,
+    ) -> Iterator[tuple[Any, ...]]:
+        """As `logits`, with hidden layers."""
         source, rows = open_images(images, self.trained, quarantine)
         for places, stored in readable(source, rows, watch):
             batch = Images(stored, self.predictor.device)
-            logits = [batch.outputs(predictor).logits for predictor in (self.predictor, *beside)]
-            require_finite(logits[0], "a prediction")
-            yield places, logits
+            yield places, *(batch.outputs(predictor) for predictor in (self.predictor, *beside))
 
 
 def _softmax(logits: Tensor) -> np.ndarray:
@@ -239,12 +251,16 @@ def adapt(
     images: Any,
     *,
     method: str = "auto",
+    labels: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
     quarantine: Quarantine | None = None,
     watch: Watch = unwatched,
 ) -> Adapted:
     """A classifier for the domain that `images` come from; `into` goes on from an earlier state.
+
+    `labels` has an entry for each image: its class, or None; those that are known are used by the
+    method `labels`, after the others.
 
     `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
     but `embedding` (and `none`) keep the images in memory meanwhile. `settings` are the methods',
@@ -253,13 +269,23 @@ def adapt(
     a rehearsal, the embedding of an adaptive model.
     """
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
-    # A wrong method is reported before an image is opened.
+    # What is wrong is reported before an image is opened.
+    known = None if labels is None else _class_numbers(labels, trained.classes)
+    if method != "auto" and known is not None and bool((known >= 0).any()):
+        method = with_labels(method)
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
     state = None if chain is None else _begin(trained, chain, into)
     source, rows = open_images(images, trained, quarantine)
+    if known is not None and len(known) != len(rows):
+        raise ConfigError(
+            f"there are {len(rows)} images and {len(known)} labels; give one for each, None where "
+            f"it is not known"
+        )
     batches: list[Tensor] = []
     hashes: list[Tensor] = []
-    for _, stored in readable(source, rows, watch):
+    good: list[np.ndarray] = []
+    for places, stored in readable(source, rows, watch):
+        good.append(places)
         hashes.append(image_hashes(stored))
         if chain is None or chain.methods:
             batches.append(stored)
@@ -272,7 +298,9 @@ def adapt(
     if seen is None:
         site = apply_state(trained, state)
     else:
-        site = _adapt_to(trained, seen, "auto" if chain is None else chain.name, settings, into)
+        name = "auto" if chain is None else chain.name
+        own = None if known is None else known[torch.from_numpy(np.concatenate(good))]
+        site = _adapt_to(trained, seen, name, own, settings, into)
     assert site.state is not None
     if not settings and not trained.config.adapt.components:  # which promises are not about
         site = replace(site, trust=outlook(trained, site.predictor, site.state, seen))
@@ -286,6 +314,7 @@ def _adapt_to(
     trained: Trained,
     images: Images,
     method: str,
+    labels: Tensor | None,
     settings: Mapping[str, Any] | None,
     into: DomainState | None,
 ) -> Adapted:
@@ -294,12 +323,31 @@ def _adapt_to(
     def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
         start = trained.start(embedding=chain.embedding)
         state = embed(start, images, chain, _begin(trained, chain, into))
-        state = adapt_model(start, images, chain, state)[1]
+        state = adapt_model(start, images, chain, state, labels)[1]
         return apply_state(trained, state), state
 
-    config = trained.config.adapt
-    site, choice = adapt_by(method, trained, images, config, adapt, settings=settings, into=into)
+    site, choice = adapt_by(
+        method,
+        trained,
+        images,
+        trained.config.adapt,
+        adapt,
+        settings=settings,
+        into=into,
+        labels=0 if labels is None else int((labels >= 0).sum()),
+    )
     return replace(site, notes=choice.why)
+
+
+def _class_numbers(labels: Sequence[Any], classes: Sequence[str]) -> Tensor:
+    """Places of `labels` in `classes`, -1 for None: [n]"""
+    places = {name: place for place, name in enumerate(classes)}
+    found = []
+    for label in labels:
+        if label is not None and str(label) not in places:
+            raise unknown(f"the model knows no class '{label}'", str(label), places)
+        found.append(-1 if label is None else places[str(label)])
+    return torch.tensor(found, dtype=torch.int64)
 
 
 @torch.no_grad()
@@ -361,7 +409,7 @@ def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainSt
     if stuck:
         raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
     made = chain_of(into).name
-    if made != chain.name:
+    if chain.name not in (made, with_labels(made)):
         raise StateMismatch(
             f"the earlier state was made by method '{made}', not '{chain.name}'; go on with "
             f"--method {made}, or adapt anew on all the images"

@@ -198,7 +198,11 @@ def _states(trained: Trained) -> Iterator[DomainState | None]:
     images = Images(rows, trained.device)
     steps: list[dict[str, Method]] = [{}]
     for name, (kind, _) in METHODS.items():
-        if kind is not None and kind.changes == "bias":
+        if (
+            kind is not None
+            and kind.changes == "bias"
+            and kind.able(trained.start(embedding=False))
+        ):
             # As rehearsal sets it, or a handful of images might leave one class alone.
             settings = dict([{}, *kind.rehearsed(many_domains=False)][-1])
             warm = {"temperature": 1.5} if kind.calibrates else {}

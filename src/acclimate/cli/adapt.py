@@ -31,6 +31,13 @@ def adapt(
             "embedding+prior."
         ),
     ] = "auto",
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table with columns image and label, for some of the images; see "
+            "`acclimate suggest`."
+        ),
+    ] = None,
     settings: MethodSettings = None,
     into: Annotated[
         Path | None, typer.Option(help="Continue an earlier state of the same domain.")
@@ -38,9 +45,10 @@ def adapt(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Adapt to a new domain from unlabelled images: no labels, no retraining, and no gradient
-    unless the method is tent."""
+    """Adapt to a new domain from unlabelled images: no retraining, and no gradient of the network
+    unless the method is tent. A few labels help, where there are some."""
     from acclimate.adapt.classifier import adapt as adapt_to
+    from acclimate.adapt.suggest import read_labels
     from acclimate.core.distributed import pick_device
     from acclimate.core.files import locked
     from acclimate.data.readers import find_images
@@ -49,7 +57,7 @@ def adapt(
     from acclimate.learn.model import Trained
     from acclimate.records.outputs import check_out
 
-    check_out(out, "domain state", (run, *images))
+    check_out(out, "domain state", (run, labels, *images))
     chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
@@ -62,6 +70,7 @@ def adapt(
             trained,
             paths,
             method=method,
+            labels=None if labels is None else read_labels(labels, paths),
             settings=chosen,
             into=None if into is None else DomainState.load(into),
             quarantine=quarantine,

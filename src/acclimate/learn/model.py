@@ -50,7 +50,7 @@ from acclimate.records.folder import (
 from acclimate.records.rehearsal import Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
-CONFUSION = "rehearsal/confusion"  # the name of that tensor on disk
+CONFUSION, CENTRE = "rehearsal/confusion", "rehearsal/centre"  # names of tensors on disk
 # Fields of a model that its description holds as they are.
 DOMAINS_AND_CLASSES = ("classes", "train_domains", "val_domains", "test_domains")
 DESCRIBED = (*DOMAINS_AND_CLASSES, "data", "label_prior", "label_ratios", "size")
@@ -65,6 +65,7 @@ class Model(NamedTuple):
     prior_aware: bool = False  # it stands under training's label frequencies, whatever the domain
     label_prior: Sequence[float] = ()  # class frequencies in training, each domain counting equally
     ratios: Sequence[float] | None = None  # how frequencies vary between domains: see `fit_ratios`
+    centre: Tensor | None = None  # [h] float64: the training domains' mean hidden layer
 
     def at(self, state: DomainState | None) -> Predictor:
         """F(·, μ), or, where `state` holds no μ, F at the training domains' centre. A plain
@@ -103,7 +104,10 @@ class Trained:
     site: Site | None = None  # a rehearsed plain model's second path, over features
     rehearsal: Rehearsal | None = None
     label_ratios: tuple[float, ...] = ()  # how frequencies vary: see `fit_ratios`; (): not known
-    confusion: Tensor | None = None  # [C predicted, C true] of a rehearsed model, on new images
+    # Of a rehearsed model on new images of its domains: [C predicted, C true], and the mean hidden
+    # layer [h].
+    confusion: Tensor | None = None
+    centre: Tensor | None = None
     _digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,12 +124,14 @@ class Trained:
         """The model to start from with the domain's embedding, or without it."""
         known = self.label_prior, self.label_ratios or None
         if embedding and self.site is not None:
-            site = self.site
+            site, centre = self.site, None
+            if self.centre is not None and site.centre is not None:
+                centre = torch.cat([self.centre, site.centre])
             pair = PairHead(self.predictor.head, site.predictor, site.scale).eval()
             predictor = Predictor(self.predictor.backbone, pair)
-            return Model(predictor, site.embedding, site.table, True, *known)
+            return Model(predictor, site.embedding, site.table, True, *known, centre)
         aware = self.config.train.prior_aware
-        return Model(self.predictor, self.embedding, self.table, aware, *known)
+        return Model(self.predictor, self.embedding, self.table, aware, *known, self.centre)
 
     @property
     def device(self) -> torch.device:
@@ -139,8 +145,8 @@ class Trained:
         tensors = dict(_tensors(self.predictor, self.embedding, self.site))
         if self.table is not None:
             tensors |= {f"domains/{key}": value for key, value in self.table.tensors().items()}
-        if self.confusion is not None:
-            tensors[CONFUSION] = self.confusion
+        measured = {CONFUSION: self.confusion, CENTRE: self.centre}
+        tensors |= {name: value for name, value in measured.items() if value is not None}
         if not all_finite(tensors.values()):
             raise NotFinite(
                 f"the trained weights are not finite, and {folder / WEIGHTS} was not written; "
@@ -186,8 +192,9 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
     predictor, embedding = _networks(config, len(classes), len(domains), tensors, path)
-    table, site, confusion = None, None, tensors.get(CONFUSION)
+    table, site, confusion, centre = None, None, tensors.get(CONFUSION), tensors.get(CENTRE)
     _require(confusion is None or confusion.shape == (len(classes),) * 2, path)
+    _require(centre is None or centre.shape == predictor.last.weight.shape[1:], path)
     if embedding is not None:
         states = below(tensors, "domains/")
         table = DomainTable.from_tensors(domains, states, digest, embedding.dim, path)
@@ -214,6 +221,7 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
         rehearsal=rehearsal,
         label_ratios=ratios,
         confusion=confusion,
+        centre=centre,
     )
     _require(trained.digest() == digest, path)  # worked out before the weights are a GPU's
     if embedding is not None:

@@ -30,7 +30,7 @@ from acclimate.data.columns import label_counts
 from acclimate.data.source import in_parts
 from acclimate.learn.algorithms.erm import ERM
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
-from acclimate.learn.models import Backbone, Predictor, build_backbone
+from acclimate.learn.models import Backbone, Head, Predictor, build_backbone
 from acclimate.learn.models.backbones import row_statistics
 from acclimate.learn.models.predictors import ConditionedHead, LinearHead, Sizes, identity_backbone
 from acclimate.learn.objective import Objective
@@ -39,7 +39,7 @@ LEAST_DOMAINS = 4  # to learn from, for Φ and a conditioned head to make sense
 FEW_DOMAINS = 10  # below, domain mixup helps Φ see more than a handful of domains
 MOST_DOMAINS_PER_STEP = 64
 PASSES, LEAST_BATCH = 30, 64  # over few rows: more of them teach heads nothing
-SCALE = "scale"  # the name of that tensor on disk
+SCALE, CENTRE = "scale", "centre"  # names of tensors on disk
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Site:
     table: DomainTable
     predictor: Predictor  # of features: it centres and scales them first
     scale: float = 1.0
+    centre: Tensor | None = None  # [h] float64: the training domains' mean hidden layer
 
     def to(self, device: torch.device | str) -> "Site":
         self.embedding.to(device)
@@ -113,7 +114,8 @@ class Site:
         parts = {"embedding.": self.embedding.state_dict(), "domains/": self.table.tensors()}
         parts["predictor."] = self.predictor.state_dict()
         named = {part + key: value for part, own in parts.items() for key, value in own.items()}
-        return {**named, SCALE: torch.tensor(self.scale)}
+        named[SCALE] = torch.tensor(self.scale)
+        return named if self.centre is None else {**named, CENTRE: self.centre}
 
     @classmethod
     def from_tensors(
@@ -132,9 +134,28 @@ class Site:
         embedding, predictor = build_site(backbone, len(names), classes, config)
         fill(embedding, below(tensors, "embedding."), path)
         fill(predictor, below(tensors, "predictor."), path)
-        states = below(tensors, "domains/")
+        states, centre = below(tensors, "domains/"), tensors.get(CENTRE)
         table = DomainTable.from_tensors(names, states, model, embedding.dim, path)
-        return cls(embedding.eval(), table, predictor.eval(), float(tensors[SCALE]))
+        if centre is not None and centre.shape != predictor.last.weight.shape[1:]:
+            raise DamagedFile(path)
+        return cls(embedding.eval(), table, predictor.eval(), float(tensors[SCALE]), centre)
+
+    def at_centre(self) -> Head:
+        """F(·, μ) with the mean of the training domains' μ."""
+        mu = self.table.means.mean(0)
+        return self.predictor.fold(mu.to(self.predictor.device)).eval()
+
+
+@torch.no_grad()
+def mean_hidden(head: Head, rows: Features) -> Tensor:
+    """The mean hidden layer over the rows of each domain, each counting equally: [h] float64."""
+
+    def total(index: np.ndarray) -> Tensor:
+        parts = (head(rows.at(some)).hidden.double().sum(0) for some in in_parts(index))
+        return sum(parts, torch.zeros((), dtype=torch.float64)).cpu()
+
+    own = [index for index in rows.domains if len(index)]
+    return torch.stack([total(index) / len(index) for index in own]).mean(0)
 
 
 def fit_plain(

@@ -14,6 +14,7 @@ _KINDS = {  # by what is in the file: a name can say anything
     "domain state": rb".{8}\{.*domain state",
     "manifest": rb"PAR1.*acclimate\.data\.seal",
     "table of predictions": rb"image,label,confidence,problem",
+    # No list of images to label: it may have been filled in.
     "page": rb"<!DOCTYPE html>.*<meta name=\"generator\" content=\"acclimate\">",
     "figure": rb"(\x89PNG|%PDF|<\?xml).*[Mm]atplotlib",
     ".md file": rb"# .*<!-- acclimate report -->",

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from acclimate.config import from_dict
 from acclimate.core.errors import AcclimateError, RunError
 from acclimate.core.text import count, percent, signed
@@ -75,6 +77,10 @@ class Rehearsal:
     exact: bool  # the backbone had not seen the held-out domains
     # By n: of how predictions change at a held-out domain, what label shift explains at least.
     explained: Mapping[int, float] = field(default_factory=dict)
+    # What so many labels gained over the chain chosen for a site's images without them, and how
+    # firmly `labels` is to hold to it, by their number.
+    labels: tuple[Promise, ...] = ()
+    label_strengths: Mapping[int, float] = field(default_factory=dict)
     plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
 
     @property
@@ -100,6 +106,20 @@ class Rehearsal:
             for key, value in settings.items()
         }
 
+    def label_strength(self, labels: int) -> float | None:
+        """Interpolated in the logarithms of both; None where no labels were rehearsed."""
+        known = self.label_strengths
+        if not known:
+            return None
+        found = np.interp(math.log(max(labels, 1)), np.log([*known]), np.log([*known.values()]))
+        return float(np.exp(found))
+
+    def with_labels(self, labels: int) -> Promise | None:
+        """What labels gained, as rehearsed with the most that were not more."""
+        return max(
+            (p for p in self.labels if p.n <= labels), key=lambda promise: promise.n, default=None
+        )
+
     def temperature(self, chain: str) -> float | None:
         """What the logits that `chain` starts from are divided by to be as sure as they are right;
         None where nobody fitted it."""
@@ -121,6 +141,7 @@ class Rehearsal:
             **asdict(self),
             "chosen": [{"n": n, "chain": chain} for n, chain in self.chosen.items()],
             "explained": [{"n": n, "share": share} for n, share in self.explained.items()],
+            "label_strengths": [{"n": n, "s": s} for n, s in self.label_strengths.items()],
             "verdict": verdict(self),
         }
 
@@ -130,6 +151,8 @@ class Rehearsal:
             values = {key: value for key, value in stored.items() if key != "verdict"}
             values["chosen"] = {int(one["n"]): one["chain"] for one in stored["chosen"]}
             values["explained"] = {int(one["n"]): one["share"] for one in stored["explained"]}
+            strengths = {int(one["n"]): float(one["s"]) for one in stored["label_strengths"]}
+            values["label_strengths"] = strengths
             return from_dict(cls, values, where=where)
         except (AcclimateError, KeyError, TypeError, ValueError, AttributeError):
             raise RunError(f"{where} is damaged; delete it and repeat the training") from None

@@ -91,6 +91,19 @@ def conclude(
     )
 
 
+def conclude_labels(trials: Sequence[Trial]) -> tuple[tuple[Promise, ...], dict[int, float]]:
+    """From trials of `labels` with settings "labels.strength", beside "none" without labels, to
+    what so many labels promise, and the strengths that gained most."""
+    promises, strengths = [], {}
+    for k in sorted({trial.n for trial in trials}):
+        table = _Table.of([trial for trial in trials if trial.n == k])
+        promise = table.promise("labels", k, "as they are")
+        if promise is not None and promise.domains > 1:
+            promises.append(promise)
+            strengths[k] = float(dict(table.best("labels"))["labels.strength"])
+    return tuple(promises), strengths
+
+
 def _choose(
     promises: Sequence[Promise], table: "_Table", able: Collection[str], before: str
 ) -> str:

@@ -53,6 +53,12 @@ class RehearsalData:
         rows = np.concatenate([self.held_out(domain) for domain in domains])
         return np.asarray(rows[~self.fitted[rows]])
 
+    def unfitted(self, domains: Iterable[int]) -> Features:
+        """Those rows of each domain; of one that has none, all."""
+        every = self.features.domains
+        own = [new if len(new := self.new_rows([d])) else every[d] for d in domains]
+        return replace(self.features, domains=own)
+
     def pictures(self, domain: int) -> np.ndarray:
         """The different pictures or groups that a domain shows when it is held out."""
         return np.unique(self.units[self.held_out(domain)])

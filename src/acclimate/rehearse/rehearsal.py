@@ -24,6 +24,7 @@ from acclimate.adapt.choice import explained_by_em
 from acclimate.adapt.methods import METHODS, Chain, find_chain
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
+from acclimate.adapt.suggest import spread
 from acclimate.config import SiteConfig
 from acclimate.core.files import json_digest, read_document, write_document
 from acclimate.core.progress import Watch, unwatched
@@ -34,10 +35,11 @@ from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Output, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
-from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site
+from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
 from acclimate.records.rehearsal import Frequencies, Rehearsal
-from acclimate.rehearse.conclusion import Trial, Tried, conclude
+from acclimate.rehearse.conclusion import Trial, Tried, conclude, conclude_labels
 from acclimate.rehearse.folds import (
+    SIZES,
     Fold,
     RehearsalData,
     extract_features,
@@ -54,6 +56,8 @@ MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequencies vary
 BY_CHANCE = 0.05  # what differs no more than once in so many times without a cause
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
+LABELLED = (5, 10, 20, 50)  # images of a new site that somebody might label
+STRENGTHS = (10.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # of `labels`; of equal ones the firmest
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
 # From a fold to the features [m, f] of images and the plain head on them, trained without it.
@@ -110,11 +114,14 @@ def rehearse_run(
     )
     if rehearsal is None:
         return Rehearsed()
-    if site is not None:
-        rehearsed = "embedding" in rehearsal.chains
-        site = replace(site, scale=rehearsal.plain_scale) if rehearsed else None
+    own = data.unfitted(every)
+    if site is not None and "embedding" in rehearsal.chains:
+        centre = mean_hidden(site.at_centre(), own)
+        site = replace(site, scale=rehearsal.plain_scale, centre=centre)
+    else:
+        site = None
     confusion = confusion_of(logits[new], features.y[new], rehearsal.temperatures["none"])
-    return Rehearsed(site, rehearsal, confusion)
+    return Rehearsed(site, rehearsal, confusion, mean_hidden(predictor.head, own))
 
 
 def rehearse(
@@ -169,7 +176,14 @@ def rehearse(
         chain: {**chosen, **_calibration(chain, temperatures)}
         for chain, chosen in conclusion.settings.items()
     }
-    return replace(conclusion, settings=settings, plain_scale=1 / louder)
+    found = replace(conclusion, settings=settings, plain_scale=1 / louder)
+    labelled: list[Trial] = []
+    for place, domain in enumerate(held_out):
+        watch("labels", place, len(held_out), domain.name)
+        file = store and store / f"labels-{place + 1}.json"
+        labelled += _once(file, partial(domain.label_trials, found, seed))
+    promises, strengths = conclude_labels(labelled)
+    return replace(found, labels=promises, label_strengths=strengths)
 
 
 def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
@@ -230,12 +244,15 @@ def _fit_models(
     many = len(fold.others) >= LEAST_DOMAINS
     known = part.prior.tolist(), part.ratios.tolist() if many else None
     backbone = identity_backbone(part.x.shape[1]).to(part.x.device)
-    models = {"none": Model(Predictor(backbone, head), None, None, True, *known)}
+    new = replace(data.unfitted(fold.others), x=features.x)
+    centre = mean_hidden(head, new)
+    models = {"none": Model(Predictor(backbone, head), None, None, True, *known, centre)}
     if data.second and many:
         names = [data.names[d] for d in fold.others]
         site = fit_site(part, names, config, seed=seed, store=store)
         pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
-        models["embedding"] = Model(pair, site.embedding, site.table, True, *known)
+        both = torch.cat([centre, mean_hidden(site.at_centre(), new)])
+        models["embedding"] = Model(pair, site.embedding, site.table, True, *known, both)
     rows = data.new_rows(fold.others)
     return FoldModels(features, models, rows, _logits(head, features, rows))
 
@@ -324,6 +341,7 @@ class HeldOutDomain:
 
         def trial(chain: str, logits: Tensor, temperature: float, settings: Tried = ()) -> Trial:
             calibrated = logits.double().cpu() / temperature
+            sure = all(method.probabilities for method in find_chain(chain).methods.values())
             return Trial(
                 domain=self.name,
                 chain=chain,
@@ -331,7 +349,7 @@ class HeldOutDomain:
                 frequencies=kind,
                 accuracy=float((calibrated[scored].argmax(1) == labels).double().mean()),
                 scored=len(np.unique(self.units[scored])),
-                confidence=float(calibrated[seen].softmax(1).amax(1).mean()),
+                confidence=float(calibrated[seen].softmax(1).amax(1).mean()) if sure else None,
                 settings=settings,
             )
 
@@ -345,6 +363,36 @@ class HeldOutDomain:
                 logits = adapt_model(model, images, chain)[0](hidden).logits
                 name = chain.name if start == "none" else f"{start}+{chain.name}"
                 yield trial(name, logits, left, settings)
+
+    @torch.no_grad()
+    def label_trials(self, found: Rehearsal, seed: int) -> Iterator[Trial]:
+        """The chain that was chosen for images of this domain, with and without labels for some."""
+        seen, scored = self.split(stream(seed, "labels", self.name))
+        seen = seen[: max(SIZES)]
+        name, labels = found.chain_for(len(seen)), self.y.cpu()
+        chain = find_chain(name, settings=found.settings_for(name, len(seen)))
+        adapted, hidden = self.adapted(chain, seen)
+        model, images = Model(adapted), Images(hidden[seen], hidden.device)
+        for k in (k for k in LABELLED if 2 * k <= len(seen)):
+            known = torch.full((len(seen),), -1)
+            chosen = spread(hidden[seen], k, seed=seed)
+            known[chosen] = labels[seen[chosen]]
+            for strength in (None, *STRENGTHS):
+                steps = "none" if strength is None else "labels"
+                tried = () if strength is None else (("labels.strength", strength),)
+                predictor, _ = adapt_model(
+                    model, images, find_chain(steps, settings=dict(tried)), labels=known
+                )
+                logits = predictor(hidden).logits.cpu()
+                yield Trial(
+                    domain=self.name,
+                    chain=steps,
+                    n=k,
+                    frequencies="as they are",
+                    accuracy=float((logits[scored].argmax(1) == labels[scored]).double().mean()),
+                    scored=len(np.unique(self.units[scored])),
+                    settings=tried,
+                )
 
     @torch.no_grad()
     def adapted(self, chain: Chain, seen: np.ndarray) -> tuple[Predictor, Tensor]:

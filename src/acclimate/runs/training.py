@@ -63,6 +63,7 @@ class Rehearsed(NamedTuple):
     site: Site | None = None  # its second path
     rehearsal: Rehearsal | None = None
     confusion: Tensor | None = None  # [C, C] of the plain model on new images of its own domains
+    centre: Tensor | None = None  # [h] its mean hidden layer there
 
 
 After = Callable[[Session, Predictor], Rehearsed]
@@ -286,6 +287,7 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
         rehearsal=rehearsed.rehearsal,
         label_ratios=tuple(start.ratios or ()),
         confusion=rehearsed.confusion,
+        centre=rehearsed.centre,
     )
     if world.main:
         seen = plan.training_pictures()

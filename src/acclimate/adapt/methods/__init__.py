@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.chain import Chain
+from acclimate.adapt.methods.labels import Labels
 from acclimate.adapt.methods.prior import Prior
+from acclimate.adapt.methods.shift import Shift
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
 from acclimate.config import AdaptConfig, AlgorithmName, component_settings, merged, nested
@@ -37,6 +39,8 @@ METHODS: dict[str, Row] = {
         None, "the domain's embedding μ, folded into the classifier (adaptive models)"
     ),
     "prior": Row(Prior, "class frequencies by EM, and Bayes' correction for them"),
+    "shift": Row(Shift, "features moved towards training's mean (rehearsed models)"),
+    "labels": Row(Labels, "a few labelled images: the last layer moves as far as they ask for"),
     "bn": Row(BatchNorm, "batch-norm statistics of the new domain"),
     "t3a": Row(T3A, "class templates from the surest images (T3A)"),
     "tent": Row(Tent, "scales of normalisation layers by least entropy (Tent; uses gradients)"),
@@ -65,7 +69,8 @@ def find_chain(
         raise ConfigError(f"method '{text}': 'none' stands alone; write '{rest}'")
     kinds = {name: METHODS[name].method for name in names}
     blind = [name for name, kind in kinds.items() if kind and not kind.probabilities]
-    shifts = [name for name, kind in kinds.items() if kind and kind.changes == "bias"]
+    heads = {name: kind for name, kind in kinds.items() if kind and kind.changes != "backbone"}
+    shifts = [name for name, kind in heads.items() if kind.probabilities]
     if blind and shifts:
         raise ConfigError(
             f"method '{text}': {blind[0]} scores by templates, which are no class probabilities to "

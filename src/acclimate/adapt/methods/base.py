@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from acclimate.config import NoSettings
 from acclimate.learn.images import Images
+from acclimate.learn.model import Model
 from acclimate.learn.models import Head
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -18,11 +19,13 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may know of label frequencies."""
+    """What a method may know beside the images."""
 
     label_prior: Tensor  # [C] float64: those that the classifier a chain starts from stands under,
     implied: bool = False  # read off the images, where it is not known from training
     ratios: np.ndarray | None = None  # how they vary between training domains: see `fit_ratios`
+    centre: Tensor | None = None  # [h] float64: the training domains' mean hidden layer
+    labels: Tensor | None = None  # [n]: classes of the images; -1: not labelled
 
 
 class Method(ABC):
@@ -46,12 +49,18 @@ class Method(ABC):
     calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
     grows: ClassVar[bool] = False  # whether it has `observe_more`
+    needs: ClassVar[str] = ""  # a field of `Context` that it cannot do without
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
 
     def require(self, network: nn.Module) -> None:  # noqa: B027 (most work on any network)
         """Refuse a network that lacks what it works on; a backbone alone tells as well."""
+
+    @classmethod
+    def able(cls, model: Model) -> bool:
+        """Whether a model has what the method needs, beside images."""
+        return not cls.needs or getattr(model, cls.needs, None) is not None
 
     @abstractmethod
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:

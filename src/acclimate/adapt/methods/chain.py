@@ -57,27 +57,31 @@ class Chain:
 
 
 def adapt_model(
-    model: Model, images: Images, chain: Chain, state: DomainState | None = None
+    model: Model,
+    images: Images,
+    chain: Chain,
+    state: DomainState | None = None,
+    labels: Tensor | None = None,
 ) -> tuple[Predictor, DomainState]:
     """Adapt a model to the domain of `images` by `chain`: THE way, for every caller.
 
     `state` has counted `images` already, and holds what the methods kept of earlier ones. Without
-    one, μ is computed here where the chain starts from it. Returns the adapted predictor, and the
-    state with what the methods keep.
+    one, μ is computed here where the chain starts from it. `labels` [n] are classes of the images,
+    -1 where nobody knows. Returns the adapted predictor, and the state with what the methods keep.
     """
     if state is None:
         state = embed(model, images, chain)
     predictor = model.at(state)
     if not chain.methods:
         return predictor, state
-    context, payloads = _context(model, images, chain, predictor), {}
+    context, payloads = _context(model, images, chain, predictor, labels), {}
     for name, method in chain.methods.items():
         head: Head = predictor
         rows = images
         if method.changes != "backbone":
             head, rows = predictor.head, images.features(predictor.backbone)
         with torch.set_grad_enabled(not method.gradient_free):
-            if state.payloads:
+            if name in state.payloads:
                 earlier = state.payloads[name]
                 observed = method.observe_more(head, rows, context, earlier)
             else:
@@ -111,7 +115,9 @@ def _apply(predictor: Predictor, method: Method, payload: Mapping[str, Tensor]) 
     return Predictor(predictor.backbone, method.apply(predictor.head, payload))
 
 
-def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Context:
+def _context(
+    model: Model, images: Images, chain: Chain, start: Predictor, labels: Tensor | None
+) -> Context:
     """What methods may know. A model that is not `prior_aware` has learned to take a domain's label
     frequencies into account: which ones, F(·, μ) and F at the centre tell on the images."""
     prior = torch.tensor(model.label_prior, dtype=torch.float64)
@@ -120,7 +126,8 @@ def _context(model: Model, images: Images, chain: Chain, start: Predictor) -> Co
     if implied and asked:
         at_centre = posteriors(model.at(None), images)
         prior = implied_prior(posteriors(start, images), at_centre, prior)
-    return Context(prior, implied, None if model.ratios is None else np.asarray(model.ratios))
+    ratios = None if model.ratios is None else np.asarray(model.ratios)
+    return Context(prior, implied, ratios, model.centre, labels)
 
 
 @torch.no_grad()

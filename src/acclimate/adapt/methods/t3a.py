@@ -1,8 +1,8 @@
 """T3A: class templates from the images the classifier is surest of (Iwasawa & Matsuo 2021)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class T3A(Method):
     Config = T3AConfig
     changes = "head"
     probabilities = False
+
+    @classmethod
+    def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:
+        return [{}]
 
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
         logits, hidden = images.outputs(classifier)
